@@ -1,0 +1,122 @@
+"""The menu: what can be done with this checkout. A session is an environment plus one verb of `python -m recipes`.
+
+    nox -s "smoke(cpu)"      build the target `cpu` and prove it on this machine
+    nox -s tests             test Fusebox itself
+    nox -l                   everything else
+"""
+
+import functools
+import sys
+from pathlib import Path
+
+if sys.version_info < (3, 11):
+    sys.exit("fusebox: the tool needs Python 3.11 or newer, and nox runs on %d.%d: install nox for a newer one." % sys.version_info[:2])
+
+import nox
+
+PROJECT = nox.project.load_toml("pyproject.toml")
+TARGETS = list(nox.project.load_toml("recipes/targets.toml"))
+
+nox.options.sessions = []  # bare `nox` runs nothing costly
+nox.options.reuse_venv = "yes"
+nox.options.default_venv_backend = "virtualenv"  # its pip reads the user's pip configuration
+
+for_each_target = nox.parametrize("target", TARGETS, ids=TARGETS)
+
+
+def install(session, group):
+    """Install a dependency group, unless this environment already has exactly that."""
+    wanted = nox.project.dependency_groups(PROJECT, group)
+    stamp = Path(session.virtualenv.location, f"{group}.txt")
+    if not stamp.exists() or stamp.read_text() != "\n".join(wanted):
+        session.install("--quiet", *wanted)
+        stamp.write_text("\n".join(wanted))
+
+
+@nox.session
+def tool(session):
+    """The environment in which all verbs run."""
+    install(session, "tool")
+
+
+# The verbs have no environment of their own: they share the one of the session `tool`, which runs first.
+verb = functools.partial(nox.session, venv_backend="none", requires=["tool"])
+
+
+def recipes(session, *arguments):
+    """Run one verb."""
+    python = session.cache_dir.parent / "tool" / "bin" / "python"
+    session.run(python, "-m", "recipes", *arguments, external=True)
+
+
+@verb()
+def plan(session):
+    """Show what a target is made of and what it costs: nox -s plan -- cpu [--sm 9.0] [--python 3.12]."""
+    recipes(session, "plan", *session.posargs)
+
+
+@verb()
+@for_each_target
+def fetch(session, target):
+    """Fetch and verify every source; -- --into DIR fills a mirror folder with them."""
+    recipes(session, "fetch", target, *session.posargs)
+
+
+@verb()
+@for_each_target
+def build(session, target):
+    """Fetch, patch, compile and install the environment: build/TARGET/env."""
+    recipes(session, "build", target, *session.posargs)
+
+
+@verb()
+@for_each_target
+def smoke(session, target):
+    """Build the environment and prove it on this machine; -- --mirror DIR fetches from a folder first."""
+    recipes(session, "smoke", target, *session.posargs)
+
+
+@verb()
+@for_each_target
+def promote(session, target):
+    """Keep the evidence of the last smoke run in smoke_tests/evidence/ and render README."""
+    recipes(session, "promote", target)
+
+
+@verb()
+@for_each_target
+def shell(session, target):
+    """Open a shell in the environment, or run one command: -- python -c 'import torch'."""
+    recipes(session, "shell", target, *session.posargs)
+
+
+@verb()
+def lock(session):
+    """Resolve a target's dependencies again: nox -s lock -- cpu."""
+    recipes(session, "lock", *session.posargs)
+
+
+@verb()
+def render(session):
+    """Write README's tables; -- --check fails if they are not current."""
+    recipes(session, "render", *session.posargs)
+
+
+@verb()
+def clean(session):
+    """Remove build/; -- --cache removes downloads and wheels too."""
+    recipes(session, "clean", *session.posargs)
+
+
+@nox.session
+def tests(session):
+    """Test Fusebox itself: unit tests, the catalogue, bad input, the patches' proofs."""
+    install(session, "tests")
+    session.run("python", "-m", "pytest", *(session.posargs or ["recipes/tests", "patches"]))
+
+
+@nox.session
+def lint(session):
+    """Run every linter and type checker (pre-commit)."""
+    install(session, "lint")
+    session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure", *session.posargs, external=False)

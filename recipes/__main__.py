@@ -1,0 +1,171 @@
+"""`python -m recipes VERB`: the verbs, each a few lines; nox calls them. Bad input ends in one sentence and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+try:
+    from recipes import build, environment, evidence, lock, render
+    from recipes.build import Builder
+    from recipes.cache import Cache
+    from recipes.model import Catalogue, Refusal
+    from recipes.plan import Plan, plan, show
+    from recipes.progress import Steps, console, errors
+except ModuleNotFoundError as missing:
+    sys.exit(f"fusebox: the Python package {missing.name} is not installed: run the verb through nox, which installs what it needs.")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one verb and return the exit code: 0 done, 1 a claim was refuted or a check failed, 2 refused."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.verb(options)
+    except Refusal as refusal:
+        errors.print(f"[red]fusebox:[/red] {refusal}", soft_wrap=True, markup=True)
+        return 2
+    except KeyboardInterrupt:
+        errors.print("fusebox: stopped; what was complete is kept, run again to go on.")
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m recipes", description=__doc__)
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+
+    def verb(name: str, function, *, target: bool = True, mirror: bool = False) -> argparse.ArgumentParser:  # type: ignore[no-untyped-def]
+        added = verbs.add_parser(name, help=function.__doc__, description=function.__doc__)
+        added.set_defaults(verb=function)
+        if target:
+            added.add_argument("target", nargs="?", default="cpu", help="a table of recipes/targets.toml (default: %(default)s)")
+        if mirror:
+            added.add_argument("--mirror", type=Path, help="a folder to fetch from before the network")
+        return added
+
+    what_if = verb("plan", _plan)
+    what_if.add_argument("--sm", type=lambda text: text.split(","), help='other GPU architectures, as "8.0,9.0"')
+    what_if.add_argument("--python", help="another Python, as 3.12")
+    verb("fetch", _fetch, mirror=True).add_argument("--into", type=Path, help="also fill this folder, as a mirror")
+    verb("patch", _patch, mirror=True)
+    verb("build", _build, mirror=True)
+    verb("smoke", _smoke, mirror=True)
+    verb("promote", _promote)
+    verb("shell", _shell, mirror=True).add_argument("command", nargs=argparse.REMAINDER, help="run this instead of a shell")
+    verb("lock", _lock)
+    verb("render", _render, target=False).add_argument("--check", action="store_true", help="fail instead of writing")
+    verb("clean", _clean, target=False).add_argument("--cache", action="store_true", help="the cache of downloads and wheels too")
+    wheels = verb("cache", _cache, target=False)
+    wheels.add_argument("action", choices=("export", "import"))
+    wheels.add_argument("folder", type=Path)
+    return parser
+
+
+def _chosen(options: argparse.Namespace) -> Plan:
+    return plan(Catalogue(), options.target)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    """Show what a target is made of and what it costs, or why it cannot be."""
+    show(plan(Catalogue(), options.target, options.sm, options.python), Cache())
+    return 0
+
+
+def _fetch(options: argparse.Namespace) -> int:
+    """Fetch and verify every source of a target."""
+    chosen, cache = _chosen(options), Cache()
+    with Steps() as steps, cache.held(steps.wait):
+        files = Builder(chosen, cache, steps, options.mirror).fetch()
+        if options.into:
+            for sha256, path in files.items():
+                (options.into / "files" / sha256).mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, options.into / "files" / sha256 / path.name)
+        steps.say("fetch", f"{chosen.target.name}: {len(files)} files verified", str(options.into or cache.root))
+    return 0
+
+
+def _patch(options: argparse.Namespace) -> int:
+    """Fetch and patch every source of a target."""
+    chosen, cache = _chosen(options), Cache()
+    with Steps() as steps, cache.held(steps.wait):
+        builder = Builder(chosen, cache, steps, options.mirror)
+        for name, tree in builder.trees(builder.fetch()).items():
+            steps.say("patch", f"{name}: tree {tree.sha256[:12]}", str(tree.path))
+    return 0
+
+
+def _installed(options: argparse.Namespace) -> tuple[Plan, Path]:
+    """The target's environment, made if it is not there yet."""
+    chosen, cache = _chosen(options), Cache()
+    with Steps() as steps, cache.held(steps.wait):
+        locked, wheels = Builder(chosen, cache, steps, options.mirror).wheels()
+        return chosen, environment.install(chosen, locked, wheels, cache, steps)
+
+
+def _build(options: argparse.Namespace) -> int:
+    """Fetch, patch, compile and install a target's environment."""
+    _, path = _installed(options)
+    console.print(f"The environment is in {path}: source {path}/bin/activate", soft_wrap=True)
+    return 0
+
+
+def _smoke(options: argparse.Namespace) -> int:
+    """Build a target's environment and prove it on this machine; evidence goes to build/TARGET/evidence/."""
+    chosen, path = _installed(options)
+    return evidence.smoke(chosen, path)
+
+
+def _promote(options: argparse.Namespace) -> int:
+    """Copy the evidence of the last smoke run into smoke_tests/evidence/, to be committed, and render README."""
+    for path in evidence.promote(_chosen(options)):
+        console.print(f"promoted {path}")
+    return render.write(Catalogue())
+
+
+def _shell(options: argparse.Namespace) -> int:
+    """Open a shell in a target's environment, or run one command in it."""
+    _, path = _installed(options)
+    command = [part for part in options.command if part != "--"] or [os.environ.get("SHELL", "/bin/sh")]
+    try:
+        return subprocess.run(command, env=environment.clean_variables(path), check=False).returncode
+    except FileNotFoundError:
+        raise Refusal(f"There is no command {command[0]!r} in the environment or on the PATH: check its name.") from None
+
+
+def _lock(options: argparse.Namespace) -> int:
+    """Resolve a target's dependencies again and write recipes/lock/TARGET.txt."""
+    chosen, cache = _chosen(options), Cache()
+    with Steps() as steps, cache.held(steps.wait):
+        steps.say("lock", chosen.target.name, str(lock.write(chosen, cache, steps)))
+    return 0
+
+
+def _render(options: argparse.Namespace) -> int:
+    """Write README's tables from data and promoted evidence, or check that they are current."""
+    return render.check(Catalogue()) if options.check else render.write(Catalogue())
+
+
+def _clean(options: argparse.Namespace) -> int:
+    """Remove build/, and with --cache all downloads and wheels."""
+    for path in [Catalogue().root / "build", *([Cache().root] if options.cache else [])]:
+        if path.exists():
+            shutil.rmtree(path)
+            console.print(f"removed {path}", soft_wrap=True)
+    return 0
+
+
+def _cache(options: argparse.Namespace) -> int:
+    """Export built wheels to a folder, or import them from one, each checked by hash."""
+    cache = Cache()
+    with Steps() as steps, cache.held(steps.wait):
+        exporting = options.action == "export"
+        count = build.export_wheels(cache, options.folder) if exporting else build.import_wheels(cache, options.folder)
+        steps.say("cache", f"{count} wheels {options.action}ed", str(options.folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

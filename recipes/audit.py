@@ -1,0 +1,135 @@
+"""Is a wheel what it says, and will it load? Read from its bytes (pyelftools); nothing is imported or run.
+
+For each extension: the CPU it was compiled for (from .GCC.command.line, so -march=native is seen whoever set it), the
+newest GLIBC version it wants, and every undefined symbol looked up in the torch it will meet.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from email.parser import HeaderParser
+from functools import cached_property
+from pathlib import Path
+
+from elftools.elf.elffile import ELFFile
+from elftools.elf.gnuversions import GNUVerNeedSection
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from recipes.model import Pin, Refusal, Target
+
+PORTABLE = ("x86-64", "x86-64-v2", "x86-64-v3")  # what a published wheel may be compiled for
+
+
+@dataclass(frozen=True)
+class Extension:
+    """One shared object of a wheel."""
+
+    name: str
+    elf: ELFFile
+
+    @cached_property
+    def marches(self) -> set[str]:
+        """The -march values it was compiled with; gcc records `native` as the CPU it found."""
+        section = self.elf.get_section_by_name(".GCC.command.line")
+        return set(re.findall(rb"-march=([\w.+-]+)".decode(), section.data().decode(errors="replace"))) if section else set()
+
+    @cached_property
+    def glibc(self) -> Version:
+        """The newest GLIBC version it wants."""
+        wanted = [Version("2.0")]
+        for section in self.elf.iter_sections():
+            if isinstance(section, GNUVerNeedSection):
+                for _, entries in section.iter_versions():
+                    names = [entry.name for entry in entries]
+                    wanted += [Version(name.removeprefix("GLIBC_")) for name in names if re.fullmatch(r"GLIBC_[\d.]+", name)]
+        return max(wanted)
+
+    def symbols(self, *, defined: bool) -> set[str]:
+        """The dynamic symbols it defines, or those it wants from elsewhere: strong, unversioned (system libraries version theirs)."""
+        table, versions = self.elf.get_section_by_name(".dynsym"), self.elf.get_section_by_name(".gnu.version")
+        found = set()
+        for index, symbol in enumerate(table.iter_symbols()):
+            if (symbol["st_shndx"] != "SHN_UNDEF") != defined or symbol["st_info"]["bind"] == "STB_WEAK" and not defined:
+                continue
+            if not defined and versions is not None and versions.get_symbol(index)["ndx"] not in ("VER_NDX_GLOBAL", "VER_NDX_LOCAL"):
+                continue
+            found.add(symbol.name)
+        return found - {""}
+
+
+def extensions(wheel: Path) -> list[Extension]:
+    """The shared objects of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = [name for name in archive.namelist() if re.search(r"\.so(\.\d+)*$", name)]
+        return [Extension(name, ELFFile(io.BytesIO(archive.read(name)))) for name in names]
+
+
+def audit(wheel: Path, pin: Pin, torch: Path | None, glibc: str) -> dict[str, object]:
+    """Refuse a compiled wheel that is not portable or would not load; otherwise what was read, for its record.
+
+    `torch` is the installed torch package it will be loaded beside, `glibc` the C library it has to run on.
+    """
+    found = extensions(wheel)
+    if pin.build.compiler != "none" and not found:
+        raise Refusal(f"{pin.label}: {wheel.name} holds no compiled extension: the build left them out; see its log and the recipe's env.")
+    for extension in found:
+        refuse_unportable(pin.label, extension)
+        if extension.glibc > Version(glibc):
+            raise Refusal(f"{pin.label}: {extension.name} wants GLIBC {extension.glibc}, and the target runs on {glibc}: build it on the declared base.")
+    if torch is not None:
+        _refuse_unresolved(pin, found, torch)
+    return {
+        "extensions": sorted(extension.name for extension in found),
+        "march": sorted(set().union(*(extension.marches for extension in found))),
+        "glibc": str(max((extension.glibc for extension in found), default="none")),
+    }
+
+
+def refuse_unportable(label: str, extension: Extension) -> None:
+    """Refuse an extension compiled for the machine that built it."""
+    if not extension.marches:
+        raise Refusal(f"{label}: {extension.name} does not say which CPU it was compiled for: build it with docker/build-wheel.sh.")
+    if wrong := sorted(extension.marches - set(PORTABLE)):
+        raise Refusal(
+            f"{label}: {extension.name} was compiled with -march={wrong[0]} (-march=native?) and may not run elsewhere: "
+            f"name one of {', '.join(PORTABLE)} by a setting or a patch."
+        )
+
+
+def _refuse_unresolved(pin: Pin, found: Iterable[Extension], torch: Path) -> None:
+    own = set().union(*(extension.symbols(defined=True) for extension in found))
+    libraries = sorted((torch / "lib").glob("*.so*"))
+    for extension in found:
+        wanted = {name for name in extension.symbols(defined=False) - own if not re.match(r"_?Py", name)}
+        for library in libraries:
+            if wanted:
+                with library.open("rb") as file:
+                    table = ELFFile(file).get_section_by_name(".gnu.hash")
+                    wanted = {name for name in wanted if table is None or table.get_symbol(name) is None}
+        if wanted:
+            raise Refusal(f"{pin.label}: {extension.name} has the undefined symbol {min(wanted)}, not in this torch: build it against the target's torch.")
+
+
+def check_metadata(wheel: Path, pin: Pin, target: Target) -> None:
+    """Refuse a wheel whose name, version or requirements are not what the recipe says."""
+    with zipfile.ZipFile(wheel) as archive:
+        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        metadata = HeaderParser().parsestr(archive.read(name).decode())
+    if canonicalize_name(metadata["Name"]) != pin.name or Version(metadata["Version"]) != Version(pin.release.version):
+        raise Refusal(f"{wheel.name} calls itself {metadata['Name']} {metadata['Version']}, and the recipe says {pin.label}: correct the recipe.")
+    theirs = _normalised(metadata.get_all("Requires-Dist") or [], target)
+    ours = _normalised(pin.release.requires, target)
+    if difference := sorted(theirs ^ ours):
+        side = "lacks" if difference[0] in theirs else "should not have"
+        raise Refusal(f"recipes/packages/{pin.name}.toml: release {pin.release.version}: requires {side} {difference[0]!r} (says {wheel.name}): correct it.")
+
+
+def _normalised(requirements: Iterable[str], target: Target) -> set[str]:
+    parsed = [Requirement(text) for text in requirements]
+    return {f"{canonicalize_name(one.name)}{one.specifier}" for one in parsed if target.applies(one)}

@@ -1,0 +1,301 @@
+"""Pinned sources to wheels: fetch, patch, compile, audit; a wheel that was built from the same inputs is not built again.
+
+The key of a wheel is the hash of everything that decides its bytes: the patched tree, the recipe's variables, and for
+compiled ones torch, CUDA, GPU architectures, Python ABI, compiler and base. Compilation is docker/build-wheel.sh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sysconfig
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipes import audit, environment
+from recipes.cache import Cache, disk_full, disk_named, put, sha256_of, write_json
+from recipes.environment import Wheel
+from recipes.fetch import Artifact, Downloads, Git, artifact_of, unpack
+from recipes.model import Pin, Refusal, build_environment, digest_of
+from recipes.patch import apply_all, tree_hash
+from recipes.plan import Plan, jobs
+from recipes.progress import Step, Steps, size
+
+EPOCH = "315532800"  # 1980-01-01, the oldest date a zip file can hold: wheels do not depend on when they were built
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A patched source in the cache."""
+
+    path: Path
+    sha256: str
+    patches: tuple[Mapping[str, Any], ...]
+
+
+class Builder:
+    """Makes all wheels of a plan. `mirror` is a folder to fetch from before the network."""
+
+    def __init__(self, plan: Plan, cache: Cache, steps: Steps, mirror: Path | None = None) -> None:
+        self.plan, self.cache, self.steps = plan, cache, steps
+        self.downloads = Downloads(cache, steps, mirror, plan.target)
+        self.git = Git(cache, steps, mirror)
+
+    def fetch(self) -> dict[str, Path]:
+        """Every file of the plan, by sha256; git sources come into the cache's repositories."""
+        artifacts = [artifact for pin in self.plan.pins if (artifact := artifact_of(pin))]
+        return self.downloads.all([*artifacts, *self.plan.locked.artifacts])
+
+    def trees(self, files: Mapping[str, Path]) -> dict[str, Tree]:
+        """Every source, patched, by package."""
+        return {pin.name: self._tree(pin, files) for pin in self.plan.pins if pin.release.kind == "source"}
+
+    def wheels(self) -> tuple[list[tuple[Artifact, Path]], list[Wheel]]:
+        """The locked dependencies and the wheels of all packages, in build order."""
+        files = self.fetch()
+        locked = [(artifact, files[artifact.sha256]) for artifact in self.plan.locked.artifacts]
+        trees = self.trees(files)
+        wheels: list[Wheel] = []
+        for pin in self.plan.pins:
+            if pin.release.kind == "wheel":
+                assert pin.release.sha256
+                wheel = Wheel(pin, files[pin.release.sha256], pin.release.sha256, {})
+            else:
+                wheel = self._wheel(pin, trees[pin.name], locked, wheels)
+            audit.check_metadata(wheel.path, pin, self.plan.target)
+            wheels.append(wheel)
+        return locked, wheels
+
+    def _tree(self, pin: Pin, files: Mapping[str, Path]) -> Tree:
+        patches = self.plan.patches[pin.name]
+        key = digest_of([pin.release.model_dump(include={"sha256", "commit", "submodules"}), [chosen.sha256 for chosen in patches]])
+        final = self.cache.root / "trees" / key
+        if not (final / "tree.json").exists():
+            with self.cache.scratch("tree") as scratch:
+                made = scratch / key
+                made.mkdir()
+                source = self._source(pin, files, scratch / "source")
+                with self.steps.step("patch", pin.label) as step:
+                    apply_all(patches, source)
+                    step.note = f"{len(patches)} applied" if patches else "none"
+                touched = {file: sha256_of(source / file) for chosen in patches for file in chosen.files}
+                records = [
+                    {"file": chosen.name, "sha256": chosen.sha256, "touched": {file: touched[file] for file in chosen.files}}
+                    for chosen in patches
+                ]
+                write_json(made / "tree.json", {"source": pin.label, "sha256": tree_hash(source), "patches": records})
+                source.rename(made / source.name)
+                put(made, final)
+        record = json.loads((final / "tree.json").read_text())
+        return Tree(next(path for path in final.iterdir() if path.is_dir()), record["sha256"], tuple(record["patches"]))
+
+    def _source(self, pin: Pin, files: Mapping[str, Path], into: Path) -> Path:
+        into.mkdir()
+        if pin.release.sha256:
+            return unpack(files[pin.release.sha256], into)
+        return self.git.tree(pin.label, pin.release, into / f"{pin.name}-{pin.release.version}")
+
+    def _wheel(self, pin: Pin, tree: Tree, locked: list[tuple[Artifact, Path]], before: list[Wheel]) -> Wheel:
+        inputs = self._inputs(pin, tree)
+        key = digest_of(inputs)
+        if self.cache.wheel(key) is None:
+            self._build(pin, tree, inputs, locked, before)
+        found = self.cache.wheel(key)
+        assert found is not None
+        path, record = found
+        return Wheel(pin, path, record["sha256"], record)
+
+    def _inputs(self, pin: Pin, tree: Tree) -> dict[str, Any]:
+        """What decides the bytes of a wheel; its hash is the wheel's key."""
+        target, torch = self.plan.target, self.plan.torch
+        inputs: dict[str, Any] = {
+            "package": pin.label,
+            "tree": tree.sha256,
+            "env": build_environment(pin, target),
+            "script": sha256_of(self._script),
+            "python": f"cp{target.python.replace('.', '')}-{sysconfig.get_platform()}",
+        }
+        if pin.build.compiler != "none":
+            inputs |= {
+                "torch": torch.release.sha256 if torch else None,
+                "cuda": target.cuda,
+                "sm": target.sm,
+                "compiler": self._compiler(pin),
+                "base": f"bare, {' '.join(platform.libc_ver())}",
+            }
+        return inputs
+
+    @property
+    def _script(self) -> Path:
+        return self.plan.root / "docker" / "build-wheel.sh"
+
+    def _compiler(self, pin: Pin) -> str:
+        found = {name: shutil.which(name) for name in ("c++", *(["nvcc"] if pin.build.compiler == "nvcc" else []))}
+        if missing := [name for name, path in found.items() if path is None]:
+            raise Refusal(f"{pin.label} is compiled and there is no {missing[0]} on the PATH: install one (Debian, Ubuntu: apt-get install g++).")
+        said = [subprocess.run([str(path), "--version"], capture_output=True, text=True, check=False).stdout for path in found.values()]
+        return "; ".join(" ".join(line for line in text.splitlines() if re.search(r"\d+\.\d+", line)) for text in said)
+
+    def _build(self, pin: Pin, tree: Tree, inputs: dict[str, Any], locked: list[tuple[Artifact, Path]], before: list[Wheel]) -> None:
+        with self.cache.scratch("build") as scratch:
+            with self.steps.step("prepare", f"{pin.label}: its build environment"):
+                environment.create(scratch / "env", self.plan.target, locked, before, self.cache)
+            python = environment.python_of(scratch / "env")
+            self._refuse_missing_headers(pin, python)
+            source = scratch / tree.path.name
+            shutil.copytree(tree.path, source, symlinks=True)
+            made = scratch / "made"
+            with self.steps.step("build", pin.label) as step:
+                cost = self._run(pin, [str(self._script), str(source), str(made)], scratch, step)
+                wheel = self._only_wheel(pin, made)
+                step.note = size(wheel.stat().st_size)
+            site = environment.site_packages(scratch / "env", self.plan.target)
+            torch = site / "torch" if pin.build.compiler != "none" else None
+            record = {
+                "file": wheel.name,
+                "sha256": sha256_of(wheel),
+                "inputs": inputs,
+                "audit": audit.audit(wheel, pin, torch, platform.libc_ver()[1]),
+                "patches": [_installed(patch, wheel) for patch in tree.patches],
+                "built_with": {"python": self._version(python), "compiler": inputs.get("compiler", "none"), "where": inputs.get("base", "any"), **cost},
+            }
+            write_json(made / "wheel.json", record)
+            shutil.copyfile(scratch / "build.log", made / "build.log")
+            put(made, self.cache.root / "wheels" / digest_of(inputs))
+
+    def _version(self, python: Path) -> str:
+        return subprocess.run([str(python), "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+
+    def _refuse_missing_headers(self, pin: Pin, python: Path) -> None:
+        if pin.build.compiler == "none":
+            return
+        asked = "import sysconfig; print(sysconfig.get_path('include'))"
+        include = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+        if not Path(include, "Python.h").exists():
+            version = self.plan.target.python
+            raise Refusal(f"{pin.label} is compiled and {include}/Python.h is missing: install Python's headers (Debian, Ubuntu: python{version}-dev).")
+
+    def _run(self, pin: Pin, command: list[str], scratch: Path, step: Step) -> dict[str, object]:
+        """Run the build script; every line goes to build.log and the last one to the display."""
+        for name in ("home", "tmp"):
+            (scratch / name).mkdir()
+        variables = environment.clean_variables(scratch / "env") | build_environment(pin, self.plan.target)
+        variables |= {"HOME": str(scratch / "home"), "TMPDIR": str(scratch / "tmp"), "MAX_JOBS": str(jobs(pin)), "SOURCE_DATE_EPOCH": EPOCH, "LC_ALL": "C.UTF-8"}
+        log, tail = scratch / "build.log", list[str]()
+        with log.open("w") as file, _group(command, scratch, variables) as process:
+            assert process.stdout
+            for line in process.stdout:
+                file.write(line)
+                step.show(line)
+                tail = [*tail[-200:], line]
+                if re.search(r"\s-m(arch|cpu|tune)=native\b", line):
+                    raise Refusal(f"{pin.label} compiles with -march=native, which ties the wheel to this machine's CPU: turn it off by a setting or a patch.")
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            raise self._failure(pin, log, tail, process.returncode)
+        return {"cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1), "peak_mib_per_process": usage.ru_maxrss // 1024, "jobs": jobs(pin)}
+
+    def _failure(self, pin: Pin, log: Path, tail: list[str], code: int) -> Refusal:
+        kept = environment.folder(self.plan.root, self.plan.target) / f"{pin.name}.build.log"
+        text = "".join(tail)
+        if "No space left on device" in text:
+            return disk_full(log)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, kept)
+        if code in (-signal.SIGKILL, 137) or re.search(r"\bKilled\b", text):
+            return Refusal(f"{pin.label}: a compiler was killed, most likely for want of memory: raise mib_per_job in recipes/packages/{pin.name}.toml; log in {kept}.")
+        errors = [line.strip() for line in tail if re.search(r"\b(fatal )?error\b", line, re.IGNORECASE)] or [line.strip() for line in tail if line.strip()]
+        return Refusal(f"{pin.label} did not build ({(errors or ['no output'])[0][:200]}): read {kept}.")
+
+    def _only_wheel(self, pin: Pin, made: Path) -> Path:
+        wheels = list(made.glob("*.whl"))
+        if len(wheels) != 1:
+            raise Refusal(f"{pin.label}: the build left {len(wheels)} wheels, and one was expected: see docker/build-wheel.sh.")
+        return wheels[0]
+
+
+@contextlib.contextmanager
+def _group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A process in a group of its own, so that nothing of it outlives us when we stop early."""
+    process = subprocess.Popen(
+        command, cwd=folder, env=dict(variables), text=True, errors="replace", stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _installed(patch: Mapping[str, Any], wheel: Path) -> dict[str, Any]:
+    """A patch's record, with the files that it changed and the wheel installs, by their hash."""
+    installed = {}
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        for file, sha256 in patch["touched"].items():
+            for name in names:
+                if file.endswith(f"/{name}") or file == name:
+                    if hashlib.sha256(archive.read(name)).hexdigest() == sha256:
+                        installed[name] = sha256
+    return {"file": patch["file"], "sha256": patch["sha256"], "installed": installed}
+
+
+def export_wheels(cache: Cache, into: Path) -> int:
+    """Copy every built wheel with its record to INTO/KEY/, and return how many there are."""
+    found = sorted(path.parent for path in cache.root.glob("wheels/*/wheel.json"))
+    for folder in found:
+        if cache.wheel(folder.name) is None:
+            raise Refusal(f"{folder} does not hold the bytes that its record names: build that wheel again, then export.")
+        with disk_named(into):
+            into.mkdir(parents=True, exist_ok=True)
+            if not (into / folder.name).exists():
+                partial = into / f".{folder.name}.{os.getpid()}"
+                try:
+                    shutil.copytree(folder, partial)
+                    put(partial, into / folder.name)
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
+    return len(found)
+
+
+def import_wheels(cache: Cache, source: Path) -> int:
+    """Take over wheels that `export_wheels` wrote: each checked by key, hash and CPU before any is kept."""
+    found = sorted(path.parent for path in source.glob("*/wheel.json"))
+    if not found:
+        raise Refusal(f"{source} holds no exported wheels (KEY/wheel.json): name a folder that `cache export` wrote.")
+    for folder in found:
+        _check_exported(folder)
+    for folder in found:
+        with cache.scratch("import") as scratch:
+            shutil.copytree(folder, scratch / folder.name)
+            put(scratch / folder.name, cache.root / "wheels" / folder.name)
+    return len(found)
+
+
+def _check_exported(folder: Path) -> None:
+    try:
+        record = json.loads((folder / "wheel.json").read_text(encoding="utf-8"))
+        inputs, wheel, sha256 = record["inputs"], folder / Path(record["file"]).name, record["sha256"]
+        label = inputs["package"]
+    except (ValueError, KeyError, TypeError):
+        raise Refusal(f"{folder}/wheel.json is not the record of a wheel: export it again.") from None
+    if digest_of(inputs) != folder.name:
+        raise Refusal(f"{label}: {folder} is not named after its inputs: export it again.")
+    if not wheel.is_file() or (found := sha256_of(wheel)) != sha256:
+        raise Refusal(f"{label}: {wheel} {f'has sha256 {found}' if wheel.is_file() else 'is missing'}, and its record says {sha256}: export it again.")
+    for extension in audit.extensions(wheel):
+        audit.refuse_unportable(label, extension)

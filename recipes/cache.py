@@ -1,0 +1,187 @@
+"""Where things lie, and how they get there whole.
+
+    CACHE/files/SHA256/NAME            downloads; a mirror folder has the same layout
+    CACHE/github.com/OWNER/NAME.git    bare git repositories, likewise
+    CACHE/trees/KEY/                   patched sources: tree/ and tree.json
+    CACHE/wheels/KEY/                  built wheels: NAME.whl, wheel.json, build.log
+    CACHE/partial/                     what is being written; swept by the next run
+    ROOT/build/TARGET/                 env/ (the environment), evidence/, build-only things of one checkout
+
+A name outside partial/ is only ever given by a rename of something complete and synced, so a killed run leaves
+nothing half-written under it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from recipes.model import Refusal
+
+
+def default_cache() -> Path:
+    """FUSEBOX_CACHE, or fusebox/ in the user's cache folder (XDG Base Directory)."""
+    if chosen := os.environ.get("FUSEBOX_CACHE"):
+        return Path(chosen).resolve()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "fusebox"
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def disk_named(path: Path) -> Iterator[None]:
+    """Turn "no space left" and its kin into one sentence that names the place."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise disk_full(path) from None
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            place = error.filename or path
+            raise Refusal(f"{place} cannot be written ({error.strerror}): choose another place with FUSEBOX_CACHE.") from None
+        raise
+
+
+def disk_full(path: Path) -> Refusal:
+    """The sentence for a full disk; `path` lies on it."""
+    place = next(parent for parent in [path, *path.parents] if parent.exists())
+    free = shutil.disk_usage(place).free / 2**20
+    return Refusal(f"The disk of {path} is full ({free:.0f} MiB free): free some room, or choose another place with FUSEBOX_CACHE.")
+
+
+def sync_tree(path: Path) -> None:
+    """fsync a file, or a folder with everything in it."""
+    entries = [path, *path.rglob("*")] if path.is_dir() else [path]
+    for entry in entries:
+        if entry.is_symlink():
+            continue
+        descriptor = os.open(entry, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def put(source: Path, final: Path) -> Path:
+    """Give a complete file or folder its final name, durably; an existing one (from a run at the same time) stays."""
+    sync_tree(source)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir() and final.exists():
+        shutil.rmtree(source)
+    else:
+        source.rename(final)
+    sync_tree(final.parent) if final.is_file() else None
+    return final
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON under its name only when it is whole."""
+    write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file under its name only when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with disk_named(path):
+            partial.write_text(text, encoding="utf-8")
+            sync_tree(partial)
+            partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+class Cache:
+    """One cache folder, used by one run at a time (`held`)."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or default_cache()
+
+    @property
+    def partial(self) -> Path:
+        return self.root / "partial"
+
+    @contextlib.contextmanager
+    def held(self, waiting: Callable[[str], None]) -> Iterator[None]:
+        """Hold the cache for a run that writes to it; a second run waits, saying for whom, and sweeps what a killed one left."""
+        with disk_named(self.root):
+            self.root.mkdir(parents=True, exist_ok=True)
+            with (self.root / "lock").open("a+") as lock:
+                self._acquire(lock, waiting)
+                shutil.rmtree(self.partial, ignore_errors=True)
+                self.partial.mkdir()
+                yield
+
+    def _acquire(self, lock: Any, waiting: Callable[[str], None]) -> None:
+        said = False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not said:
+                    lock.seek(0)
+                    waiting(f"waiting for process {lock.read().strip() or '?'}, which is using {self.root}")
+                    said = True
+                time.sleep(0.2)
+            else:
+                lock.seek(0)
+                lock.truncate()
+                lock.write(f"{os.getpid()}\n")
+                lock.flush()
+                return
+
+    @contextlib.contextmanager
+    def scratch(self, name: str) -> Iterator[Path]:
+        """A new folder under partial/, gone at the end."""
+        folder = self.partial / f"{name}.{os.getpid()}"
+        with disk_named(folder):
+            folder.mkdir(parents=True)
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def file(self, sha256: str) -> Path | None:
+        """The downloaded file of that hash, checked; a damaged one is dropped."""
+        return find_file(self.root, sha256, drop_damaged=True)
+
+    def keep_file(self, path: Path, name: str, sha256: str) -> Path:
+        """Keep a checked file under its hash."""
+        return put(path, self.root / "files" / sha256 / name)
+
+    def wheel(self, key: str) -> tuple[Path, dict[str, Any]] | None:
+        """The wheel built for that key and its record; one whose bytes changed is dropped."""
+        folder = self.root / "wheels" / key
+        if not (folder / "wheel.json").exists():
+            return None
+        record = json.loads((folder / "wheel.json").read_text())
+        wheel = folder / record["file"]
+        if not wheel.exists() or sha256_of(wheel) != record["sha256"]:
+            shutil.rmtree(folder)
+            return None
+        return wheel, record
+
+
+def find_file(root: Path, sha256: str, *, drop_damaged: bool = False) -> Path | None:
+    """The file of that hash in a folder of the cache's layout; a damaged one is refused, or dropped where we may."""
+    for path in (root / "files" / sha256).glob("*"):
+        if sha256_of(path) == sha256:
+            return path
+        if not drop_damaged:
+            raise Refusal(f"{path} does not have the sha256 of its folder: replace it, or remove it from the mirror.")
+        path.unlink()
+    return None

@@ -1,0 +1,145 @@
+"""A target's environment: a virtual environment made of checked wheels only, offline, complete or not there.
+
+It describes itself in PREFIX/fusebox/: manifest.json (packages, versions, hashes, patches) and each pinned wheel's own
+RECORD, so that smoke tests can tell what it should hold without this tool.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uv
+
+from recipes.cache import Cache, disk_full, disk_named, write_json
+from recipes.fetch import Artifact
+from recipes.model import Pin, Refusal, Target
+from recipes.plan import Plan
+from recipes.progress import Steps
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel of a pinned package. `record` says how it was built; empty for one that came built."""
+
+    pin: Pin
+    path: Path
+    sha256: str
+    record: Mapping[str, Any]
+
+
+def folder(root: Path, target: Target) -> Path:
+    """ROOT/build/TARGET, which git ignores."""
+    return root / "build" / target.name
+
+
+def python_of(environment: Path) -> Path:
+    return environment / "bin" / "python"
+
+
+def site_packages(environment: Path, target: Target) -> Path:
+    return environment / "lib" / f"python{target.python}" / "site-packages"
+
+
+def clean_variables(environment: Path) -> dict[str, str]:
+    """The variables for running something inside an environment: nothing of the caller's Python gets in."""
+    ours = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PIP_", "UV_", "VIRTUAL_ENV"))}
+    return {**ours, "PATH": f"{environment / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(environment), "PYTHONNOUSERSITE": "1"}
+
+
+def create(path: Path, target: Target, locked: Iterable[tuple[Artifact, Path]], wheels: Iterable[Wheel], cache: Cache) -> None:
+    """Make a virtual environment at `path` and install exactly these files, each by its sha256."""
+    _uv(path, cache, "venv", "--quiet", "--relocatable", "--python", target.python, str(path))
+    chosen = [(artifact.name, artifact.version, artifact.sha256, file) for artifact, file in locked]
+    chosen += [(wheel.pin.name, wheel.pin.release.version, wheel.sha256, wheel.path) for wheel in wheels]
+    with cache.scratch("wheelhouse") as house:
+        for _, _, _, file in chosen:
+            (house / file.name).symlink_to(file)
+        requirements = house / "requirements.txt"
+        requirements.write_text("".join(f"{name}=={version} --hash=sha256:{sha256}\n" for name, version, sha256, _ in chosen))
+        _uv(path, cache, "pip", "install", "--quiet", "--offline", "--no-index", "--no-deps", "--require-hashes", "--python", str(python_of(path)),
+            "--find-links", str(house), "--requirements", str(requirements))  # fmt: skip
+
+
+def check(path: Path, cache: Cache) -> None:
+    """Refuse an environment in which a requirement is not met (`pip check`)."""
+    _uv(path, cache, "pip", "check", "--python", str(python_of(path)))
+
+
+def _uv(path: Path, cache: Cache, *arguments: str) -> None:
+    ours = {key: value for key, value in os.environ.items() if not key.startswith(("UV_INDEX", "UV_FIND", "VIRTUAL_ENV", "PYTHON"))}
+    command = [uv.find_uv_bin(), "--no-config", "--cache-dir", str(cache.root / "uv"), "--no-progress", *arguments]
+    done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return
+    said = done.stderr.strip()
+    if "No space left" in said:
+        raise disk_full(path)
+    if "No interpreter found" in said or "No download" in said:
+        raise Refusal(f"No Python {arguments[arguments.index('--python') + 1]} is on this machine: install it (for example `uv python install`) and run again.")
+    raise Refusal(f"uv {' '.join(arguments[:2])} refused the environment ({' '.join(said.split())[:300]}): correct the recipe or write the lock again.")
+
+
+def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel], cache: Cache, steps: Steps) -> Path:
+    """ROOT/build/TARGET/env with these wheels; an environment that already is exactly this is kept."""
+    final = folder(plan.root, plan.target) / "env"
+    manifest = _manifest(plan, wheels)
+    if (final / "fusebox" / "manifest.json").exists() and json.loads((final / "fusebox" / "manifest.json").read_text()) == manifest:
+        return final
+    final.parent.mkdir(parents=True, exist_ok=True)
+    for left in final.parent.glob(".env.*"):  # of a killed run; the cache's lock says that nobody works on it
+        shutil.rmtree(left)
+    partial = final.with_name(f".env.{os.getpid()}")
+    with steps.step("install", f"{plan.target.name}: {len(locked) + len(wheels)} wheels") as step:
+        try:
+            with disk_named(partial):
+                create(partial, plan.target, locked, wheels, cache)
+                check(partial, cache)
+                for wheel in wheels:
+                    (partial / "fusebox").mkdir(exist_ok=True)
+                    (partial / "fusebox" / f"{wheel.pin.name}.RECORD").write_bytes(_record_of(wheel.path))
+                write_json(partial / "fusebox" / "manifest.json", manifest)
+                if final.exists():
+                    final.rename(final.with_name(f".env.{os.getpid()}.old"))
+                partial.rename(final)
+        finally:
+            for left in final.parent.glob(".env.*"):
+                shutil.rmtree(left)
+        step.note = str(final)
+    return final
+
+
+def _record_of(wheel: Path) -> bytes:
+    with zipfile.ZipFile(wheel) as archive:
+        return archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD")))
+
+
+def _manifest(plan: Plan, wheels: list[Wheel]) -> dict[str, Any]:
+    return {
+        "target": plan.target.name,
+        "python": plan.target.python,
+        "cuda": plan.target.cuda,
+        "proves_on": plan.target.proves_on,
+        "stack": plan.stack,
+        "packages": {
+            wheel.pin.name: {
+                "version": wheel.pin.release.version,
+                "module": wheel.pin.package.module,
+                "kind": wheel.pin.release.kind,
+                "wheel": wheel.path.name,
+                "sha256": wheel.sha256,
+                "record_sha256": hashlib.sha256(_record_of(wheel.path)).hexdigest(),
+                "built_with": wheel.record.get("built_with", {}),
+                "patches": wheel.record.get("patches", []),
+            }
+            for wheel in wheels
+        },
+    }

@@ -1,0 +1,249 @@
+"""What was proven: run the claims, keep their outcomes with what was tested, and say which of them still hold.
+
+A claim's key is the hash of its test's syntax tree and of all code of smoke_tests/ that the test reaches; the stack key
+is the hash of the pinned inputs. Evidence whose keys differ from the checkout's is stale: shown as such, not as proof.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from recipes import environment
+from recipes.cache import Cache, sha256_of, write_json, write_text
+from recipes.model import Refusal, digest_of
+from recipes.plan import Plan
+from recipes.progress import console
+
+Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.Import | ast.ImportFrom
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One test's sentence, read from its source. `id` is FILE::TEST, without parameters."""
+
+    id: str
+    sentence: str
+    seeds: tuple[str, ...]
+
+
+class Room:
+    """The code of smoke_tests/, read and never imported: its claims, and what each of them reaches."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "smoke_tests"
+        self._paths = {path.relative_to(self.folder).with_suffix("").as_posix().replace("/", "."): path for path in self.folder.rglob("*.py")}
+
+    @cached_property
+    def _definitions(self) -> dict[str, dict[str, Definition]]:
+        """Module -> top-level name -> the statement that defines it."""
+        modules: dict[str, dict[str, Definition]] = {}
+        for module, path in self._paths.items():
+            names = modules.setdefault(module, {})
+            for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(statement, Definition):
+                    names.update(dict.fromkeys(_names(statement), statement))
+        return modules
+
+    @cached_property
+    def claims(self) -> dict[str, Claim]:
+        """Every claim, by id, in the order of the files."""
+        found = {}
+        for module in sorted(name for name in self._paths if name.split(".")[-1].startswith("test_")):
+            for name, node in self._definitions[module].items():
+                if isinstance(node, ast.FunctionDef) and (mark := _proves(node)):
+                    file = self._paths[module].relative_to(self.folder).as_posix()
+                    found[f"{file}::{name}"] = Claim(f"{file}::{name}", *mark)
+        return found
+
+    def key(self, claim: Claim) -> str:
+        """The claim key: changes when the test, or code of the room that it reaches, changes."""
+        file, name = claim.id.split("::")
+        module = file.removesuffix(".py").replace("/", ".")
+        reached: dict[tuple[str, str], str] = {}
+        pending = [(module, name), *(("conftest", fixture) for fixture in self._automatic)]
+        while pending:
+            place = pending.pop()
+            if place not in reached:
+                node = self._definitions[place[0]][place[1]]
+                reached[place] = ast.dump(node)
+                pending += self._references(place[0], node)
+        return digest_of(sorted([*place, text] for place, text in reached.items()))
+
+    @cached_property
+    def _automatic(self) -> list[str]:
+        return [name for name, node in self._definitions.get("conftest", {}).items() if "autouse" in ast.dump(node)]
+
+    def _references(self, module: str, node: Definition) -> Iterator[tuple[str, str]]:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            return
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name | ast.arg):
+                yield from self._resolve(module, part.id if isinstance(part, ast.Name) else part.arg)
+            elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
+                bound = self._definitions[module].get(part.value.id)
+                if isinstance(bound, ast.Import) and part.attr in self._definitions.get(part.value.id, {}):
+                    yield part.value.id, part.attr
+
+    def _resolve(self, module: str, name: str) -> Iterator[tuple[str, str]]:
+        """Where a name used in a module is defined in the room; fixtures come from conftest."""
+        bound = self._definitions[module].get(name)
+        if bound is None:
+            if name in self._definitions.get("conftest", {}) and module != "conftest":
+                yield "conftest", name
+        elif isinstance(bound, ast.ImportFrom):
+            origin = next((alias.name for alias in bound.names if (alias.asname or alias.name) == name), name)
+            source = (bound.module or "").removeprefix("smoke_tests.")
+            if origin in self._definitions.get(source, {}):
+                yield source, origin
+            elif (inner := f"{source}.{origin}") in self._definitions:
+                yield from ((inner, each) for each in self._definitions[inner])
+        elif not isinstance(bound, ast.Import):
+            yield module, name
+
+
+def _names(statement: Definition) -> list[str]:
+    match statement:
+        case ast.FunctionDef() | ast.ClassDef():
+            return [statement.name]
+        case ast.Import() | ast.ImportFrom():
+            return [(alias.asname or alias.name).split(".")[0] for alias in statement.names]
+        case ast.AnnAssign():
+            return [statement.target.id] if isinstance(statement.target, ast.Name) else []
+        case ast.Assign():
+            return [part.id for target in statement.targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+
+
+def _proves(node: ast.FunctionDef) -> tuple[str, tuple[str, ...]] | None:
+    for call in node.decorator_list:
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "proves":
+            seeds = next((ast.literal_eval(pair.value) for pair in call.keywords if pair.arg == "seed"), ())
+            return ast.literal_eval(call.args[0]), (seeds,) if isinstance(seeds, str) else tuple(seeds)
+    return None
+
+
+def smoke(plan: Plan, env: Path) -> int:
+    """Run every claim of the target in its environment, write evidence and log, print the table; 1 if one is refuted."""
+    folder = environment.folder(plan.root, plan.target) / "evidence"
+    outcomes = folder / "outcomes.json"
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [str(environment.python_of(env)), "-B", "-m", "pytest", str(plan.root / "smoke_tests"), "--no-header", "--evidence", str(outcomes)]
+    command += ["--color", "yes" if console.is_terminal else "no"]
+    process = subprocess.Popen(
+        command, cwd=plan.root, env=environment.clean_variables(env), text=True, errors="replace",
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert process.stdout
+    lines = []
+    for line in process.stdout:
+        console.file.write(line)
+        console.file.flush()
+        lines.append(line)
+    code = process.wait()
+    if not outcomes.exists():
+        raise Refusal(f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what they printed above.")
+    written = _assemble(plan, json.loads(outcomes.read_text(encoding="utf-8")), "".join(lines), folder)
+    outcomes.unlink()
+    console.print(_table(written))
+    console.print(f"evidence: {folder}/{written['name']}.json", soft_wrap=True)
+    return 1 if code or any(claim["outcome"] == "refuted" for claim in written["claims"]) else 0
+
+
+def _assemble(plan: Plan, outcomes: dict[str, Any], log: str, folder: Path) -> dict[str, Any]:
+    """Outcomes with keys and what was tested, written beside the log; no path of this machine stays in it."""
+    room = Room(plan.root)
+    name = f"{plan.target.name}--{outcomes['hardware']['name']}"
+    manifest = json.loads((folder.parent / "env" / "fusebox" / "manifest.json").read_text(encoding="utf-8"))
+    log = re.sub(r"\x1b\[[\d;]*m", "", log).replace(str(plan.root), ".").replace(str(Path.home()), "~")
+    write_text(folder / f"{name}.log", log)
+    for claim in outcomes["claims"]:
+        claim["key"] = room.key(room.claims[claim["id"].split("[")[0]])
+        claim["reason"] = claim["reason"].replace(str(plan.root), ".")
+    evidence = {"name": name, **outcomes, "packages": manifest["packages"], "log_sha256": sha256_of(folder / f"{name}.log")}
+    write_json(folder / f"{name}.json", evidence)
+    return evidence
+
+
+def _table(evidence: dict[str, Any]) -> Table:
+    """One row per claim; its parameters are counted."""
+    table = Table(title=f"{evidence['target']} on {evidence['hardware']['name']} ({evidence['hardware']['cpu']})", box=None, pad_edge=False)
+    for column in ("outcome", "package", "claim", "seed", "seconds"):
+        table.add_column(column, justify="right" if column == "seconds" else "left", overflow="fold")
+    for rows in grouped(evidence["claims"]).values():
+        good, outcome = sum(row["outcome"] == "proved" for row in rows), worst(rows)
+        count = f" ({good} of {len(rows)})" if len(rows) > 1 else ""
+        colour = {"proved": "green", "refuted": "red", "unproven": "yellow"}[outcome]
+        seconds = sum(row["seconds"] for row in rows)
+        sentence = escape(rows[0]["claim"])
+        table.add_row(f"[{colour}]{outcome}[/{colour}]{count}", rows[0]["package"], sentence, " ".join(rows[0]["seed"]), f"{seconds:.1f}")
+    return table
+
+
+def grouped(claims: Iterable[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The rows of each claim and package, in the order in which they ran."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for claim in claims:
+        groups.setdefault((claim["package"], claim["claim"]), []).append(claim)
+    return groups
+
+
+def worst(rows: Iterable[dict[str, Any]]) -> str:
+    """The outcome that counts for several rows: refuted before unproven before proved."""
+    outcomes = {row["outcome"] for row in rows}
+    return next(word for word in ("refuted", "unproven", "proved") if word in outcomes)
+
+
+def promote(plan: Plan) -> list[Path]:
+    """Copy the evidence of the last smoke run of a target to smoke_tests/evidence/; stale evidence is refused."""
+    folder = environment.folder(plan.root, plan.target) / "evidence"
+    found = sorted(folder.glob("*.json"))
+    if not found:
+        raise Refusal(f'{folder} holds no evidence: run `nox -s "smoke({plan.target.name})"` first.')
+    promoted = []
+    for path in found:
+        evidence = read(path)
+        if state(plan, evidence, evidence["claims"]) == "stale":
+            raise Refusal(f'{path} was made by another state of this checkout: run `nox -s "smoke({plan.target.name})"` again.')
+        for source in (path, path.with_suffix(".log")):
+            final = plan.root / "smoke_tests" / "evidence" / source.name
+            final.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, final)
+            promoted.append(final.relative_to(plan.root))
+    return promoted
+
+
+def promoted(root: Path, target: str) -> list[dict[str, Any]]:
+    """The committed evidence of a target, one per hardware."""
+    return [read(path) for path in sorted((root / "smoke_tests" / "evidence").glob(f"{target}--*.json"))]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Evidence whose raw log is there and unchanged; anything else is refused."""
+    evidence: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    log = path.with_suffix(".log")
+    if not log.exists() or sha256_of(log) != evidence["log_sha256"]:
+        raise Refusal(f"{path}: its raw log {log.name} is missing or was changed: restore both from the run that made them.")
+    return evidence
+
+
+def state(plan: Plan, evidence: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Of some rows: proved, refuted, unproven, or stale when the stack or a claim changed after the run."""
+    room = Room(plan.root)
+    if evidence["stack"] != plan.stack:
+        return "stale"
+    for identity in {row["id"].split("[")[0]: row["key"] for row in rows}.items():
+        claim = room.claims.get(identity[0])
+        if claim is None or room.key(claim) != identity[1]:
+            return "stale"
+    return worst(rows)

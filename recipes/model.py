@@ -1,0 +1,415 @@
+"""The data: targets, packages and releases, read from TOML, validated strictly, errors as one sentence.
+
+A target names versions; a version is a release of a package, and a release is an identity (a sha256 or a commit),
+the ranges it needs and how it is built. The TOML holds no conditionals; what differs is another release or a patch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from packaging.markers import Environment, default_environment
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Refusal(Exception):
+    """What cannot be done, as one sentence: what is wrong, where, and what to do next. Never shown as a traceback."""
+
+
+def digest_of(value: object) -> str:
+    """The sha256, in hexadecimal, of a JSON value in its canonical form."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise ValueError(f'"{text}" is not a version range such as ">=2.0,<2.4"') from None
+    return text
+
+
+def _requirement(text: str) -> str:
+    try:
+        Requirement(text)
+    except InvalidRequirement:
+        raise ValueError(f'"{text}" is not a requirement such as "numpy>=1.17"') from None
+    return text
+
+
+Specifier = Annotated[str, AfterValidator(_specifier)]
+RequirementText = Annotated[str, AfterValidator(_requirement)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+Text = Annotated[str, Field(min_length=1)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+
+
+class Strict(BaseModel):
+    """Frozen, no coercion, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Image(Strict):
+    """A base image: `digest` is "sha256:..." or "unresolved" where no registry has been asked yet."""
+
+    image: Text
+    digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64}|unresolved)$")]
+
+
+class Base(Strict):
+    """The images that a target's wheels are compiled on and that its environment runs on."""
+
+    wheels: Image
+    runtime: Image
+
+
+class Target(Strict):
+    """One environment: a CUDA/PyTorch pair and the packages in it.
+
+    `glibc` is the oldest C library that runs it, `sm` the GPU architectures compiled for ("9.0"), `proves_on` the
+    hardware on which a skipped smoke test counts as failed.
+    """
+
+    name: Text
+    reason: Text
+    python: Annotated[str, Field(pattern=r"^3\.\d+$")]
+    cuda: Annotated[str, Field(pattern=r"^(none|\d+\.\d+)$")]
+    glibc: Annotated[str, Field(pattern=r"^2\.\d+$")]
+    sm: list[Annotated[str, Field(pattern=r"^\d+\.\d+$")]]
+    proves_on: Annotated[list[Text], Field(min_length=1)]
+    publish: bool
+    base: Base
+    packages: Annotated[dict[Text, Text], Field(min_length=1)]
+
+    @property
+    def marker_environment(self) -> Environment:
+        """PEP 508 markers of the target, whatever Python runs the tool."""
+        environment = default_environment()
+        environment.update(
+            python_version=self.python,
+            python_full_version=f"{self.python}.0",
+            implementation_name="cpython",
+            platform_python_implementation="CPython",
+            sys_platform="linux",
+            os_name="posix",
+            platform_system="Linux",
+            platform_machine="x86_64",
+        )
+        return environment
+
+    def applies(self, requirement: Requirement) -> bool:
+        """Whether the requirement's marker, if it has one, holds for this target."""
+        if requirement.marker is None:
+            return True
+        return requirement.marker.evaluate({**self.marker_environment, "extra": ""})
+
+
+class Build(Strict):
+    """How a package of kind "source" becomes a wheel.
+
+    `requires` are distributions the build imports, `needs` packages of the target that are installed first, `env` its
+    environment ("{sm}" and the like are filled in), `minutes` one job's time and `mib_per_job` its memory.
+    """
+
+    requires: list[RequirementText] = []
+    needs: list[Text] = []
+    compiler: Literal["none", "c++", "nvcc"]
+    minutes: float
+    mib_per_job: int
+    env: dict[str, str] = {}
+
+
+class Size(Strict):
+    """MiB to download and MiB installed."""
+
+    download: int
+    installed: int
+
+
+class Submodule(Strict):
+    """A git submodule: its path in the tree, its repository and commit."""
+
+    path: Text
+    repository: Annotated[str, Field(pattern=r"^https://[^/]+/.+[^/]$")]
+    commit: Commit
+
+
+class Release(Strict):
+    """One pinned version of a package.
+
+    A `wheel` or an sdist is a `file` and its `sha256`, found through pip's configured index or, if `index` is given, the
+    publisher's own; a git source is `repository` and `commit` (and the `tag` that must still point there). `provided`
+    comes with the base image. `python`, `torch` and `cuda` are the ranges it needs, `requires` its run-time dependencies.
+    """
+
+    version: Text
+    kind: Literal["source", "wheel", "provided"]
+    file: FileName | None = None
+    sha256: Sha256 | None = None
+    index: Annotated[str, Field(pattern=r"^https://")] | None = None
+    repository: Annotated[str, Field(pattern=r"^https://[^/]+/.+[^/]$")] | None = None
+    commit: Commit | None = None
+    tag: Text | None = None
+    submodules: list[Submodule] = []
+    python: Specifier
+    torch: Specifier = ""
+    cuda: Annotated[str, AfterValidator(lambda text: text if text == "none" else _specifier(text))] = ""
+    requires: list[RequirementText]
+    env: dict[str, str] = {}
+    mib: Size
+
+    @model_validator(mode="after")
+    def _has_one_identity(self) -> Self:
+        file, git = self.file is not None and self.sha256 is not None, self.repository is not None and self.commit is not None
+        if self.kind == "wheel" and not (file and not git):
+            raise ValueError('a release of kind "wheel" needs "file" and "sha256", and no "repository"')
+        if self.kind == "source" and file == git:
+            raise ValueError('a release of kind "source" needs either "file" and "sha256" or "repository" and "commit"')
+        if self.kind == "provided" and (file or git):
+            raise ValueError('a release of kind "provided" comes with the base image and has no source of its own')
+        return self
+
+    def obstacle(self, target: Target, torch: str | None) -> str | None:
+        """Why this release cannot be in the target, or None. `torch` is the target's version of it."""
+        if not SpecifierSet(self.python).contains(f"{target.python}.0"):
+            return f"needs Python {self.python}, and the target has {target.python}"
+        if self.torch and torch and not SpecifierSet(self.torch).contains(torch, prereleases=True):
+            return f"needs torch {self.torch}, and the target has {torch}"
+        if self.cuda == "none" and target.cuda != "none":
+            return f"is built without CUDA, and the target has CUDA {target.cuda}"
+        if self.cuda not in ("", "none") and target.cuda == "none":
+            return f"needs CUDA {self.cuda}, and the target has none"
+        if self.cuda not in ("", "none") and not SpecifierSet(self.cuda).contains(target.cuda):
+            return f"needs CUDA {self.cuda}, and the target has {target.cuda}"
+        return None
+
+
+class Package(Strict):
+    """A distribution: what is imported, how it is built, which releases are pinned."""
+
+    name: Text
+    module: Text
+    summary: Text
+    build: Build | None = None
+    release: Annotated[list[Release], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _sources_can_be_built(self) -> Self:
+        if self.build is None and any(release.kind == "source" for release in self.release):
+            raise ValueError('a release of kind "source" needs a [build] table')
+        return self
+
+
+class Pin(Strict):
+    """A package at one release, as a target uses it."""
+
+    package: Package
+    release: Release
+
+    @property
+    def name(self) -> str:
+        return self.package.name
+
+    @property
+    def label(self) -> str:
+        return f"{self.package.name} {self.release.version}"
+
+    @property
+    def build(self) -> Build:
+        """How it is built; only a source release is asked, and the model saw that it has one."""
+        assert self.package.build is not None
+        return self.package.build
+
+
+class Catalogue:
+    """All data of one checkout: `root` holds recipes/, patches/ and smoke_tests/."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self.root = root
+        self.targets = {
+            name: _validated(Target, {"name": name, **_table(table, name, self._targets_file)}, self._targets_file, name)
+            for name, table in _read(self._targets_file).items()
+        }
+        if not self.targets:
+            raise Refusal(f"{self._targets_file} declares no target: add a table such as [cpu].")
+
+    @property
+    def _targets_file(self) -> Path:
+        return self.root / "recipes" / "targets.toml"
+
+    @cached_property
+    def packages(self) -> dict[str, Package]:
+        """Every package that has a recipe, by distribution name."""
+        return {path.stem: self._package(path) for path in sorted((self.root / "recipes" / "packages").glob("*.toml"))}
+
+    def _package(self, path: Path) -> Package:
+        if canonicalize_name(path.stem) != path.stem:
+            raise Refusal(f"{path} must be named after the distribution: {canonicalize_name(path.stem)}.toml.")
+        data = _read(path)
+        if "name" in data:
+            raise Refusal(f"{path}: name is not a key: the file's own name is the package's name.")
+        return _validated(Package, {"name": path.stem, **data}, path)
+
+    def target(self, name: str) -> Target:
+        """The target of that name; an unknown one is refused with the nearest known."""
+        if name not in self.targets:
+            raise Refusal(f"There is no target {name!r}{_nearest(name, self.targets)}; known are: {', '.join(self.targets)}.")
+        return self.targets[name]
+
+    def pins(self, target: Target) -> list[Pin]:
+        """The target's packages in the order in which they are built; a version that does not fit is refused."""
+        torch = target.packages.get("torch")
+        pins = {}
+        for name, version in target.packages.items():
+            where = f"{self._targets_file} [{target.name}.packages] {name}"
+            if name not in self.packages:
+                raise Refusal(f"{where}: no recipe{_nearest(name, self.packages)}; add recipes/packages/{name}.toml.")
+            releases = [release for release in self.packages[name].release if release.version == version]
+            if not releases:
+                known = [release.version for release in self.packages[name].release]
+                raise Refusal(f"{where}: no release {version}{_nearest(version, known)} in recipes/packages/{name}.toml.")
+            fitting = [release for release in releases if release.obstacle(target, torch) is None]
+            if len(fitting) > 1:
+                raise Refusal(f"{where}: {len(fitting)} releases {version} fit; narrow their ranges in recipes/packages/{name}.toml.")
+            if not fitting:
+                raise Refusal(f"{where}: {name} {version} {releases[0].obstacle(target, torch)}; choose another version or target.")
+            pins[name] = Pin(package=self.packages[name], release=fitting[0])
+        for pin in pins.values():
+            self._check_requirements(target, pin, pins)
+        return [pins[name] for name in self._build_order(pins)]
+
+    def _check_requirements(self, target: Target, pin: Pin, pins: Mapping[str, Pin]) -> None:
+        for requirement in map(Requirement, pin.release.requires):
+            other = pins.get(canonicalize_name(requirement.name))
+            if other and target.applies(requirement) and not requirement.specifier.contains(other.release.version, prereleases=True):
+                raise Refusal(
+                    f"{pin.label} needs {requirement.name}{requirement.specifier}, and target {target.name} has {other.label}: "
+                    f"change one of them in {self._targets_file}."
+                )
+
+    def _build_order(self, pins: Mapping[str, Pin]) -> Iterable[str]:
+        needs = {name: pin.package.build.needs if pin.package.build else [] for name, pin in pins.items()}
+        for name, wanted in needs.items():
+            for missing in sorted(set(wanted) - set(pins)):
+                raise Refusal(f"recipes/packages/{name}.toml: [build] needs {missing!r}, which the target does not have; add it there.")
+        try:
+            return list(TopologicalSorter(needs).static_order())
+        except CycleError as error:
+            raise Refusal(f"recipes/packages: [build] needs go round in a circle: {' -> '.join(error.args[1])}; break it.") from None
+
+
+def substitutions(target: Target) -> dict[str, str]:
+    """What "{...}" in a [build.env] value stands for."""
+    return {
+        "sm": ";".join(target.sm),
+        "sm_digits": ";".join(sm.replace(".", "") for sm in target.sm),
+        "cuda": target.cuda,
+    }
+
+
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+def build_environment(pin: Pin, target: Target) -> dict[str, str]:
+    """The variables of the package's build: [build.env], then the release's own, with "{...}" filled in."""
+    known = substitutions(target)
+
+    def value(key: str, text: str) -> str:
+        for name in _PLACEHOLDER.findall(text):
+            if name not in known:
+                raise Refusal(f"recipes/packages/{pin.name}.toml: {key} holds {{{name}}}{_nearest(name, known)}; known are: {', '.join(known)}.")
+        return _PLACEHOLDER.sub(lambda match: known[match[1]], text)
+
+    return {key: value(key, text) for key, text in {**pin.build.env, **pin.release.env}.items()}
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_bytes().decode("utf-8"))
+    except FileNotFoundError:
+        raise Refusal(f"{path} does not exist: run from a complete checkout of Fusebox.") from None
+    except UnicodeDecodeError as error:
+        raise Refusal(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise Refusal(f"{path} is not valid TOML: {str(error).removesuffix('.')}; mend that line.") from None
+    except RecursionError:
+        raise Refusal(f"{path} is nested too deeply to be a recipe: flatten it.") from None
+    except ValueError as error:  # an integer or a date that Python cannot hold
+        raise Refusal(f"{path} is not valid TOML: {error}; mend that value.") from None
+
+
+def _table(value: object, key: str, path: Path) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Refusal(f"{path}: {key} must be a table [{key}], not {_kind(value)}: every top-level key is a target.")
+    if "name" in value:
+        raise Refusal(f"{path}: {key}.name is not a key: the table's own name, [{key}], is the target's name.")
+    return value
+
+
+def _validated(model: type[_Model], data: dict[str, Any], path: Path, *prefix: str) -> _Model:
+    """The model, or a refusal for the first fault that names file and key."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        location = [*prefix, *fault["loc"]]
+        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+        raise Refusal(f"{path}: {_fault(model, fault, key)}.") from None
+
+
+def _fault(model: type[BaseModel], fault: Any, key: str) -> str:
+    match fault["type"]:
+        case "extra_forbidden":
+            return f"{key} is not a known key{_nearest(str(fault['loc'][-1]), _fields(model, fault['loc'][:-1]))}: remove or rename it"
+        case "missing":
+            return f"{key} is missing: add it"
+        case "string_pattern_mismatch":
+            return f"{key} is {json.dumps(fault['input'])[:80]}, which does not match {fault['ctx']['pattern']}: correct it"
+        case "value_error":
+            return f"{key or 'the file'}: {fault['ctx']['error']}; correct it"
+        case _:
+            return f"{key} is {_kind(fault['input'])}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
+
+
+def _fields(model: Any, location: Iterable[int | str]) -> Iterator[str]:
+    """The keys known at that place of the model, to suggest the nearest one."""
+    for part in location:
+        if isinstance(part, str) and hasattr(model, "model_fields") and part in model.model_fields:
+            model = _inner_model(model.model_fields[part].annotation)
+    yield from getattr(model, "model_fields", {})
+
+
+def _inner_model(annotation: Any) -> Any:
+    if hasattr(annotation, "model_fields"):
+        return annotation
+    return next((found for inner in getattr(annotation, "__args__", ()) if (found := _inner_model(inner))), None)
+
+
+def _kind(value: object) -> str:
+    names = {str: "a string", int: "an integer", float: "a float", bool: "a boolean", list: "an array", dict: "a table"}
+    return names.get(type(value), "a date or time")
+
+
+def _nearest(word: str, known: Iterable[str]) -> str:
+    match = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {match[0]!r}?)" if match else ""

@@ -1,0 +1,147 @@
+"""The plan: what one target is made of, in order, what it will cost, and whether it can be made at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from recipes import patch
+from recipes.cache import Cache, sha256_of
+from recipes.fetch import Lock, artifact_of
+from recipes.model import Catalogue, Pin, Refusal, Target, build_environment, digest_of
+from recipes.patch import Patch
+from recipes.progress import console, size
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A target with everything it pins. `lock` is None where a what-if has none."""
+
+    root: Path
+    target: Target
+    pins: list[Pin]
+    patches: dict[str, list[Patch]]
+    lock: Lock | None
+
+    @property
+    def torch(self) -> Pin | None:
+        return next((pin for pin in self.pins if pin.name == "torch"), None)
+
+    @property
+    def locked(self) -> Lock:
+        """The lock, which everything but a what-if needs."""
+        if self.lock is None:
+            raise Refusal(f"Target {self.target.name} has no lock: write it with `nox -s lock -- {self.target.name}`.")
+        return self.lock
+
+    @property
+    def stack(self) -> str:
+        """The stack key: the sha256 of every pinned input, computable from a checkout."""
+        return digest_of(
+            {
+                "python": self.target.python,
+                "cuda": self.target.cuda,
+                "sm": self.target.sm,
+                "base": self.target.base.model_dump(),
+                "packages": [
+                    {
+                        "release": pin.release.model_dump(exclude={"mib"}),
+                        "build": build_environment(pin, self.target) if pin.release.kind == "source" else None,
+                        "patches": [chosen.sha256 for chosen in self.patches[pin.name]],
+                    }
+                    for pin in self.pins
+                ],
+                "lock": sha256_of(self.locked.path),
+            }
+        )
+
+
+def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: str | None = None) -> Plan:
+    """The plan of a target, or of a what-if: another list of GPU architectures, another Python. Refuses what cannot be."""
+    declared = catalogue.target(name)
+    if sm and declared.cuda == "none":
+        raise Refusal(f"Target {name} compiles no GPU code, so --sm has nothing to change: choose a target with CUDA.")
+    changes = {key: value for key, value in (("sm", sm), ("python", python)) if value}
+    target = Target.model_validate({**declared.model_dump(), **changes})
+    pins = catalogue.pins(target)
+    patches = {pin.name: patch.selected(catalogue.root, pin, target) for pin in pins}
+    path = catalogue.root / "recipes" / "lock" / f"{name}.txt"
+    lock = Lock.read(path, target) if path.exists() and target.python == declared.python else None
+    return Plan(catalogue.root, target, pins, patches, lock)
+
+
+def memory_limit() -> int:
+    """Bytes of memory this process may use: the cgroup's limit (version 2 or 1) or the machine's, the smaller."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        if Path(path).exists() and (text := Path(path).read_text().strip()).isdigit():
+            limits.append(int(text))
+    return min(limits)
+
+
+def jobs(pin: Pin) -> int:
+    """Compile jobs at a time: as many as there are cores, or as memory allows."""
+    return max(1, min(len(os.sched_getaffinity(0)), memory_limit() // 2**20 // pin.build.mib_per_job))
+
+
+def show(chosen: Plan, cache: Cache) -> None:
+    """Print the plan: steps, sources, patches, then disk, memory and time."""
+    target = chosen.target
+    cuda = "no CUDA" if target.cuda == "none" else f"CUDA {target.cuda}, sm {' '.join(target.sm)}"
+    console.print(f"[bold]{target.name}[/bold]: Python {target.python}, {cuda}. {target.reason}.", soft_wrap=True)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("step", "package", "what"):
+        table.add_column(column, overflow="fold")
+    table.add_column("cost", justify="right", no_wrap=True)
+    for pin in chosen.pins:
+        table.add_row("fetch", pin.label, *_source(pin, cache))
+    if chosen.lock:
+        missing = sum(not _cached(cache, artifact.sha256) for artifact in chosen.lock.artifacts)
+        state = f"{missing} to fetch" if missing else "cached"
+        table.add_row("fetch", f"{len(chosen.lock.artifacts)} dependencies", f"lock/{chosen.lock.path.name} ({state})", size(chosen.lock.bytes))
+    for pin in chosen.pins:
+        for one in chosen.patches[pin.name]:
+            table.add_row("patch", pin.label, f"{one.path.name[:4]}: {one.summary}", "")
+    for pin in chosen.pins:
+        if pin.release.kind == "source":
+            compiler = "no compiler" if pin.build.compiler == "none" else f"{pin.build.compiler}, {jobs(pin)} jobs"
+            table.add_row("build", pin.label, compiler, f"{pin.build.minutes:g} min")
+    table.add_row("install", target.name, f"build/{target.name}/env, by hash", "")
+    table.add_row("smoke", target.name, f"proves on {', '.join(target.proves_on)}", "1 min")
+    console.print(table)
+    _show_cost(chosen, cache)
+
+
+def _source(pin: Pin, cache: Cache) -> tuple[str, str]:
+    artifact = artifact_of(pin)
+    if artifact is None:
+        return f"{pin.release.repository}@{(pin.release.commit or 'base image')[:12]}", ""
+    state = " (cached)" if _cached(cache, artifact.sha256) else ""
+    return f"{artifact.file}{state}", size(pin.release.mib.download * 2**20)
+
+
+def _cached(cache: Cache, sha256: str) -> bool:
+    return any((cache.root / "files" / sha256).glob("*"))
+
+
+def _show_cost(chosen: Plan, cache: Cache) -> None:
+    locked = chosen.lock.bytes if chosen.lock else 0
+    download = sum(pin.release.mib.download for pin in chosen.pins) * 2**20 + locked
+    installed = sum(pin.release.mib.installed for pin in chosen.pins) * 2**20 + 3 * locked
+    built = [pin for pin in chosen.pins if pin.release.kind == "source"]
+    peak = max((pin.build.mib_per_job * jobs(pin) for pin in built), default=0)
+    minutes = sum(pin.build.minutes for pin in built) + 1 + download / 2**20 / 60 / 5  # downloads at 5 MiB/s
+    place = next(parent for parent in [cache.root, *cache.root.parents] if parent.exists())
+    free = shutil.disk_usage(place).free
+    console.print(
+        f"disk {size(2 * download + 2 * installed)} (free: {size(free)}), of it {size(download)} to download; "
+        f"peak memory {size(peak * 2**20)} (limit: {size(memory_limit())}); "
+        f"about {minutes:.0f} min cold on {len(os.sched_getaffinity(0))} cores",
+        soft_wrap=True,
+    )
+    if free < 2 * download + 2 * installed:
+        console.print(f"[bold]The disk of {place} is too small for a cold build[/bold]: set FUSEBOX_CACHE to another one.", soft_wrap=True)
