@@ -144,7 +144,7 @@ class Downloads:
         return kept
 
     def _partial(self, artifact: Artifact) -> Path:
-        return self.cache.partial / f"{artifact.name}-{artifact.version}.{os.getpid()}"
+        return self.cache.partial / f"{artifact.name}-{artifact.version}"
 
     def choose(self, name: str, version: str) -> Path:
         """The wheel of that version which the target would install, whatever its hash: what a lock then pins."""
