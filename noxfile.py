@@ -1,8 +1,8 @@
 """The menu: what can be done with this checkout. A session is an environment plus one verb of `python -m recipes`.
 
-    nox -s "smoke(cpu)"      build the target `cpu` and prove it on this machine
-    nox -s tests             test Fusebox itself
-    nox -l                   everything else
+nox -s "smoke(cpu)"      build the target `cpu` and prove it on this machine
+nox -s tests             test Fusebox itself
+nox -l                   everything else
 """
 
 import functools
@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 if sys.version_info < (3, 11):
-    sys.exit("fusebox: the tool needs Python 3.11 or newer, and nox runs on %d.%d: install nox for a newer one." % sys.version_info[:2])
+    sys.exit(
+        "fusebox: the tool needs Python 3.11 or newer, and nox runs on %d.%d: install nox for a newer one."
+        % sys.version_info[:2]
+    )
 
 import nox
 

@@ -7,4 +7,7 @@ them; evidence keeps what the smoke tests proved; render writes the tables. `pyt
 import sys
 
 if sys.version_info < (3, 11):
-    sys.exit("fusebox: the tool needs Python 3.11 or newer, and this is %d.%d: run nox with a newer one." % sys.version_info[:2])
+    sys.exit(
+        "fusebox: the tool needs Python 3.11 or newer, and this is %d.%d: run nox with a newer one."
+        % sys.version_info[:2]
+    )

@@ -1,4 +1,4 @@
-"""`python -m recipes VERB`: the verbs, each a few lines; nox calls them. Bad input ends in one sentence and exit code 2."""
+"""`python -m recipes VERB`: the verbs, each a few lines; nox calls them. Bad input ends in one sentence and code 2."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ try:
     from recipes.plan import Plan, plan, show
     from recipes.progress import Steps, console, errors
 except ModuleNotFoundError as missing:
-    sys.exit(f"fusebox: the Python package {missing.name} is not installed: run the verb through nox, which installs what it needs.")
+    sys.exit(
+        f"fusebox: the Python package {missing.name} is not installed: run the verb through nox, which "
+        "installs what it needs."
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb and return the exit code: 0 done, 1 a claim was refuted or a check failed, 2 refused."""
     options = _parser().parse_args(arguments)
     try:
-        return options.verb(options)
+        return int(options.verb(options))
     except Refusal as refusal:
         errors.print(f"[red]fusebox:[/red] {refusal}", soft_wrap=True, markup=True)
         return 2
@@ -41,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
         added = verbs.add_parser(name, help=function.__doc__, description=function.__doc__)
         added.set_defaults(verb=function)
         if target:
-            added.add_argument("target", nargs="?", default="cpu", help="a table of recipes/targets.toml (default: %(default)s)")
+            added.add_argument(
+                "target", nargs="?", default="cpu", help="a table of recipes/targets.toml (default: %(default)s)"
+            )
         if mirror:
             added.add_argument("--mirror", type=Path, help="a folder to fetch from before the network")
         return added
@@ -54,10 +59,14 @@ def _parser() -> argparse.ArgumentParser:
     verb("build", _build, mirror=True)
     verb("smoke", _smoke, mirror=True)
     verb("promote", _promote)
-    verb("shell", _shell, mirror=True).add_argument("command", nargs=argparse.REMAINDER, help="run this instead of a shell")
+    verb("shell", _shell, mirror=True).add_argument(
+        "command", nargs=argparse.REMAINDER, help="run this instead of a shell"
+    )
     verb("lock", _lock)
     verb("render", _render, target=False).add_argument("--check", action="store_true", help="fail instead of writing")
-    verb("clean", _clean, target=False).add_argument("--cache", action="store_true", help="the cache of downloads and wheels too")
+    verb("clean", _clean, target=False).add_argument(
+        "--cache", action="store_true", help="the cache of downloads and wheels too"
+    )
     wheels = verb("cache", _cache, target=False)
     wheels.add_argument("action", choices=("export", "import"))
     wheels.add_argument("folder", type=Path)
@@ -132,7 +141,9 @@ def _shell(options: argparse.Namespace) -> int:
     try:
         return subprocess.run(command, env=environment.clean_variables(path), check=False).returncode
     except FileNotFoundError:
-        raise Refusal(f"There is no command {command[0]!r} in the environment or on the PATH: check its name.") from None
+        raise Refusal(
+            f"There is no command {command[0]!r} in the environment or on the PATH: check its name."
+        ) from None
 
 
 def _lock(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from email.parser import HeaderParser
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
@@ -31,13 +32,17 @@ class Extension:
     """One shared object of a wheel."""
 
     name: str
-    elf: ELFFile
+    elf: Any
 
     @cached_property
     def marches(self) -> set[str]:
         """The -march values it was compiled with; gcc records `native` as the CPU it found."""
         section = self.elf.get_section_by_name(".GCC.command.line")
-        return set(re.findall(rb"-march=([\w.+-]+)".decode(), section.data().decode(errors="replace"))) if section else set()
+        return (
+            set(re.findall(rb"-march=([\w.+-]+)".decode(), section.data().decode(errors="replace")))
+            if section
+            else set()
+        )
 
     @cached_property
     def glibc(self) -> Version:
@@ -47,20 +52,32 @@ class Extension:
             if isinstance(section, GNUVerNeedSection):
                 for _, entries in section.iter_versions():
                     names = [entry.name for entry in entries]
-                    wanted += [Version(name.removeprefix("GLIBC_")) for name in names if re.fullmatch(r"GLIBC_[\d.]+", name)]
+                    wanted += [
+                        Version(name.removeprefix("GLIBC_")) for name in names if re.fullmatch(r"GLIBC_[\d.]+", name)
+                    ]
         return max(wanted)
 
-    def symbols(self, *, defined: bool) -> set[str]:
-        """The dynamic symbols it defines, or those it wants from elsewhere: strong, unversioned (system libraries version theirs)."""
-        table, versions = self.elf.get_section_by_name(".dynsym"), self.elf.get_section_by_name(".gnu.version")
-        found = set()
-        for index, symbol in enumerate(table.iter_symbols()):
-            if (symbol["st_shndx"] != "SHN_UNDEF") != defined or symbol["st_info"]["bind"] == "STB_WEAK" and not defined:
-                continue
-            if not defined and versions is not None and versions.get_symbol(index)["ndx"] not in ("VER_NDX_GLOBAL", "VER_NDX_LOCAL"):
-                continue
-            found.add(symbol.name)
-        return found - {""}
+    @cached_property
+    def defined(self) -> set[str]:
+        """The dynamic symbols it defines."""
+        return {symbol.name for symbol in self._dynamic.iter_symbols() if symbol["st_shndx"] != "SHN_UNDEF"}
+
+    @cached_property
+    def wanted(self) -> set[str]:
+        """The symbols it wants from elsewhere. Weak ones may be missing; versioned ones are a system library's."""
+        versions = self.elf.get_section_by_name(".gnu.version")
+        return {
+            symbol.name
+            for index, symbol in enumerate(self._dynamic.iter_symbols())
+            if symbol.name
+            and symbol["st_shndx"] == "SHN_UNDEF"
+            and symbol["st_info"]["bind"] != "STB_WEAK"
+            and (versions is None or versions.get_symbol(index)["ndx"] in ("VER_NDX_GLOBAL", "VER_NDX_LOCAL"))
+        }
+
+    @property
+    def _dynamic(self) -> Any:
+        return self.elf.get_section_by_name(".dynsym")
 
 
 def extensions(wheel: Path) -> list[Extension]:
@@ -77,11 +94,17 @@ def audit(wheel: Path, pin: Pin, torch: Path | None, glibc: str) -> dict[str, ob
     """
     found = extensions(wheel)
     if pin.build.compiler != "none" and not found:
-        raise Refusal(f"{pin.label}: {wheel.name} holds no compiled extension: the build left them out; see its log and the recipe's env.")
+        raise Refusal(
+            f"{pin.label}: {wheel.name} holds no compiled extension: the build left them out; see its log "
+            "and the recipe's env."
+        )
     for extension in found:
         refuse_unportable(pin.label, extension)
         if extension.glibc > Version(glibc):
-            raise Refusal(f"{pin.label}: {extension.name} wants GLIBC {extension.glibc}, and the target runs on {glibc}: build it on the declared base.")
+            raise Refusal(
+                f"{pin.label}: {extension.name} wants GLIBC {extension.glibc}, and the target runs on "
+                f"{glibc}: build it on the declared base."
+            )
     if torch is not None:
         _refuse_unresolved(pin, found, torch)
     return {
@@ -94,26 +117,33 @@ def audit(wheel: Path, pin: Pin, torch: Path | None, glibc: str) -> dict[str, ob
 def refuse_unportable(label: str, extension: Extension) -> None:
     """Refuse an extension compiled for the machine that built it."""
     if not extension.marches:
-        raise Refusal(f"{label}: {extension.name} does not say which CPU it was compiled for: build it with docker/build-wheel.sh.")
+        raise Refusal(
+            f"{label}: {extension.name} does not say which CPU it was compiled for: build it with "
+            "docker/build-wheel.sh."
+        )
     if wrong := sorted(extension.marches - set(PORTABLE)):
         raise Refusal(
-            f"{label}: {extension.name} was compiled with -march={wrong[0]} (-march=native?) and may not run elsewhere: "
+            f"{label}: {extension.name} was compiled with -march={wrong[0]} (-march=native?) and may not "
+            "run elsewhere: "
             f"name one of {', '.join(PORTABLE)} by a setting or a patch."
         )
 
 
 def _refuse_unresolved(pin: Pin, found: Iterable[Extension], torch: Path) -> None:
-    own = set().union(*(extension.symbols(defined=True) for extension in found))
+    own = set().union(*(extension.defined for extension in found))
     libraries = sorted((torch / "lib").glob("*.so*"))
     for extension in found:
-        wanted = {name for name in extension.symbols(defined=False) - own if not re.match(r"_?Py", name)}
+        wanted = {name for name in extension.wanted - own if not re.match(r"_?Py", name)}
         for library in libraries:
             if wanted:
                 with library.open("rb") as file:
-                    table = ELFFile(file).get_section_by_name(".gnu.hash")
+                    table: Any = ELFFile(file).get_section_by_name(".gnu.hash")
                     wanted = {name for name in wanted if table is None or table.get_symbol(name) is None}
         if wanted:
-            raise Refusal(f"{pin.label}: {extension.name} has the undefined symbol {min(wanted)}, not in this torch: build it against the target's torch.")
+            raise Refusal(
+                f"{pin.label}: {extension.name} has the undefined symbol {min(wanted)}, not in this torch: "
+                "build it against the target's torch."
+            )
 
 
 def check_metadata(wheel: Path, pin: Pin, target: Target) -> None:
@@ -122,12 +152,18 @@ def check_metadata(wheel: Path, pin: Pin, target: Target) -> None:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = HeaderParser().parsestr(archive.read(name).decode())
     if canonicalize_name(metadata["Name"]) != pin.name or Version(metadata["Version"]) != Version(pin.release.version):
-        raise Refusal(f"{wheel.name} calls itself {metadata['Name']} {metadata['Version']}, and the recipe says {pin.label}: correct the recipe.")
+        raise Refusal(
+            f"{wheel.name} calls itself {metadata['Name']} {metadata['Version']}, and the recipe says "
+            f"{pin.label}: correct the recipe."
+        )
     theirs = _normalised(metadata.get_all("Requires-Dist") or [], target)
     ours = _normalised(pin.release.requires, target)
     if difference := sorted(theirs ^ ours):
         side = "lacks" if difference[0] in theirs else "should not have"
-        raise Refusal(f"recipes/packages/{pin.name}.toml: release {pin.release.version}: requires {side} {difference[0]!r} (says {wheel.name}): correct it.")
+        raise Refusal(
+            f"recipes/packages/{pin.name}.toml: release {pin.release.version}: requires {side} "
+            f"{difference[0]!r} (says {wheel.name}): correct it."
+        )
 
 
 def _normalised(requirements: Iterable[str], target: Target) -> set[str]:

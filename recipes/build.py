@@ -1,4 +1,4 @@
-"""Pinned sources to wheels: fetch, patch, compile, audit; a wheel that was built from the same inputs is not built again.
+"""Pinned sources to wheels: fetch, patch, compile, audit; a wheel built from the same inputs is not built again.
 
 The key of a wheel is the hash of everything that decides its bytes: the patched tree, the recipe's variables, and for
 compiled ones torch, CUDA, GPU architectures, Python ABI, compiler and base. Compilation is docker/build-wheel.sh.
@@ -78,7 +78,9 @@ class Builder:
 
     def _tree(self, pin: Pin, files: Mapping[str, Path]) -> Tree:
         patches = self.plan.patches[pin.name]
-        key = digest_of([pin.release.model_dump(include={"sha256", "commit", "submodules"}), [chosen.sha256 for chosen in patches]])
+        key = digest_of(
+            [pin.release.model_dump(include={"sha256", "commit", "submodules"}), [chosen.sha256 for chosen in patches]]
+        )
         final = self.cache.root / "trees" / key
         if not (final / "tree.json").exists():
             with self.cache.scratch("tree") as scratch:
@@ -90,7 +92,11 @@ class Builder:
                     step.note = f"{len(patches)} applied" if patches else "none"
                 touched = {file: sha256_of(source / file) for chosen in patches for file in chosen.files}
                 records = [
-                    {"file": chosen.name, "sha256": chosen.sha256, "touched": {file: touched[file] for file in chosen.files}}
+                    {
+                        "file": chosen.name,
+                        "sha256": chosen.sha256,
+                        "touched": {file: touched[file] for file in chosen.files},
+                    }
                     for chosen in patches
                 ]
                 write_json(made / "tree.json", {"source": pin.label, "sha256": tree_hash(source), "patches": records})
@@ -142,11 +148,19 @@ class Builder:
     def _compiler(self, pin: Pin) -> str:
         found = {name: shutil.which(name) for name in ("c++", *(["nvcc"] if pin.build.compiler == "nvcc" else []))}
         if missing := [name for name, path in found.items() if path is None]:
-            raise Refusal(f"{pin.label} is compiled and there is no {missing[0]} on the PATH: install one (Debian, Ubuntu: apt-get install g++).")
-        said = [subprocess.run([str(path), "--version"], capture_output=True, text=True, check=False).stdout for path in found.values()]
+            raise Refusal(
+                f"{pin.label} is compiled and there is no {missing[0]} on the PATH: install one (Debian, "
+                "Ubuntu: apt-get install g++)."
+            )
+        said = [
+            subprocess.run([str(path), "--version"], capture_output=True, text=True, check=False).stdout
+            for path in found.values()
+        ]
         return "; ".join(" ".join(line for line in text.splitlines() if re.search(r"\d+\.\d+", line)) for text in said)
 
-    def _build(self, pin: Pin, tree: Tree, inputs: dict[str, Any], locked: list[tuple[Artifact, Path]], before: list[Wheel]) -> None:
+    def _build(
+        self, pin: Pin, tree: Tree, inputs: dict[str, Any], locked: list[tuple[Artifact, Path]], before: list[Wheel]
+    ) -> None:
         with self.cache.scratch("build") as scratch:
             with self.steps.step("prepare", f"{pin.label}: its build environment"):
                 environment.create(scratch / "env", self.plan.target, locked, before, self.cache)
@@ -167,7 +181,12 @@ class Builder:
                 "inputs": inputs,
                 "audit": audit.audit(wheel, pin, torch, platform.libc_ver()[1]),
                 "patches": [_installed(patch, wheel) for patch in tree.patches],
-                "built_with": {"python": self._version(python), "compiler": inputs.get("compiler", "none"), "where": inputs.get("base", "any"), **cost},
+                "built_with": {
+                    "python": self._version(python),
+                    "compiler": inputs.get("compiler", "none"),
+                    "where": inputs.get("base", "any"),
+                    **cost,
+                },
             }
             write_json(made / "wheel.json", record)
             shutil.copyfile(scratch / "build.log", made / "build.log")
@@ -183,14 +202,23 @@ class Builder:
         include = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
         if not Path(include, "Python.h").exists():
             version = self.plan.target.python
-            raise Refusal(f"{pin.label} is compiled and {include}/Python.h is missing: install Python's headers (Debian, Ubuntu: python{version}-dev).")
+            raise Refusal(
+                f"{pin.label} is compiled and {include}/Python.h is missing: install Python's headers "
+                f"(Debian, Ubuntu: python{version}-dev)."
+            )
 
     def _run(self, pin: Pin, command: list[str], scratch: Path, step: Step) -> dict[str, object]:
         """Run the build script; every line goes to build.log and the last one to the display."""
         for name in ("home", "tmp"):
             (scratch / name).mkdir()
         variables = environment.clean_variables(scratch / "env") | build_environment(pin, self.plan.target)
-        variables |= {"HOME": str(scratch / "home"), "TMPDIR": str(scratch / "tmp"), "MAX_JOBS": str(jobs(pin)), "SOURCE_DATE_EPOCH": EPOCH, "LC_ALL": "C.UTF-8"}
+        variables |= {
+            "HOME": str(scratch / "home"),
+            "TMPDIR": str(scratch / "tmp"),
+            "MAX_JOBS": str(jobs(pin)),
+            "SOURCE_DATE_EPOCH": EPOCH,
+            "LC_ALL": "C.UTF-8",
+        }
         log, tail = scratch / "build.log", list[str]()
         with log.open("w") as file, _group(command, scratch, variables) as process:
             assert process.stdout
@@ -199,12 +227,19 @@ class Builder:
                 step.show(line)
                 tail = [*tail[-200:], line]
                 if re.search(r"\s-m(arch|cpu|tune)=native\b", line):
-                    raise Refusal(f"{pin.label} compiles with -march=native, which ties the wheel to this machine's CPU: turn it off by a setting or a patch.")
+                    raise Refusal(
+                        f"{pin.label} compiles with -march=native, which ties the wheel to this machine's "
+                        "CPU: turn it off by a setting or a patch."
+                    )
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
         if process.returncode != 0:
             raise self._failure(pin, log, tail, process.returncode)
-        return {"cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1), "peak_mib_per_process": usage.ru_maxrss // 1024, "jobs": jobs(pin)}
+        return {
+            "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+            "peak_mib_per_process": usage.ru_maxrss // 1024,
+            "jobs": jobs(pin),
+        }
 
     def _failure(self, pin: Pin, log: Path, tail: list[str], code: int) -> Refusal:
         kept = environment.folder(self.plan.root, self.plan.target) / f"{pin.name}.build.log"
@@ -214,14 +249,21 @@ class Builder:
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(log, kept)
         if code in (-signal.SIGKILL, 137) or re.search(r"\bKilled\b", text):
-            return Refusal(f"{pin.label}: a compiler was killed, most likely for want of memory: raise mib_per_job in recipes/packages/{pin.name}.toml; log in {kept}.")
-        errors = [line.strip() for line in tail if re.search(r"\b(fatal )?error\b", line, re.IGNORECASE)] or [line.strip() for line in tail if line.strip()]
+            return Refusal(
+                f"{pin.label}: a compiler was killed, most likely for want of memory: raise mib_per_job in "
+                f"recipes/packages/{pin.name}.toml; log in {kept}."
+            )
+        errors = [line.strip() for line in tail if re.search(r"\b(fatal )?error\b", line, re.IGNORECASE)] or [
+            line.strip() for line in tail if line.strip()
+        ]
         return Refusal(f"{pin.label} did not build ({(errors or ['no output'])[0][:200]}): read {kept}.")
 
     def _only_wheel(self, pin: Pin, made: Path) -> Path:
         wheels = list(made.glob("*.whl"))
         if len(wheels) != 1:
-            raise Refusal(f"{pin.label}: the build left {len(wheels)} wheels, and one was expected: see docker/build-wheel.sh.")
+            raise Refusal(
+                f"{pin.label}: the build left {len(wheels)} wheels, and one was expected: see docker/build-wheel.sh."
+            )
         return wheels[0]
 
 
@@ -245,12 +287,11 @@ def _installed(patch: Mapping[str, Any], wheel: Path) -> dict[str, Any]:
     """A patch's record, with the files that it changed and the wheel installs, by their hash."""
     installed = {}
     with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
         for file, sha256 in patch["touched"].items():
-            for name in names:
-                if file.endswith(f"/{name}") or file == name:
-                    if hashlib.sha256(archive.read(name)).hexdigest() == sha256:
-                        installed[name] = sha256
+            for name in archive.namelist():
+                same_place = f"/{file}".endswith(f"/{name}")
+                if same_place and hashlib.sha256(archive.read(name)).hexdigest() == sha256:
+                    installed[name] = sha256
     return {"file": patch["file"], "sha256": patch["sha256"], "installed": installed}
 
 
@@ -259,7 +300,9 @@ def export_wheels(cache: Cache, into: Path) -> int:
     found = sorted(path.parent for path in cache.root.glob("wheels/*/wheel.json"))
     for folder in found:
         if cache.wheel(folder.name) is None:
-            raise Refusal(f"{folder} does not hold the bytes that its record names: build that wheel again, then export.")
+            raise Refusal(
+                f"{folder} does not hold the bytes that its record names: build that wheel again, then export."
+            )
         with disk_named(into):
             into.mkdir(parents=True, exist_ok=True)
             if not (into / folder.name).exists():
@@ -296,6 +339,9 @@ def _check_exported(folder: Path) -> None:
     if digest_of(inputs) != folder.name:
         raise Refusal(f"{label}: {folder} is not named after its inputs: export it again.")
     if not wheel.is_file() or (found := sha256_of(wheel)) != sha256:
-        raise Refusal(f"{label}: {wheel} {f'has sha256 {found}' if wheel.is_file() else 'is missing'}, and its record says {sha256}: export it again.")
+        raise Refusal(
+            f"{label}: {wheel} {f'has sha256 {found}' if wheel.is_file() else 'is missing'}, and its "
+            f"record says {sha256}: export it again."
+        )
     for extension in audit.extensions(wheel):
         audit.refuse_unportable(label, extension)

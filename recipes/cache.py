@@ -51,7 +51,9 @@ def disk_named(path: Path) -> Iterator[None]:
             raise disk_full(path) from None
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             place = error.filename or path
-            raise Refusal(f"{place} cannot be written ({error.strerror}): choose another place with FUSEBOX_CACHE.") from None
+            raise Refusal(
+                f"{place} cannot be written ({error.strerror}): choose another place with FUSEBOX_CACHE."
+            ) from None
         raise
 
 
@@ -59,7 +61,9 @@ def disk_full(path: Path) -> Refusal:
     """The sentence for a full disk; `path` lies on it."""
     place = next(parent for parent in [path, *path.parents] if parent.exists())
     free = shutil.disk_usage(place).free / 2**20
-    return Refusal(f"The disk of {path} is full ({free:.0f} MiB free): free some room, or choose another place with FUSEBOX_CACHE.")
+    return Refusal(
+        f"The disk of {path} is full ({free:.0f} MiB free): free some room, or choose another place with FUSEBOX_CACHE."
+    )
 
 
 def sync_tree(path: Path) -> None:
@@ -117,7 +121,7 @@ class Cache:
 
     @contextlib.contextmanager
     def held(self, waiting: Callable[[str], None]) -> Iterator[None]:
-        """Hold the cache for a run that writes to it; a second run waits, saying for whom, and sweeps what a killed one left."""
+        """Hold the cache for one run, after sweeping what a killed one left; another run waits and says for whom."""
         with disk_named(self.root):
             self.root.mkdir(parents=True, exist_ok=True)
             with (self.root / "lock").open("a+") as lock:

@@ -51,11 +51,20 @@ def site_packages(environment: Path, target: Target) -> Path:
 
 def clean_variables(environment: Path) -> dict[str, str]:
     """The variables for running something inside an environment: nothing of the caller's Python gets in."""
-    ours = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PIP_", "UV_", "VIRTUAL_ENV"))}
-    return {**ours, "PATH": f"{environment / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(environment), "PYTHONNOUSERSITE": "1"}
+    ours = {
+        key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PIP_", "UV_", "VIRTUAL_ENV"))
+    }
+    return {
+        **ours,
+        "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
+        "VIRTUAL_ENV": str(environment),
+        "PYTHONNOUSERSITE": "1",
+    }
 
 
-def create(path: Path, target: Target, locked: Iterable[tuple[Artifact, Path]], wheels: Iterable[Wheel], cache: Cache) -> None:
+def create(
+    path: Path, target: Target, locked: Iterable[tuple[Artifact, Path]], wheels: Iterable[Wheel], cache: Cache
+) -> None:
     """Make a virtual environment at `path` and install exactly these files, each by its sha256."""
     _uv(path, cache, "venv", "--quiet", "--relocatable", "--python", target.python, str(path))
     chosen = [(artifact.name, artifact.version, artifact.sha256, file) for artifact, file in locked]
@@ -64,9 +73,11 @@ def create(path: Path, target: Target, locked: Iterable[tuple[Artifact, Path]], 
         for _, _, _, file in chosen:
             (house / file.name).symlink_to(file)
         requirements = house / "requirements.txt"
-        requirements.write_text("".join(f"{name}=={version} --hash=sha256:{sha256}\n" for name, version, sha256, _ in chosen))
-        _uv(path, cache, "pip", "install", "--quiet", "--offline", "--no-index", "--no-deps", "--require-hashes", "--python", str(python_of(path)),
-            "--find-links", str(house), "--requirements", str(requirements))  # fmt: skip
+        requirements.write_text(
+            "".join(f"{name}=={version} --hash=sha256:{sha256}\n" for name, version, sha256, _ in chosen)
+        )
+        offline = ("--quiet", "--offline", "--no-index", "--no-deps", "--require-hashes", "--find-links", str(house))
+        _uv(path, cache, "pip", "install", *offline, "--python", str(python_of(path)), "-r", str(requirements))
 
 
 def check(path: Path, cache: Cache) -> None:
@@ -75,7 +86,11 @@ def check(path: Path, cache: Cache) -> None:
 
 
 def _uv(path: Path, cache: Cache, *arguments: str) -> None:
-    ours = {key: value for key, value in os.environ.items() if not key.startswith(("UV_INDEX", "UV_FIND", "VIRTUAL_ENV", "PYTHON"))}
+    ours = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("UV_INDEX", "UV_FIND", "VIRTUAL_ENV", "PYTHON"))
+    }
     command = [uv.find_uv_bin(), "--no-config", "--cache-dir", str(cache.root / "uv"), "--no-progress", *arguments]
     done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
     if done.returncode == 0:
@@ -84,15 +99,23 @@ def _uv(path: Path, cache: Cache, *arguments: str) -> None:
     if "No space left" in said:
         raise disk_full(path)
     if "No interpreter found" in said or "No download" in said:
-        raise Refusal(f"No Python {arguments[arguments.index('--python') + 1]} is on this machine: install it (for example `uv python install`) and run again.")
-    raise Refusal(f"uv {' '.join(arguments[:2])} refused the environment ({' '.join(said.split())[:300]}): correct the recipe or write the lock again.")
+        raise Refusal(
+            f"No Python {arguments[arguments.index('--python') + 1]} is on this machine: install it (for "
+            "example `uv python install`) and run again."
+        )
+    raise Refusal(
+        f"uv {' '.join(arguments[:2])} refused the environment ({' '.join(said.split())[:300]}): correct "
+        "the recipe or write the lock again."
+    )
 
 
 def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel], cache: Cache, steps: Steps) -> Path:
     """ROOT/build/TARGET/env with these wheels; an environment that already is exactly this is kept."""
     final = folder(plan.root, plan.target) / "env"
     manifest = _manifest(plan, wheels)
-    if (final / "fusebox" / "manifest.json").exists() and json.loads((final / "fusebox" / "manifest.json").read_text()) == manifest:
+    if (final / "fusebox" / "manifest.json").exists() and json.loads(
+        (final / "fusebox" / "manifest.json").read_text()
+    ) == manifest:
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
     for left in final.parent.glob(".env.*"):  # of a killed run; the cache's lock says that nobody works on it

@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from recipes import environment
-from recipes.cache import Cache, sha256_of, write_json, write_text
+from recipes.cache import sha256_of, write_json, write_text
 from recipes.model import Refusal, digest_of
 from recipes.plan import Plan
 from recipes.progress import console
@@ -43,7 +43,10 @@ class Room:
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "smoke_tests"
-        self._paths = {path.relative_to(self.folder).with_suffix("").as_posix().replace("/", "."): path for path in self.folder.rglob("*.py")}
+        self._paths = {
+            path.relative_to(self.folder).with_suffix("").as_posix().replace("/", "."): path
+            for path in self.folder.rglob("*.py")
+        }
 
     @cached_property
     def _definitions(self) -> dict[str, dict[str, Definition]]:
@@ -134,11 +137,20 @@ def _proves(node: ast.FunctionDef) -> tuple[str, tuple[str, ...]] | None:
 
 
 def smoke(plan: Plan, env: Path) -> int:
-    """Run every claim of the target in its environment, write evidence and log, print the table; 1 if one is refuted."""
+    """Run every claim in the environment, write evidence and log, print the table; 1 if one is refuted."""
     folder = environment.folder(plan.root, plan.target) / "evidence"
     outcomes = folder / "outcomes.json"
     folder.mkdir(parents=True, exist_ok=True)
-    command = [str(environment.python_of(env)), "-B", "-m", "pytest", str(plan.root / "smoke_tests"), "--no-header", "--evidence", str(outcomes)]
+    command = [
+        str(environment.python_of(env)),
+        "-B",
+        "-m",
+        "pytest",
+        str(plan.root / "smoke_tests"),
+        "--no-header",
+        "--evidence",
+        str(outcomes),
+    ]
     command += ["--color", "yes" if console.is_terminal else "no"]
     process = subprocess.Popen(
         command, cwd=plan.root, env=environment.clean_variables(env), text=True, errors="replace",
@@ -152,7 +164,10 @@ def smoke(plan: Plan, env: Path) -> int:
         lines.append(line)
     code = process.wait()
     if not outcomes.exists():
-        raise Refusal(f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what they printed above.")
+        raise Refusal(
+            f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what "
+            "they printed above."
+        )
     written = _assemble(plan, json.loads(outcomes.read_text(encoding="utf-8")), "".join(lines), folder)
     outcomes.unlink()
     console.print(_table(written))
@@ -170,14 +185,23 @@ def _assemble(plan: Plan, outcomes: dict[str, Any], log: str, folder: Path) -> d
     for claim in outcomes["claims"]:
         claim["key"] = room.key(room.claims[claim["id"].split("[")[0]])
         claim["reason"] = claim["reason"].replace(str(plan.root), ".")
-    evidence = {"name": name, **outcomes, "packages": manifest["packages"], "log_sha256": sha256_of(folder / f"{name}.log")}
+    evidence = {
+        "name": name,
+        **outcomes,
+        "packages": manifest["packages"],
+        "log_sha256": sha256_of(folder / f"{name}.log"),
+    }
     write_json(folder / f"{name}.json", evidence)
     return evidence
 
 
 def _table(evidence: dict[str, Any]) -> Table:
     """One row per claim; its parameters are counted."""
-    table = Table(title=f"{evidence['target']} on {evidence['hardware']['name']} ({evidence['hardware']['cpu']})", box=None, pad_edge=False)
+    table = Table(
+        title=f"{evidence['target']} on {evidence['hardware']['name']} ({evidence['hardware']['cpu']})",
+        box=None,
+        pad_edge=False,
+    )
     for column in ("outcome", "package", "claim", "seed", "seconds"):
         table.add_column(column, justify="right" if column == "seconds" else "left", overflow="fold")
     for rows in grouped(evidence["claims"]).values():
@@ -186,7 +210,13 @@ def _table(evidence: dict[str, Any]) -> Table:
         colour = {"proved": "green", "refuted": "red", "unproven": "yellow"}[outcome]
         seconds = sum(row["seconds"] for row in rows)
         sentence = escape(rows[0]["claim"])
-        table.add_row(f"[{colour}]{outcome}[/{colour}]{count}", rows[0]["package"], sentence, " ".join(rows[0]["seed"]), f"{seconds:.1f}")
+        table.add_row(
+            f"[{colour}]{outcome}[/{colour}]{count}",
+            rows[0]["package"],
+            sentence,
+            " ".join(rows[0]["seed"]),
+            f"{seconds:.1f}",
+        )
     return table
 
 
@@ -214,7 +244,9 @@ def promote(plan: Plan) -> list[Path]:
     for path in found:
         evidence = read(path)
         if state(plan, evidence, evidence["claims"]) == "stale":
-            raise Refusal(f'{path} was made by another state of this checkout: run `nox -s "smoke({plan.target.name})"` again.')
+            raise Refusal(
+                f'{path} was made by another state of this checkout: run `nox -s "smoke({plan.target.name})"` again.'
+            )
         for source in (path, path.with_suffix(".log")):
             final = plan.root / "smoke_tests" / "evidence" / source.name
             final.parent.mkdir(parents=True, exist_ok=True)
@@ -233,7 +265,9 @@ def read(path: Path) -> dict[str, Any]:
     evidence: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     log = path.with_suffix(".log")
     if not log.exists() or sha256_of(log) != evidence["log_sha256"]:
-        raise Refusal(f"{path}: its raw log {log.name} is missing or was changed: restore both from the run that made them.")
+        raise Refusal(
+            f"{path}: its raw log {log.name} is missing or was changed: restore both from the run that made them."
+        )
     return evidence
 
 

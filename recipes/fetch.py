@@ -1,4 +1,4 @@
-"""Every source, verified: wheels and sdists by sha256, git trees by commit; from the cache, a mirror folder or the network.
+"""Every source, verified: wheels and sdists by sha256, git trees by commit; from cache, mirror folder or network.
 
 Files are found through pip's configured index and find-links (unearth; nothing of a source is run), or through the
 publisher's own index where a release names one. Which place served a file does not matter: the hash decides.
@@ -20,13 +20,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from typing import cast
 from urllib.parse import urlsplit
 
 import httpx2
 from pip._internal.models.index import PyPI  # the only place where pip says which index is its default
 from unearth import PackageFinder, TargetPython
 from unearth.errors import UnpackError
-from unearth.fetchers.sync import PyPIClient
+from unearth.fetchers import Fetcher, PyPIClient
 
 from recipes.cache import Cache, disk_named, find_file, put, sha256_of
 from recipes.model import Pin, Refusal, Release, Target
@@ -63,12 +64,15 @@ class PipSettings:
 
     @classmethod
     def read(cls) -> PipSettings:
-        """pip's own settings: its files, then its variables, the later one holding (pip's user guide, Configuration)."""
+        """pip's own settings: its files, then its variables; the later one holds (pip's user guide, Configuration)."""
         listing = subprocess.run(
             [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
         )
         if listing.returncode != 0:
-            raise Refusal(f"pip's configuration cannot be read ({listing.stderr.strip().splitlines()[-1]}): mend it, then run again.")
+            raise Refusal(
+                f"pip's configuration cannot be read ({listing.stderr.strip().splitlines()[-1]}): mend it, "
+                "then run again."
+            )
         values: dict[str, str] = {}
         for line in sorted(listing.stdout.splitlines(), key=lambda line: line.startswith((":env:", "download."))):
             key, _, value = line.partition("=")
@@ -159,7 +163,7 @@ class Downloads:
     def _finder(self, indexes: Iterable[str], find_links: Iterable[str], every: bool = False) -> PackageFinder:
         settings = self.settings
         return PackageFinder(
-            self._session,
+            cast(Fetcher, self._session),
             index_urls=indexes,
             find_links=find_links,
             trusted_hosts=settings.trusted_hosts,
@@ -175,7 +179,10 @@ class Downloads:
         for indexes, find_links in places:
             finder = self._finder(indexes, find_links, every=artifact.file is not None)
             try:
-                matches = [match.link for match in finder.find_matches(f"{artifact.name}=={artifact.version}", allow_yanked=True)]
+                matches = [
+                    match.link
+                    for match in finder.find_matches(f"{artifact.name}=={artifact.version}", allow_yanked=True)
+                ]
             except (httpx2.HTTPError, UnpackError, OSError) as error:
                 raise self._unreachable(artifact, error) from None
             for link in matches:
@@ -183,7 +190,10 @@ class Downloads:
                     return link
         wanted = artifact.file or f"a wheel for Python {self._target.python}"
         asked = "pip's configured index" + (f" and {artifact.index}" if artifact.index else "")
-        raise Refusal(f"{artifact.label}: {wanted} is not on {asked}, or it cannot be reached: see `pip config list`, or pass --mirror DIR.")
+        raise Refusal(
+            f"{artifact.label}: {wanted} is not on {asked}, or it cannot be reached: see `pip config "
+            "list`, or pass --mirror DIR."
+        )
 
     def _download(self, url: str, name: str, artifact: Artifact) -> Path:
         partial = self._partial(artifact)
@@ -193,7 +203,8 @@ class Downloads:
                 found = sha256_of(partial)
                 if artifact.sha256 not in ("", found):
                     raise Refusal(
-                        f"{artifact.label}: {name} has sha256 {found}, and {artifact.sha256} is pinned: it is corrupted or was "
+                        f"{artifact.label}: {name} has sha256 {found}, and {artifact.sha256} is pinned: it "
+                        "is corrupted or was "
                         "replaced; nothing was kept, try again or ask its publisher."
                     )
                 path = self.cache.keep_file(partial, name, found)
@@ -220,7 +231,9 @@ class Downloads:
                 time.sleep(1)
 
     def _unreachable(self, artifact: Artifact, error: Exception) -> Refusal:
-        return Refusal(f"{artifact.label}: {_reason(error)}: check the network and `pip config list`, or pass --mirror DIR.")
+        return Refusal(
+            f"{artifact.label}: {_reason(error)}: check the network and `pip config list`, or pass --mirror DIR."
+        )
 
 
 def _reason(error: Exception) -> str:
@@ -238,7 +251,7 @@ def _reason(error: Exception) -> str:
 
 
 def unpack(archive: Path, into: Path) -> Path:
-    """Unpack an sdist into a folder and return the one folder in it; a member that would leave the folder is refused."""
+    """Unpack an sdist and return the one folder in it; a member that would get outside is refused."""
     try:
         with tarfile.open(archive) as tar:
             members = tar.getmembers()
@@ -246,16 +259,22 @@ def unpack(archive: Path, into: Path) -> Path:
             for member in members:
                 member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
                 member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
-            tar.extraction_filter = lambda member, _: member  # checked above; Python before 3.11.4 has no filter of its own
+            tar.extraction_filter = lambda member, _: (
+                member
+            )  # checked above; Python before 3.11.4 has no filter of its own
             with disk_named(into):
                 tar.extractall(into, members)
     except (tarfile.TarError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
-        raise Refusal(f"{archive.name} is not a readable archive ({error}): remove {archive} and fetch it again.") from None
+        raise Refusal(
+            f"{archive.name} is not a readable archive ({error}): remove {archive} and fetch it again."
+        ) from None
     tops = list(into.iterdir())
     if len(tops) != 1 or not tops[0].is_dir():
-        raise Refusal(f"{archive.name} holds {len(tops)} top-level entries, and an sdist has one folder: check the recipe's file.")
+        raise Refusal(
+            f"{archive.name} holds {len(tops)} top-level entries, and an sdist has one folder: check the recipe's file."
+        )
     return tops[0]
 
 
@@ -277,7 +296,9 @@ def _refuse_escapes(archive: Path, members: list[tarfile.TarInfo]) -> None:
             if member.linkname.startswith("/") or os.path.normpath(base / member.linkname).startswith(".."):
                 fault = f"links to {member.linkname}, outside the archive"
         if fault:
-            raise Refusal(f"{archive.name}: member {member.name!r} {fault}: refused, report it to the package's publisher.")
+            raise Refusal(
+                f"{archive.name}: member {member.name!r} {fault}: refused, report it to the package's publisher."
+            )
 
 
 @dataclass
@@ -296,7 +317,9 @@ class Git:
             raise Refusal(f"{label}: its source is a git repository and git is not installed: install git.")
         self._check_out(label, release.repository, release.commit, release.tag, into)
         for submodule in release.submodules:
-            self._check_out(f"{label} {submodule.path}", submodule.repository, submodule.commit, None, into / submodule.path)
+            self._check_out(
+                f"{label} {submodule.path}", submodule.repository, submodule.commit, None, into / submodule.path
+            )
         return into
 
     def _check_out(self, label: str, repository: str, commit: str, tag: str | None, into: Path) -> None:
@@ -317,7 +340,10 @@ class Git:
                 self._refuse_moved_tag(label, root / place, commit, tag)
                 return root / place
         if self.mirror and (self.mirror / place).is_dir():
-            raise Refusal(f"{label}: commit {commit} is not in {self.mirror / place}: update the mirror or correct the recipe's commit.")
+            raise Refusal(
+                f"{label}: commit {commit} is not in {self.mirror / place}: update the mirror or correct "
+                "the recipe's commit."
+            )
         refs = [f"+refs/tags/{tag}:refs/tags/{tag}"] if tag else []
         stall = ["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=30"]
         with self.steps.step("fetch", label), self.cache.scratch("git") as folder:
@@ -340,19 +366,31 @@ class Git:
         now = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
         if now != commit:
             where = f"now points to {now}" if now else "is not there"
-            raise Refusal(f"{label}: tag {tag} {where}, and the recipe pins {commit}: find out why before you change the recipe.")
+            raise Refusal(
+                f"{label}: tag {tag} {where}, and the recipe pins {commit}: find out why before you change the recipe."
+            )
 
     def _git(self, label: str, *arguments: object) -> None:
         environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
         try:
             done = subprocess.run(
-                ["git", *map(str, arguments)], capture_output=True, text=True, timeout=self.seconds, env=environment, check=False
+                ["git", *map(str, arguments)],
+                capture_output=True,
+                text=True,
+                timeout=self.seconds,
+                env=environment,
+                check=False,
             )
         except subprocess.TimeoutExpired:
-            raise Refusal(f"{label}: git did not finish within {self.seconds} s: check the network, or pass --mirror DIR.") from None
+            raise Refusal(
+                f"{label}: git did not finish within {self.seconds} s: check the network, or pass --mirror DIR."
+            ) from None
         if done.returncode != 0:
             said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise Refusal(f"{label}: git {_verb(arguments)} failed ({said}): check the commit and the network, or pass --mirror DIR.")
+            raise Refusal(
+                f"{label}: git {_verb(arguments)} failed ({said}): check the commit and the network, or "
+                "pass --mirror DIR."
+            )
 
 
 def _verb(arguments: Iterable[object]) -> str:
@@ -367,7 +405,9 @@ def artifact_of(pin: Pin) -> Artifact | None:
     return Artifact(pin.name, release.version, release.sha256, release.file, release.index)
 
 
-_LOCKED = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+) --hash=sha256:(?P<sha256>[0-9a-f]{64})(  # (?P<bytes>\d+) bytes)?$")
+_LOCKED = re.compile(
+    r"^(?P<name>[A-Za-z0-9._-]+)==(?P<version>\S+) --hash=sha256:(?P<sha256>[0-9a-f]{64})(  # (?P<bytes>\d+) bytes)?$"
+)
 
 
 @dataclass(frozen=True)
@@ -392,7 +432,10 @@ class Lock:
                 continue
             match = _LOCKED.match(line)
             if match is None:
-                raise Refusal(f"{path}:{number}: {line[:60]!r} is not a locked requirement: write the file with `nox -s lock -- {target.name}`.")
+                raise Refusal(
+                    f"{path}:{number}: {line[:60]!r} is not a locked requirement: write the file with `nox "
+                    f"-s lock -- {target.name}`."
+                )
             artifacts.append(Artifact(match["name"], match["version"], match["sha256"]))
             total += int(match["bytes"] or 0)
         return cls(path, inputs, tuple(artifacts), total)

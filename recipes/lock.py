@@ -62,14 +62,30 @@ def _resolve(plan: Plan, downloads: Downloads) -> list[tuple[str, str]]:
         (scratch / "in.txt").write_text("\n".join(requirements(plan)) + "\n")
         # A dependency on one of the target's own packages is met by the target, never by the index.
         (scratch / "own.txt").write_text("".join(f"{pin.name}; sys_platform == 'never'\n" for pin in plan.pins))
-        command = [uv.find_uv_bin(), "--no-config", "--cache-dir", str(downloads.cache.root / "uv"), "pip", "compile", str(scratch / "in.txt")]
+        command = [
+            uv.find_uv_bin(),
+            "--no-config",
+            "--cache-dir",
+            str(downloads.cache.root / "uv"),
+            "pip",
+            "compile",
+            str(scratch / "in.txt"),
+        ]
         command += ["--overrides", str(scratch / "own.txt"), "--no-header", "--no-annotate", "--only-binary", ":all:"]
-        command += ["--python-version", plan.target.python, "--python-platform", f"x86_64-manylinux_{plan.target.glibc.replace('.', '_')}"]
+        command += [
+            "--python-version",
+            plan.target.python,
+            "--python-platform",
+            f"x86_64-manylinux_{plan.target.glibc.replace('.', '_')}",
+        ]
         command += [f"--find-links={link}" for link in settings.find_links if "://" not in link]
         command += [f"--extra-index-url={index}" for index in settings.indexes[1:] if not index.startswith("file:")]
         command += [f"--index-url={index}" for index in settings.indexes[:1]]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise Refusal(f"{plan.target.name}: the requirements do not resolve ({' '.join(done.stderr.split())[:400]}): correct the ranges in the recipes.")
+        raise Refusal(
+            f"{plan.target.name}: the requirements do not resolve ({' '.join(done.stderr.split())[:400]}): "
+            "correct the ranges in the recipes."
+        )
     pinned = [re.match(r"^([A-Za-z0-9._-]+)==([^ ;]+)", line) for line in done.stdout.splitlines() if line.strip()]
     return [(canonicalize_name(match[1]), match[2]) for match in pinned if match]

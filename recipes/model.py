@@ -17,7 +17,6 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from packaging.markers import Environment, default_environment
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -99,26 +98,26 @@ class Target(Strict):
     packages: Annotated[dict[Text, Text], Field(min_length=1)]
 
     @property
-    def marker_environment(self) -> Environment:
+    def marker_environment(self) -> dict[str, str]:
         """PEP 508 markers of the target, whatever Python runs the tool."""
-        environment = default_environment()
-        environment.update(
-            python_version=self.python,
-            python_full_version=f"{self.python}.0",
-            implementation_name="cpython",
-            platform_python_implementation="CPython",
-            sys_platform="linux",
-            os_name="posix",
-            platform_system="Linux",
-            platform_machine="x86_64",
-        )
-        return environment
+        return {
+            "python_version": self.python,
+            "python_full_version": f"{self.python}.0",
+            "implementation_name": "cpython",
+            "implementation_version": f"{self.python}.0",
+            "platform_python_implementation": "CPython",
+            "sys_platform": "linux",
+            "os_name": "posix",
+            "platform_system": "Linux",
+            "platform_machine": "x86_64",
+            "extra": "",
+        }
 
     def applies(self, requirement: Requirement) -> bool:
         """Whether the requirement's marker, if it has one, holds for this target."""
         if requirement.marker is None:
             return True
-        return requirement.marker.evaluate({**self.marker_environment, "extra": ""})
+        return requirement.marker.evaluate(dict(self.marker_environment))
 
 
 class Build(Strict):
@@ -154,9 +153,10 @@ class Submodule(Strict):
 class Release(Strict):
     """One pinned version of a package.
 
-    A `wheel` or an sdist is a `file` and its `sha256`, found through pip's configured index or, if `index` is given, the
-    publisher's own; a git source is `repository` and `commit` (and the `tag` that must still point there). `provided`
-    comes with the base image. `python`, `torch` and `cuda` are the ranges it needs, `requires` its run-time dependencies.
+    A `wheel` or an sdist is a `file` and its `sha256`, found through pip's configured index or, if `index` is given,
+    the publisher's own; a git source is `repository` and `commit` (and the `tag` that must still point there).
+    `provided` comes with the base image. `python`, `torch` and `cuda` are the ranges it needs, `requires` its run-time
+    dependencies.
     """
 
     version: Text
@@ -177,7 +177,10 @@ class Release(Strict):
 
     @model_validator(mode="after")
     def _has_one_identity(self) -> Self:
-        file, git = self.file is not None and self.sha256 is not None, self.repository is not None and self.commit is not None
+        file, git = (
+            self.file is not None and self.sha256 is not None,
+            self.repository is not None and self.commit is not None,
+        )
         if self.kind == "wheel" and not (file and not git):
             raise ValueError('a release of kind "wheel" needs "file" and "sha256", and no "repository"')
         if self.kind == "source" and file == git:
@@ -244,7 +247,9 @@ class Catalogue:
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
         self.targets = {
-            name: _validated(Target, {"name": name, **_table(table, name, self._targets_file)}, self._targets_file, name)
+            name: _validated(
+                Target, {"name": name, **_table(table, name, self._targets_file)}, self._targets_file, name
+            )
             for name, table in _read(self._targets_file).items()
         }
         if not self.targets:
@@ -270,7 +275,9 @@ class Catalogue:
     def target(self, name: str) -> Target:
         """The target of that name; an unknown one is refused with the nearest known."""
         if name not in self.targets:
-            raise Refusal(f"There is no target {name!r}{_nearest(name, self.targets)}; known are: {', '.join(self.targets)}.")
+            raise Refusal(
+                f"There is no target {name!r}{_nearest(name, self.targets)}; known are: {', '.join(self.targets)}."
+            )
         return self.targets[name]
 
     def pins(self, target: Target) -> list[Pin]:
@@ -284,12 +291,20 @@ class Catalogue:
             releases = [release for release in self.packages[name].release if release.version == version]
             if not releases:
                 known = [release.version for release in self.packages[name].release]
-                raise Refusal(f"{where}: no release {version}{_nearest(version, known)} in recipes/packages/{name}.toml.")
+                raise Refusal(
+                    f"{where}: no release {version}{_nearest(version, known)} in recipes/packages/{name}.toml."
+                )
             fitting = [release for release in releases if release.obstacle(target, torch) is None]
             if len(fitting) > 1:
-                raise Refusal(f"{where}: {len(fitting)} releases {version} fit; narrow their ranges in recipes/packages/{name}.toml.")
+                raise Refusal(
+                    f"{where}: {len(fitting)} releases {version} fit; narrow their ranges in "
+                    f"recipes/packages/{name}.toml."
+                )
             if not fitting:
-                raise Refusal(f"{where}: {name} {version} {releases[0].obstacle(target, torch)}; choose another version or target.")
+                raise Refusal(
+                    f"{where}: {name} {version} {releases[0].obstacle(target, torch)}; choose another "
+                    "version or target."
+                )
             pins[name] = Pin(package=self.packages[name], release=fitting[0])
         for pin in pins.values():
             self._check_requirements(target, pin, pins)
@@ -298,9 +313,14 @@ class Catalogue:
     def _check_requirements(self, target: Target, pin: Pin, pins: Mapping[str, Pin]) -> None:
         for requirement in map(Requirement, pin.release.requires):
             other = pins.get(canonicalize_name(requirement.name))
-            if other and target.applies(requirement) and not requirement.specifier.contains(other.release.version, prereleases=True):
+            if (
+                other
+                and target.applies(requirement)
+                and not requirement.specifier.contains(other.release.version, prereleases=True)
+            ):
                 raise Refusal(
-                    f"{pin.label} needs {requirement.name}{requirement.specifier}, and target {target.name} has {other.label}: "
+                    f"{pin.label} needs {requirement.name}{requirement.specifier}, and target "
+                    f"{target.name} has {other.label}: "
                     f"change one of them in {self._targets_file}."
                 )
 
@@ -308,11 +328,16 @@ class Catalogue:
         needs = {name: pin.package.build.needs if pin.package.build else [] for name, pin in pins.items()}
         for name, wanted in needs.items():
             for missing in sorted(set(wanted) - set(pins)):
-                raise Refusal(f"recipes/packages/{name}.toml: [build] needs {missing!r}, which the target does not have; add it there.")
+                raise Refusal(
+                    f"recipes/packages/{name}.toml: [build] needs {missing!r}, which the target does not "
+                    "have; add it there."
+                )
         try:
             return list(TopologicalSorter(needs).static_order())
         except CycleError as error:
-            raise Refusal(f"recipes/packages: [build] needs go round in a circle: {' -> '.join(error.args[1])}; break it.") from None
+            raise Refusal(
+                f"recipes/packages: [build] needs go round in a circle: {' -> '.join(error.args[1])}; break it."
+            ) from None
 
 
 def substitutions(target: Target) -> dict[str, str]:
@@ -334,7 +359,10 @@ def build_environment(pin: Pin, target: Target) -> dict[str, str]:
     def value(key: str, text: str) -> str:
         for name in _PLACEHOLDER.findall(text):
             if name not in known:
-                raise Refusal(f"recipes/packages/{pin.name}.toml: {key} holds {{{name}}}{_nearest(name, known)}; known are: {', '.join(known)}.")
+                raise Refusal(
+                    f"recipes/packages/{pin.name}.toml: {key} holds {{{name}}}{_nearest(name, known)}; "
+                    f"known are: {', '.join(known)}."
+                )
         return _PLACEHOLDER.sub(lambda match: known[match[1]], text)
 
     return {key: value(key, text) for key, text in {**pin.build.env, **pin.release.env}.items()}
@@ -380,11 +408,13 @@ def _validated(model: type[_Model], data: dict[str, Any], path: Path, *prefix: s
 def _fault(model: type[BaseModel], fault: Any, key: str) -> str:
     match fault["type"]:
         case "extra_forbidden":
-            return f"{key} is not a known key{_nearest(str(fault['loc'][-1]), _fields(model, fault['loc'][:-1]))}: remove or rename it"
+            nearest = _nearest(str(fault["loc"][-1]), _fields(model, fault["loc"][:-1]))
+            return f"{key} is not a known key{nearest}: remove or rename it"
         case "missing":
             return f"{key} is missing: add it"
         case "string_pattern_mismatch":
-            return f"{key} is {json.dumps(fault['input'])[:80]}, which does not match {fault['ctx']['pattern']}: correct it"
+            pattern = fault["ctx"]["pattern"]
+            return f"{key} is {json.dumps(fault['input'])[:80]}, which does not match {pattern}: correct it"
         case "value_error":
             return f"{key or 'the file'}: {fault['ctx']['error']}; correct it"
         case _:

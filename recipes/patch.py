@@ -70,7 +70,9 @@ def read(path: Path) -> Patch:
     try:
         applies_to = Requirement(f"{path.parent.name} {header['X-Applies-To']}")
     except InvalidRequirement:
-        raise Refusal(f'{path}: X-Applies-To {header["X-Applies-To"]!r} is not a range such as ">=1.8,<1.9": correct it.') from None
+        raise Refusal(
+            f'{path}: X-Applies-To {header["X-Applies-To"]!r} is not a range such as ">=1.8,<1.9": correct it.'
+        ) from None
     return Patch(path, path.parent.name, header, applies_to, files)
 
 
@@ -91,7 +93,7 @@ def tree_hash(tree: Path) -> str:
     for path in sorted(tree.rglob("*")):
         name = path.relative_to(tree).as_posix()
         if path.is_symlink():
-            digest.update(f"link {name} {os.readlink(path)}\n".encode())
+            digest.update(f"link {name} {path.readlink()}\n".encode())
         elif path.is_file():
             executable = "x" if path.stat().st_mode & 0o100 else "-"
             digest.update(f"file {name} {executable} {sha256_of(path)}\n".encode())
@@ -99,7 +101,7 @@ def tree_hash(tree: Path) -> str:
 
 
 def apply(patch: Patch, tree: Path) -> None:
-    """Apply a patch to a tree (which must not lie in a git checkout of its own); anything but an exact fit is refused."""
+    """Apply a patch to a tree (which must not be a git checkout of its own); anything but an exact fit is refused."""
     if shutil.which("git") is None:
         raise Refusal(f"{patch.name} needs `git apply`, and git is not installed: install git.")
     if _git_apply(patch, tree, "--reverse", "--check").returncode == 0:
@@ -109,12 +111,20 @@ def apply(patch: Patch, tree: Path) -> None:
     if any("No space left on device" in line for line in said):
         raise disk_full(tree)
     if done.returncode != 0:
-        raise Refusal(f"{patch.name} does not apply to {tree.name} ({_first_error(said)}): renew it for this version or bound X-Applies-To.")
+        raise Refusal(
+            f"{patch.name} does not apply to {tree.name} ({_first_error(said)}): renew it for this version "
+            "or bound X-Applies-To."
+        )
     if moved := next((line for line in said if "offset" in line or "fuzz" in line), None):
-        raise Refusal(f"{patch.name} applies to {tree.name} only away from its place ({moved.strip()}): renew its line numbers.")
+        raise Refusal(
+            f"{patch.name} applies to {tree.name} only away from its place ({moved.strip()}): renew its line numbers."
+        )
     missing = next((file for file in patch.files if not (tree / file).is_file()), None)
     if missing:
-        raise Refusal(f"{patch.name} had no effect on {missing} of {tree.name}: check that the tree is not inside a git repository.")
+        raise Refusal(
+            f"{patch.name} had no effect on {missing} of {tree.name}: check that the tree is not inside a "
+            "git repository."
+        )
 
 
 def _git_apply(patch: Patch, tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -136,7 +146,9 @@ def apply_all(patches: list[Patch], tree: Path) -> None:
         apply(patch, tree)
         unchanged = next((file for file in patch.files if _hash_or_none(tree / file) == before[file]), None)
         if unchanged:
-            raise Refusal(f"{patch.name} left {unchanged} of {tree.name} as it was: it has no effect, delete or mend it.")
+            raise Refusal(
+                f"{patch.name} left {unchanged} of {tree.name} as it was: it has no effect, delete or mend it."
+            )
 
 
 def _hash_or_none(path: Path) -> str | None:

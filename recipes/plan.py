@@ -61,7 +61,7 @@ class Plan:
 
 
 def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: str | None = None) -> Plan:
-    """The plan of a target, or of a what-if: another list of GPU architectures, another Python. Refuses what cannot be."""
+    """The plan of a target, or of a what-if (other GPU architectures, another Python). Refuses what cannot be."""
     declared = catalogue.target(name)
     if sm and declared.cuda == "none":
         raise Refusal(f"Target {name} compiles no GPU code, so --sm has nothing to change: choose a target with CUDA.")
@@ -102,7 +102,12 @@ def show(chosen: Plan, cache: Cache) -> None:
     if chosen.lock:
         missing = sum(not _cached(cache, artifact.sha256) for artifact in chosen.lock.artifacts)
         state = f"{missing} to fetch" if missing else "cached"
-        table.add_row("fetch", f"{len(chosen.lock.artifacts)} dependencies", f"lock/{chosen.lock.path.name} ({state})", size(chosen.lock.bytes))
+        table.add_row(
+            "fetch",
+            f"{len(chosen.lock.artifacts)} dependencies",
+            f"lock/{chosen.lock.path.name} ({state})",
+            size(chosen.lock.bytes),
+        )
     for pin in chosen.pins:
         for one in chosen.patches[pin.name]:
             table.add_row("patch", pin.label, f"{one.path.name[:4]}: {one.summary}", "")
@@ -144,4 +149,7 @@ def _show_cost(chosen: Plan, cache: Cache) -> None:
         soft_wrap=True,
     )
     if free < 2 * download + 2 * installed:
-        console.print(f"[bold]The disk of {place} is too small for a cold build[/bold]: set FUSEBOX_CACHE to another one.", soft_wrap=True)
+        console.print(
+            f"[bold]The disk of {place} is too small for a cold build[/bold]: set FUSEBOX_CACHE to another one.",
+            soft_wrap=True,
+        )

@@ -1,4 +1,4 @@
-"""What the user sees: one line per step as it ends, and in a terminal a live line with package, step, bytes, seconds."""
+"""What the user sees: a line per step as it ends, and in a terminal a live line with package, step, bytes, seconds."""
 
 from __future__ import annotations
 

@@ -37,7 +37,17 @@ def _targets(_: Catalogue, plans: list[Plan]) -> str:
         target = one.target
         packages = ", ".join(pin.label + (" (patched)" if one.patches[pin.name] else "") for pin in one.pins)
         cuda = target.cuda if target.cuda == "none" else f"{target.cuda}, sm {' '.join(target.sm)}"
-        rows.append([f"`{target.name}`", target.base.wheels.image, target.python, cuda, packages, ", ".join(target.proves_on), target.reason])
+        rows.append(
+            [
+                f"`{target.name}`",
+                target.base.wheels.image,
+                target.python,
+                cuda,
+                packages,
+                ", ".join(target.proves_on),
+                target.reason,
+            ]
+        )
     return _rows(["target", "base", "Python", "CUDA", "packages", "proves on", "for"], rows)
 
 
@@ -52,8 +62,20 @@ def _matrix(catalogue: Catalogue, plans: list[Plan]) -> str:
             for pin in one.pins:
                 claims = [row for row in run["claims"] if row["package"] == pin.name]
                 built = run["packages"].get(pin.name, {}).get("built_with", {})
-                how = f"built with {built['compiler']}, {built['where']}" if built.get("compiler", "none") != "none" else ""
-                rows.append([f"`{one.target.name}`", f"{run['hardware']['name']} ({run['hardware']['cpu']})", pin.label, _cell(one, run, claims), how])
+                how = (
+                    f"built with {built['compiler']}, {built['where']}"
+                    if built.get("compiler", "none") != "none"
+                    else ""
+                )
+                rows.append(
+                    [
+                        f"`{one.target.name}`",
+                        f"{run['hardware']['name']} ({run['hardware']['cpu']})",
+                        pin.label,
+                        _cell(one, run, claims),
+                        how,
+                    ]
+                )
     return _rows(["target", "hardware", "package", "state", "note"], rows)
 
 
@@ -68,9 +90,22 @@ def _cell(one: Plan, run: dict, claims: list[dict]) -> str:  # type: ignore[type
 def _patches(catalogue: Catalogue, plans: list[Plan]) -> str:
     rows = []
     for one in patch.every(catalogue.root):
-        used = [each.target.name for each in plans for chosen in each.patches.get(one.package, []) if chosen.path == one.path]
+        used = [
+            each.target.name
+            for each in plans
+            for chosen in each.patches.get(one.package, [])
+            if chosen.path == one.path
+        ]
         upstream = str(one.header["Applied-Upstream"] or "not upstream")
-        rows.append([f"[{one.package} {one.path.name[:4]}]({one.name})", one.summary, str(one.header["X-Applies-To"]), upstream, ", ".join(used)])
+        rows.append(
+            [
+                f"[{one.package} {one.path.name[:4]}]({one.name})",
+                one.summary,
+                str(one.header["X-Applies-To"]),
+                upstream,
+                ", ".join(used),
+            ]
+        )
     return _rows(["patch", "what it does", "versions", "upstream", "targets"], rows)
 
 
@@ -80,10 +115,17 @@ def _ledger(catalogue: Catalogue, plans: list[Plan]) -> str:
     for claim in Room(catalogue.root).claims.values():
         for seed in claim.seeds:
             by_id.setdefault(seed, []).append([seed, claim.sentence, _states(catalogue, plans, claim.id)])
-    unknown = sorted(set(by_id) - {f"{letter}{number:02}" for letter, last in SEEDS.items() for number in range(1, last + 1)})
+    unknown = sorted(
+        set(by_id) - {f"{letter}{number:02}" for letter, last in SEEDS.items() for number in range(1, last + 1)}
+    )
     if unknown:
-        raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, which is not in the inventory (A01 to E16): correct it.")
-    open_ids = [_ranges(letter, [n for n in range(1, last + 1) if f"{letter}{n:02}" not in by_id]) for letter, last in SEEDS.items()]
+        raise Refusal(
+            f"smoke_tests: a claim names the seed {unknown[0]}, which is not in the inventory (A01 to E16): correct it."
+        )
+    open_ids = [
+        _ranges(letter, [n for n in range(1, last + 1) if f"{letter}{n:02}" not in by_id])
+        for letter, last in SEEDS.items()
+    ]
     table = _rows(["id", "claim", "state"], [row for seed in sorted(by_id) for row in by_id[seed]])
     return f"{table}\n\nNo claim yet: {', '.join(text for text in open_ids if text)}."
 
@@ -114,10 +156,10 @@ def rendered(catalogue: Catalogue) -> tuple[Path, str]:
     path = catalogue.root / "README.md"
     text = path.read_text(encoding="utf-8")
     for name, block in blocks(catalogue).items():
-        marked = re.compile(rf"(<!-- {name}: [^\n]*-->\n).*?(<!-- /{name} -->)", re.DOTALL)
-        if not marked.search(text):
-            raise Refusal(f"{path} lacks the markers <!-- {name}: ... --> and <!-- /{name} -->: put them where that table belongs.")
-        text = marked.sub(lambda match, block=block: f"{match[1]}{block}\n{match[2]}", text)
+        marked = re.search(rf"<!-- {name}: [^\n]*-->\n(.*?)<!-- /{name} -->", text, re.DOTALL)
+        if not marked:
+            raise Refusal(f"{path} lacks the markers <!-- {name}: ... --> and <!-- /{name} -->: put them back.")
+        text = f"{text[: marked.start(1)]}{block}\n{text[marked.end(1) :]}"
     return path, text
 
 
