@@ -35,14 +35,11 @@ class Extension:
     elf: Any
 
     @cached_property
-    def marches(self) -> set[str]:
-        """The -march values it was compiled with; gcc records `native` as the CPU it found."""
+    def cpus(self) -> set[str]:
+        """What it was compiled for: -march values, and features beyond v3. gcc records `native` as what it found."""
         section = self.elf.get_section_by_name(".GCC.command.line")
-        return (
-            set(re.findall(rb"-march=([\w.+-]+)".decode(), section.data().decode(errors="replace")))
-            if section
-            else set()
-        )
+        recorded = section.data().decode(errors="replace") if section else ""
+        return {cpu or more for cpu, more in re.findall(r"-march=([\w.+-]+)|-m((?:avx512|avx10|amx)\S*)", recorded)}
 
     @cached_property
     def glibc(self) -> Version:
@@ -109,21 +106,21 @@ def audit(wheel: Path, pin: Pin, torch: Path | None, glibc: str) -> dict[str, ob
         _refuse_unresolved(pin, found, torch)
     return {
         "extensions": sorted(extension.name for extension in found),
-        "march": sorted(set().union(*(extension.marches for extension in found))),
+        "march": sorted(set().union(*(extension.cpus for extension in found))),
         "glibc": str(max((extension.glibc for extension in found), default="none")),
     }
 
 
 def refuse_unportable(label: str, extension: Extension) -> None:
     """Refuse an extension compiled for the machine that built it."""
-    if not extension.marches:
+    if not extension.cpus:
         raise Refusal(
             f"{label}: {extension.name} does not say which CPU it was compiled for: build it with "
             "docker/build-wheel.sh."
         )
-    if wrong := sorted(extension.marches - set(PORTABLE)):
+    if wrong := sorted(extension.cpus - set(PORTABLE)):
         raise Refusal(
-            f"{label}: {extension.name} was compiled with -march={wrong[0]} (-march=native?) and may not "
+            f"{label}: {extension.name} was compiled for {wrong[0]} (-march=native?) and may not "
             "run elsewhere: "
             f"name one of {', '.join(PORTABLE)} by a setting or a patch."
         )

@@ -143,7 +143,6 @@ def smoke(plan: Plan, env: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     command = [
         str(environment.python_of(env)),
-        "-B",
         "-m",
         "pytest",
         str(plan.root / "smoke_tests"),

@@ -56,7 +56,7 @@ class Patch:
 
 def read(path: Path) -> Patch:
     """Parse a patch file; a header that lacks a field, or no diff at all, is refused."""
-    text = path.read_text(encoding="utf-8")
+    text = path.read_bytes().decode("utf-8")  # not read_text, which would hide CRLF
     if "\r" in text:
         raise Refusal(f"{path} has CRLF line ends, which match no source: save it with LF.")
     head, separator, diff = text.partition("\n---\n")

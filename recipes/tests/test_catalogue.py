@@ -1,0 +1,76 @@
+"""The data agree with each other and with the tree."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from recipes import lock, patch
+from recipes.evidence import Room
+from recipes.model import ROOT, Catalogue
+from recipes.plan import Plan, plan
+
+CATALOGUE = Catalogue()
+PLANS = [plan(CATALOGUE, name) for name in CATALOGUE.targets]
+for_each_plan = pytest.mark.parametrize("chosen", PLANS, ids=lambda chosen: chosen.target.name)
+
+
+@for_each_plan
+def test_every_range_admits_its_target(chosen: Plan) -> None:
+    torch = chosen.target.packages.get("torch")
+    assert [pin.release.obstacle(chosen.target, torch) for pin in chosen.pins] == [None] * len(chosen.pins)
+
+
+@for_each_plan
+def test_the_lock_is_of_these_requirements(chosen: Plan) -> None:
+    assert chosen.locked.inputs == lock.inputs(chosen), f"run `nox -s lock -- {chosen.target.name}`"
+
+
+def test_every_package_and_release_is_used() -> None:
+    used = {
+        (pin.name, pin.release.version, pin.release.sha256 or pin.release.commit) for one in PLANS for pin in one.pins
+    }
+    declared = {
+        (package.name, release.version, release.sha256 or release.commit)
+        for package in CATALOGUE.packages.values()
+        for release in package.release
+    }
+    assert declared == used
+
+
+def test_every_patch_is_used_and_has_its_proof() -> None:
+    used = {chosen.path for one in PLANS for patches in one.patches.values() for chosen in patches}
+    assert {one.path for one in patch.every(ROOT)} == used
+    for path in used:
+        proof = path.with_name(f"test_{path.stem.replace('-', '_')}.py")
+        assert proof.exists(), f"{path.name} has no proof {proof.name}"
+        assert re.fullmatch(r"\d{4}(-[a-z0-9]+)+", path.stem)
+
+
+def test_patches_of_a_package_are_numbered_without_gaps() -> None:
+    for package in {one.package for one in patch.every(ROOT)}:
+        numbers = [int(one.path.name[:4]) for one in patch.every(ROOT) if one.package == package]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_every_package_has_its_smoke_test() -> None:
+    for package in CATALOGUE.packages.values():
+        assert (ROOT / "smoke_tests" / f"test_{package.module}.py").exists(), package.name
+
+
+def test_no_sentence_is_claimed_twice() -> None:
+    sentences = [claim.sentence for claim in Room(ROOT).claims.values()]
+    assert len(sentences) == len(set(sentences))
+
+
+def test_no_package_index_is_named() -> None:
+    hosts = re.compile("|".join(["py" + "pi.org", "python" + "hosted", "deb." + "debian.org", "registry." + "npmjs"]))
+    for path in [
+        *ROOT.glob("recipes/**/*.*"),
+        *ROOT.glob("docker/*"),
+        *ROOT.glob("*.*"),
+        *ROOT.glob("smoke_tests/**/*.*"),
+    ]:
+        if path.suffix in (".py", ".toml", ".txt", ".md", ".sh", ".json", ".log"):
+            assert not hosts.search(path.read_text(encoding="utf-8")), path

@@ -1,0 +1,157 @@
+"""Evidence knows what it proves: claims are read from source, keys follow what a claim reaches, old runs go stale."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import evidence
+from recipes.cache import sha256_of
+from recipes.evidence import Room
+from recipes.model import Catalogue, Refusal
+from recipes.plan import Plan, plan
+
+CLAIMS = """
+from claims import proves
+import references
+from fused_ops import table
+
+SHAPE = (3, 5)
+
+@proves("one is one", seed="A09")
+def test_one(measured):
+    assert references.one(SHAPE) == 1
+
+@proves("two is two", seed=("B01", "B02"))
+def test_two():
+    assert table() == 2
+"""
+FILES = {
+    "test_torch.py": CLAIMS,
+    "references.py": """
+def one(shape):
+    return inner()
+
+def inner():
+    return 1
+
+def other():
+    return 3
+""",
+    "fused_ops.py": "def table():\n    return 2\n",
+    "conftest.py": """
+import pytest
+
+@pytest.fixture(autouse=True)
+def seeded():
+    pass
+
+@pytest.fixture
+def measured():
+    return {}
+""",
+    "claims.py": "def proves(*_, **__):\n    return lambda test: test\n",
+}
+ONE, TWO = "test_torch.py::test_one", "test_torch.py::test_two"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A checkout with nothing but smoke tests."""
+    for name, text in FILES.items():
+        (tmp_path / "smoke_tests").mkdir(exist_ok=True)
+        (tmp_path / "smoke_tests" / name).write_text(text)
+    return tmp_path
+
+
+def keys(root: Path) -> dict[str, str]:
+    room = Room(root)
+    return {name: room.key(claim) for name, claim in room.claims.items()}
+
+
+def test_claims_are_read_without_importing(root: Path) -> None:
+    claims = Room(root).claims
+    assert [(claim.sentence, claim.seeds) for claim in claims.values()] == [
+        ("one is one", ("A09",)),
+        ("two is two", ("B01", "B02")),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "changed"),
+    [
+        pytest.param("test_torch.py", "== 1", "== 1.0", {ONE}, id="the test"),
+        pytest.param("test_torch.py", "(3, 5)", "(3, 7)", {ONE}, id="its constant"),
+        pytest.param("test_torch.py", "one is one", "one is 1", {ONE}, id="its sentence"),
+        pytest.param("references.py", "return 1", "return 1 + 0", {ONE}, id="code it reaches through code"),
+        pytest.param("references.py", "return 3", "return 4", set(), id="code it does not reach"),
+        pytest.param("fused_ops.py", "return 2", "return 1 + 1", {TWO}, id="an imported name"),
+        pytest.param("conftest.py", "return {}", "return dict()", {ONE}, id="a fixture"),
+        pytest.param("conftest.py", "    pass", "    return None", {ONE, TWO}, id="a fixture of all"),
+        pytest.param("references.py", "def one(shape):\n", "def one(shape):\n    # why\n\n", set(), id="a comment"),
+    ],
+)
+def test_a_key_changes_with_what_the_claim_reaches(
+    root: Path, file: str, old: str, new: str, changed: set[str]
+) -> None:
+    before = keys(root)
+    path = root / "smoke_tests" / file
+    path.write_text(path.read_text().replace(old, new))
+    after = keys(root)
+    assert {name for name in before if before[name] != after[name]} == changed
+
+
+@pytest.fixture
+def chosen() -> Plan:
+    return plan(Catalogue(), "cpu")
+
+
+def record(chosen: Plan, **changes: Any) -> dict[str, Any]:
+    """Evidence of this checkout with one claim, with some fields changed."""
+    claim = next(iter(Room(chosen.root).claims.values()))
+    row = {"id": f"{claim.id}[row]", "claim": claim.sentence, "outcome": "proved", "key": Room(chosen.root).key(claim)}
+    return {"stack": changes.pop("stack", chosen.stack), "claims": [row | changes]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        pytest.param({}, "proved", id="current"),
+        pytest.param({"outcome": "refuted"}, "refuted", id="refuted"),
+        pytest.param({"outcome": "unproven"}, "unproven", id="unproven"),
+        pytest.param({"key": "0" * 64}, "stale", id="another test"),
+        pytest.param({"stack": "0" * 64}, "stale", id="another stack"),
+        pytest.param({"id": "test_gone.py::test_gone"}, "stale", id="no such test"),
+    ],
+)
+def test_state_of_a_run(chosen: Plan, changes: dict[str, str], state: str) -> None:
+    run = record(chosen, **changes)
+    assert evidence.state(chosen, run, run["claims"]) == state
+
+
+def test_the_worst_outcome_counts() -> None:
+    assert evidence.worst([{"outcome": "proved"}, {"outcome": "unproven"}]) == "unproven"
+    assert evidence.worst([{"outcome": "refuted"}, {"outcome": "unproven"}]) == "refuted"
+
+
+def test_evidence_without_its_raw_log_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cpu--x86-64.json"
+    log = path.with_suffix(".log")
+    log.write_text("proved\n")
+    path.write_text(json.dumps({"log_sha256": sha256_of(log)}))
+    assert evidence.read(path)
+    log.write_text("proved more\n")
+    with pytest.raises(Refusal, match="raw log"):
+        evidence.read(path)
+    log.unlink()
+    with pytest.raises(Refusal, match="raw log"):
+        evidence.read(path)
+
+
+def test_nothing_is_promoted_before_a_run(chosen: Plan, tmp_path: Path) -> None:
+    elsewhere = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
+    with pytest.raises(Refusal, match="holds no evidence"):
+        evidence.promote(elsewhere)
