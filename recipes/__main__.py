@@ -39,6 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m recipes", description=__doc__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
+    mirror_help = "a folder to fetch from before the network (default: FUSEBOX_MIRROR)"
 
     def verb(name: str, function, *, target: bool = True, mirror: bool = False) -> argparse.ArgumentParser:  # type: ignore[no-untyped-def]
         added = verbs.add_parser(name, help=function.__doc__, description=function.__doc__)
@@ -48,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
                 "target", nargs="?", default="cpu", help="a table of recipes/targets.toml (default: %(default)s)"
             )
         if mirror:
-            added.add_argument("--mirror", type=Path, help="a folder to fetch from before the network")
+            added.add_argument("--mirror", type=Path, default=os.environ.get("FUSEBOX_MIRROR"), help=mirror_help)
         return added
 
     what_if = verb("plan", _plan)

@@ -1,0 +1,459 @@
+"""The rules of smoke_tests/: read without importing it, and tried on planted rooms; none of this needs torch."""
+
+import ast
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOM = ROOT / "smoke_tests"
+FILES = sorted(ROOM.rglob("*.py"))
+TEST_FILES = [path for path in FILES if path.name.startswith("test_")]
+HERE = platform.machine().replace("_", "-")
+
+by_name = pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOM).as_posix())
+by_test_file = pytest.mark.parametrize("path", TEST_FILES, ids=lambda path: path.name)
+
+
+# --- what the source says ---
+
+
+def functions_in(path: Path) -> list[ast.FunctionDef]:
+    """The test functions of a file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
+
+
+def claim_of(test: ast.FunctionDef) -> ast.Call:
+    """The one @proves(...) of a test."""
+    calls = [call for call in test.decorator_list if isinstance(call, ast.Call)]
+    (claim,) = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id == "proves"]
+    return claim
+
+
+def arguments_of(test: ast.FunctionDef) -> tuple[str, dict[str, Any]]:
+    """Sentence and keyword arguments of a test's claim; ValueError if one of them is no literal."""
+    claim = claim_of(test)
+    (sentence,) = (ast.literal_eval(value) for value in claim.args)
+    return sentence, {str(pair.arg): ast.literal_eval(pair.value) for pair in claim.keywords}
+
+
+def imports_of(path: Path, top_level_only: bool) -> set[str]:
+    """First parts of the modules that a file imports."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = tree.body if top_level_only else list(ast.walk(tree))
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in found}
+
+
+@by_name
+def test_every_file_is_python_3_8(path: Path) -> None:
+    ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 8))
+
+
+@by_test_file
+def test_every_claim_is_literal(path: Path) -> None:
+    tests = functions_in(path)
+    assert tests, "no test"
+    for test in tests:
+        sentence, named = arguments_of(test)
+        seeds = named.get("seed", ())
+        assert isinstance(sentence, str)
+        assert all(re.fullmatch(r"[A-E]\d\d", seed) for seed in ([seeds] if isinstance(seeds, str) else seeds))
+
+
+def test_every_sentence_is_made_once() -> None:
+    sentences = [arguments_of(test)[0] for path in TEST_FILES for test in functions_in(path)]
+    assert len(set(sentences)) == len(sentences)
+
+
+@by_test_file
+def test_tests_are_functions_of_the_module(path: Path) -> None:
+    # The claims of a file that cannot be imported are read from its top level.
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    assert {test.name for test in functions_in(path)} == {
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
+    }
+
+
+@by_test_file
+def test_every_claim_is_about_a_package_with_a_recipe(path: Path) -> None:
+    recipes = {file.stem: tomllib.loads(file.read_text()) for file in (ROOT / "recipes" / "packages").glob("*.toml")}
+    known = set(recipes) | {recipe.get("module", name) for name, recipe in recipes.items()}
+    for test in functions_in(path):
+        if "package" not in [argument.arg for argument in test.args.args]:
+            module = path.stem.removeprefix("test_")
+            package = arguments_of(test)[1].get("package")
+            assert package in recipes if package else {module, module.replace("_", "-")} & known
+
+
+@by_name
+def test_the_room_does_not_need_the_tool(path: Path) -> None:
+    assert not imports_of(path, top_level_only=False) & {"recipes", "pydantic", "rich"}
+
+
+@by_name
+def test_only_test_files_import_packages_under_test(path: Path) -> None:
+    if path not in TEST_FILES:
+        room = {file.stem for file in FILES} | {"training"}
+        allowed = {*sys.stdlib_module_names, "pytest", "numpy", "torch"} | room
+        assert imports_of(path, top_level_only=True) <= allowed
+
+
+# --- what the rules do, tried on planted rooms ---
+
+
+class PlantedRoom:
+    """A copy of the rules with planted tests and a made-up environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "room"
+        self.folder.mkdir()
+        for name in ("conftest.py", "claims.py", "hardware.py", "pytest.ini"):
+            shutil.copy(ROOM / name, self.folder)
+        self.evidence = folder / "out" / "outcomes.json"
+        self.manifest = folder / "manifest.json"
+        self.describe()
+
+    def describe(self, *packages: str, cuda: str = "none", proves_on: tuple[str, ...] = (HERE,)) -> None:
+        """Write the manifest; by default one package, alpha 1.2, on hardware that the target declares."""
+        entries = {
+            name: {"version": "1.2", "module": name.replace("-", "_"), "kind": "wheel", "patches": []}
+            for name in packages or ("alpha",)
+        }
+        described = {"target": "planted", "cuda": cuda, "proves_on": proves_on, "stack": "5" * 64, "packages": entries}
+        self.manifest.write_text(json.dumps(described))
+
+    def plant(self, text: str, name: str = "test_alpha.py") -> None:
+        """Write a test file that starts with the imports all of them need."""
+        (self.folder / name).write_text("import pytest\nfrom claims import needs, proves\n" + text)
+
+    def command(self, *options: str) -> list[str]:
+        options = ("--manifest", str(self.manifest), "--evidence", str(self.evidence), *options)
+        return [sys.executable, "-B", "-m", "pytest", str(self.folder), *options]
+
+    def run(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run the claims in a process of their own."""
+        env = {**os.environ, **environment}
+        return subprocess.run(self.command(*options), cwd=self.folder.parent, env=env, capture_output=True, text=True)
+
+    def outcomes(self) -> dict[str, Any]:
+        outcomes: dict[str, Any] = json.loads(self.evidence.read_text())
+        return outcomes
+
+    def claims(self) -> dict[str, tuple[str, str]]:
+        """Outcome and reason of each claim by id."""
+        return {claim["id"]: (claim["outcome"], claim["reason"]) for claim in self.outcomes()["claims"]}
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> PlantedRoom:
+    return PlantedRoom(tmp_path)
+
+
+GOOD = '@proves("it adds up")\ndef test_sum():\n    assert 1 + 1 == 2\n'
+
+
+def test_a_test_without_a_claim_is_refused(room: PlantedRoom) -> None:
+    room.plant(GOOD + "def test_nothing():\n    pass\n")
+    result = room.run()
+    assert result.returncode == 4
+    assert re.search(r"ERROR: .*test_nothing makes no claim", result.stderr)
+    assert not room.evidence.exists()
+
+
+def test_a_claim_made_twice_is_refused(room: PlantedRoom) -> None:
+    room.plant(GOOD + '@proves("it adds up")\ndef test_again():\n    pass\n')
+    result = room.run()
+    assert result.returncode == 4
+    assert re.search(r"ERROR: .*test_sum and .*test_again make the same claim", result.stderr)
+
+
+def test_rows_of_one_test_make_one_claim(room: PlantedRoom) -> None:
+    room.plant('@pytest.mark.parametrize("x", [1, 2])\n@proves("x is positive")\ndef test_x(x):\n    assert x > 0\n')
+    assert room.run().returncode == 0
+    assert list(room.claims()) == ["test_alpha.py::test_x[1]", "test_alpha.py::test_x[2]"]
+
+
+SKIPS = {
+    "skip": '@proves("a")\ndef test_a():\n    pytest.skip("no part")\n',
+    "importorskip": '@proves("a")\ndef test_a():\n    pytest.importorskip("no_such_module", reason="no part")\n',
+    "mark": '@pytest.mark.skip(reason="no part")\n@proves("a")\ndef test_a():\n    pass\n',
+    "module": 'pytest.skip("no part", allow_module_level=True)\n@proves("a")\ndef test_a():\n    pass\n',
+    "needs": '@needs(isa="no part")\n@proves("a")\ndef test_a():\n    pass\n',
+}
+
+
+@pytest.mark.parametrize("text", SKIPS.values(), ids=SKIPS)
+def test_a_skip_on_declared_hardware_is_a_failure(room: PlantedRoom, text: str) -> None:
+    room.plant(text)
+    assert room.run().returncode == 1
+    outcome, reason = room.claims()["test_alpha.py::test_a"]
+    assert outcome == "refuted"
+    assert reason.startswith(f"skipped on declared hardware ({HERE}, target planted)")
+    assert "no part" in reason
+
+
+@pytest.mark.parametrize("text", SKIPS.values(), ids=SKIPS)
+def test_a_skip_elsewhere_is_unproven(room: PlantedRoom, text: str) -> None:
+    room.describe("alpha", proves_on=("H100",))
+    room.plant(text)
+    assert room.run().returncode == 0
+    outcome, reason = room.claims()["test_alpha.py::test_a"]
+    assert outcome == "unproven"
+    assert "no part" in reason
+
+
+def test_an_expected_failure_is_refuted(room: PlantedRoom) -> None:
+    room.plant('@pytest.mark.xfail(reason="known")\n@proves("a")\ndef test_a():\n    assert False\n')
+    assert room.run().returncode == 1
+    assert room.claims() == {"test_alpha.py::test_a": ("refuted", "known to fail: known")}
+
+
+def test_a_failure_of_a_fixture_is_refuted(room: PlantedRoom) -> None:
+    broken = "@pytest.fixture\ndef broken():\n    yield\n    raise OSError('no room')\n"
+    room.plant(broken + '@proves("a")\ndef test_a(broken):\n    pass\n')
+    assert room.run().returncode == 1
+    assert room.claims() == {"test_alpha.py::test_a": ("refuted", "OSError: no room")}
+
+
+def test_a_package_that_the_manifest_lacks_is_deselected(room: PlantedRoom) -> None:
+    room.plant(GOOD)
+    room.plant(GOOD.replace("adds", "sums"), "test_beta.py")
+    assert room.run().returncode == 0
+    assert list(room.claims()) == ["test_alpha.py::test_sum"]
+
+
+def test_packages_are_named_by_module_by_hyphen_and_by_decorator(room: PlantedRoom) -> None:
+    room.describe("flash-attn", "torchao")
+    room.plant(GOOD, "test_flash_attn.py")
+    room.plant('@proves("a", package="torchao")\ndef test_a():\n    pass\n', "test_training.py")
+    room.plant('@proves("b")\ndef test_b(package):\n    assert package\n', "test_environment.py")
+    packages = json.loads(room.manifest.read_text())
+    for entry in packages["packages"].values():
+        entry["record_sha256"] = "0" * 64
+    room.manifest.write_text(json.dumps(packages))
+    assert room.run().returncode == 0
+    assert [(claim["id"], claim["package"]) for claim in room.outcomes()["claims"]] == [
+        ("test_environment.py::test_b[flash-attn]", "flash-attn"),
+        ("test_flash_attn.py::test_sum", "flash-attn"),
+        ("test_environment.py::test_b[torchao]", "torchao"),
+        ("test_training.py::test_a", "torchao"),
+    ]
+
+
+def test_a_claim_of_later_versions_is_deselected(room: PlantedRoom) -> None:
+    room.plant('@proves("a", since="1.10")\ndef test_a():\n    pass\n' + GOOD.replace('up"', 'up", since="1.2"'))
+    assert room.run().returncode == 0
+    assert list(room.claims()) == ["test_alpha.py::test_sum"]
+
+
+def test_cuda_claims_are_not_for_a_target_without_cuda(room: PlantedRoom) -> None:
+    room.plant(GOOD + '@needs(sm=(8, 9))\n@proves("fp8")\ndef test_fp8():\n    pass\n')
+    assert room.run().returncode == 0
+    assert list(room.claims()) == ["test_alpha.py::test_sum"]
+
+
+def test_cuda_claims_are_unproven_on_another_machine(room: PlantedRoom, tmp_path: Path) -> None:
+    room.describe("alpha", cuda="13.0", proves_on=("H200",))
+    room.plant('@needs(sm=(8, 9))\n@proves("fp8")\ndef test_fp8():\n    pass\n')
+    fake_nvidia_smi(tmp_path / "bin", "NVIDIA A100-SXM4-80GB, 8.0, 81920, 550.54.15")
+    assert room.run(PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}").returncode == 0
+    reason = "needs compute capability 8.9, this machine has 8.0 (NVIDIA A100-SXM4-80GB)"
+    assert room.claims() == {"test_alpha.py::test_fp8": ("unproven", reason)}
+    assert room.outcomes()["hardware"]["name"] == "A100"
+
+
+def test_nothing_to_prove_is_an_error(room: PlantedRoom) -> None:
+    room.plant(GOOD, "test_beta.py")
+    result = room.run()
+    assert result.returncode == 4
+    assert "no claim is about target planted" in result.stderr
+    assert not room.evidence.exists()
+
+
+@pytest.mark.parametrize("error", ["ImportError", "OSError", "RuntimeError"])
+def test_a_package_that_cannot_be_imported_refutes_its_own_claims(room: PlantedRoom, error: str) -> None:
+    room.describe("alpha", "beta")
+    room.plant(GOOD)
+    fails = f'raise {error}("undefined symbol: _Z3foo")\n'
+    rows = '@pytest.mark.parametrize("x", [1])\n@proves("c", seed="A09")\ndef test_c(x):\n    pass\n'
+    room.plant(fails + '@proves("b")\ndef test_b():\n    pass\n' + rows, "test_beta.py")
+    assert room.run().returncode == 1
+    reason = f"{error}: undefined symbol: _Z3foo"
+    assert room.claims() == {
+        "test_alpha.py::test_sum": ("proved", ""),
+        "test_beta.py::test_b": ("refuted", reason),
+        "test_beta.py::test_c": ("refuted", reason),
+    }
+    assert room.outcomes()["claims"][2]["seed"] == ["A09"]
+
+
+def test_outcomes_say_what_was_proved_where(room: PlantedRoom) -> None:
+    measure = "measured['error'], measured['files'], measured['kernel'] = 0.5, 3, 'flash'\n    "
+    measure += "measured['worst'] = float('inf')\n    "
+    room.plant(f'@proves("it holds", seed=("A09", "A10"))\ndef test_a(measured):\n    {measure}assert True\n')
+    result = room.run()
+    assert result.returncode == 0
+    outcomes = room.outcomes()
+    assert list(outcomes) == ["target", "stack", "hardware", "python", "started", "seconds", "claims"]
+    assert (outcomes["target"], outcomes["stack"]) == ("planted", "5" * 64)
+    assert list(outcomes["hardware"]) == ["name", "arch", "cpu", "isa", "gpus", "driver"]
+    assert outcomes["hardware"]["name"] == HERE
+    assert outcomes["python"] == platform.python_version()
+    assert outcomes["started"].endswith("+00:00")
+    (claim,) = outcomes["claims"]
+    assert 0 < claim.pop("seconds") < outcomes["seconds"]
+    assert claim == {
+        "id": "test_alpha.py::test_a",
+        "claim": "it holds",
+        "seed": ["A09", "A10"],
+        "package": "alpha",
+        "outcome": "proved",
+        "reason": "",
+        "measured": {"error": 0.5, "files": 3, "kernel": "flash", "worst": "inf"},
+    }
+    (line,) = [line for line in result.stdout.splitlines() if "it holds" in line]
+    assert re.fullmatch(r"proved +alpha +it holds; error 0.5, files 3, kernel flash, worst inf \(\d+\.\d s\)", line)
+
+
+def test_a_failure_is_shown_and_recorded(room: PlantedRoom) -> None:
+    room.plant('@proves("a")\ndef test_a(measured):\n    measured["x"] = 7\n    assert measured["x"] < 7, "too far"\n')
+    result = room.run()
+    assert result.returncode == 1
+    assert "FAILED" in result.stdout
+    assert "assert measured" in result.stdout
+    assert room.claims() == {"test_alpha.py::test_a": ("refuted", "AssertionError: too far")}
+    assert room.outcomes()["claims"][0]["measured"] == {"x": 7}
+
+
+def test_a_claim_that_was_not_reached_is_unproven(room: PlantedRoom) -> None:
+    room.plant('@proves("a")\ndef test_a():\n    assert False\n' + GOOD)
+    assert room.run("-x").returncode == 1
+    assert room.claims()["test_alpha.py::test_sum"] == ("unproven", "not run")
+
+
+def test_a_killed_run_leaves_no_outcomes_not_even_older_ones(room: PlantedRoom) -> None:
+    room.plant(GOOD)
+    assert room.run().returncode == 0
+    room.plant('import pathlib, time\n@proves("a")\ndef test_a():\n    pathlib.Path("up").touch(); time.sleep(60)\n')
+    with subprocess.Popen(room.command(), cwd=room.folder.parent, stdout=subprocess.DEVNULL) as process:
+        while not (room.folder.parent / "up").exists():
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+    assert list(room.evidence.parent.iterdir()) == []
+
+
+def test_outcomes_that_cannot_be_written_are_refused_before_anything_runs(room: PlantedRoom) -> None:
+    room.plant(GOOD)
+    room.evidence.parent.write_text("a file where a folder should be")
+    result = room.run()
+    assert result.returncode == 4
+    assert "cannot write evidence to" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"target": "planted"}', "\x00"])
+def test_an_unusable_manifest_is_refused_in_one_sentence(room: PlantedRoom, text: str) -> None:
+    room.plant(GOOD)
+    room.manifest.write_text(text)
+    result = room.run()
+    assert result.returncode == 4
+    assert "Traceback" not in result.stderr + result.stdout
+    assert re.search(r"ERROR: the manifest .* cannot be used", result.stderr)
+
+
+def test_a_missing_manifest_is_refused_in_one_sentence(room: PlantedRoom) -> None:
+    room.plant(GOOD)
+    room.manifest.unlink()
+    result = room.run()
+    assert result.returncode == 4
+    assert "Traceback" not in result.stderr + result.stdout
+    assert re.search(r"ERROR: the manifest .* cannot be used", result.stderr)
+
+
+def test_numbers_depend_on_the_seed_and_not_on_the_order(room: PlantedRoom) -> None:
+    draw = '@proves("{0}")\ndef test_{0}(measured):\n    import random\n    measured["x"] = random.random()\n'
+
+    def drawn(*names: str, seed: str) -> dict[str, float]:
+        room.plant("".join(draw.format(name) for name in names))
+        assert room.run(FUSEBOX_SEED=seed).returncode == 0
+        return {claim["claim"]: claim["measured"]["x"] for claim in room.outcomes()["claims"]}
+
+    one = drawn("a", "b", seed="1")
+    assert drawn("b", "a", seed="1") == one
+    assert drawn("a", "b", seed="2") != one
+
+
+# --- hardware ---
+
+
+def hardware() -> ModuleType:
+    """smoke_tests/hardware.py, fresh, so that it probes again."""
+    spec = importlib.util.spec_from_file_location("hardware", ROOM / "hardware.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def fake_nvidia_smi(folder: Path, *rows: str) -> None:
+    """An nvidia-smi that lists these GPUs."""
+    folder.mkdir()
+    script = folder / "nvidia-smi"
+    script.write_text("#!/bin/sh\ncat <<'END'\n{}\nEND\n".format("\n".join(rows)))
+    script.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("full", "short"),
+    [
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA A800-SXM4-80GB", "A800"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GB200", "GB200"),
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("NVIDIA GeForce RTX 4090", "GeForce RTX 4090"),
+    ],
+)
+def test_a_gpu_is_named_by_its_model(full: str, short: str) -> None:
+    assert hardware().short_name(full) == short
+
+
+def test_gpus_are_listed_as_the_driver_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvidia_smi(tmp_path / "bin", *["NVIDIA H200, 9.0, 143771, 570.124.06"] * 2)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    machine = hardware().probe()
+    assert machine.driver == "570.124.06"
+    assert [tuple(gpu) for gpu in machine.gpus] == [("NVIDIA H200", (9, 0), 143771)] * 2
+    assert (machine.name(cuda=True), machine.name(cuda=False)) == ("H200", HERE)
+    assert machine.unmet(cuda=True, sm=(9, 0), gpus=2, isa="") is None
+    assert machine.unmet(cuda=True, sm=(10, 0), gpus=1, isa="").startswith("needs compute capability 10.0")
+    assert machine.unmet(cuda=True, sm=(0, 0), gpus=4, isa="") == "needs 4 GPUs, this machine has 2"
+
+
+def test_a_machine_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = hardware()
+    machine = module.Machine(HERE, "CPU", ("avx2",), (), "")
+    assert machine.name(cuda=True) == HERE
+    assert machine.unmet(cuda=True, sm=(0, 0), gpus=0, isa="") == "needs a CUDA GPU, this machine has none"
+    assert machine.unmet(cuda=False, sm=(0, 0), gpus=0, isa="avx2") is None
+    assert (
+        machine.unmet(cuda=False, sm=(0, 0), gpus=0, isa="sve") == "needs a CPU with sve, this one (some CPU) has none"
+    )

@@ -1,0 +1,142 @@
+"""How far from the truth a number format may be, on both sides: too far is wrong, too near is another format."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import torch
+
+import references
+
+# Bits of the mantissa without the implied one: the spacing of values in [1, 2) is 2^-bits.
+E4M3, E5M2 = 3, 2
+MANTISSA = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}
+SLOPE = 0.004  # a fifth of a scale that is 2 % off, and ten times what is left of fp8 noise in the slope of a product
+
+
+def forward_and_backward(
+    operator: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], gradient: torch.Tensor
+) -> List[torch.Tensor]:
+    """The output of an operator, and the gradient of each of its inputs for this gradient of the output."""
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    output = operator(*leaves)
+    output.backward(gradient.to(output.dtype))
+    return [output.detach()] + [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+def in_float64(
+    operator: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], gradient: torch.Tensor
+) -> List[torch.Tensor]:
+    """`forward_and_backward` on the same numbers in float64."""
+    return forward_and_backward(operator, [tensor.double() for tensor in inputs], gradient.double())
+
+
+def relative_error(found: torch.Tensor, truth: torch.Tensor) -> float:
+    """Root mean square of the error over that of the truth (any equal shapes, truth in float64)."""
+    return float((found.double() - truth).norm() / truth.norm())
+
+
+def slope(found: torch.Tensor, truth: torch.Tensor) -> float:
+    """Least-squares factor c in found = c * truth: 1 for honest rounding, 1.02 if a scale is 2 % off."""
+    return float((found.double() * truth).sum() / truth.pow(2).sum())
+
+
+def rounding_noise(*mantissas: int) -> Tuple[float, float]:
+    """Least and greatest relative error (root mean square) after independent roundings to these mantissa lengths.
+
+    Rounding x = m 2^e, 1 <= m < 2, to spacing s = 2^(e - bits) errs by s / sqrt(12) in root mean square, which is
+    2^-bits / sqrt(12) / m of x: between half of 2^-bits / sqrt(12) and all of it, whatever the distribution of x.
+    A product of two rounded factors adds their noises in quadrature. Below the floor nobody rounded to the format.
+    """
+    greatest = math.sqrt(sum(4.0**-bits for bits in mantissas) / 12)
+    return greatest / 2, greatest
+
+
+def assert_rounded_like(found: torch.Tensor, truth: torch.Tensor, floor: float, ceiling: float) -> float:
+    """Assert that the relative error lies between the bounds and that the slope is 1; returns the error.
+
+    The slope finds what hides inside the noise of eight bits, such as a scale that is 2 % off. Rounding to the
+    nearest tilts it by up to the square of the error, because cells are flat and what is rounded is not.
+    """
+    assert found.shape == truth.shape, f"shape {tuple(found.shape)} instead of {tuple(truth.shape)}"
+    error, factor = relative_error(found, truth), slope(found, truth)
+    assert error <= ceiling, f"relative error {error:.3g} is above {ceiling:.3g}"
+    assert error >= floor, f"relative error {error:.3g} is below {floor:.3g}: not in this format"
+    assert abs(factor - 1) <= SLOPE + error**2, f"slope {factor:.5f} against float64"
+    return error
+
+
+def assert_as_in_float64(
+    found: List[torch.Tensor],
+    truth: List[torch.Tensor],
+    dtype: torch.dtype,
+    roundings: int,
+    measured: Dict[str, Any],
+    also: float = 0.0,
+) -> None:
+    """Assert that output and gradients carry one to `roundings` roundings to dtype, and record the largest error.
+
+    float32 also accumulates in float32: there the 64 or so terms of a sum each count as one more.
+    also: a further relative error that the operator may make.
+    """
+    floor, ceiling = rounding_noise(MANTISSA[dtype])
+    ceiling = also + ceiling * math.sqrt(64 * roundings if dtype is torch.float32 else roundings)
+    assert len(found) == len(truth)
+    assert all(tensor.dtype == dtype for tensor in found)
+    measured["error"] = max(assert_rounded_like(*pair, floor, ceiling) for pair in zip(found, truth))
+
+
+def assert_rope_as_in_float64(
+    make: Callable[..., Any], dtype: torch.dtype, measured: Dict[str, Any], angles: torch.dtype = torch.float64
+) -> None:
+    """Assert that one rotary embedding is right for a short call, then a long one, then one that starts later.
+
+    angles: the format that it computes angles in; an angle of p radians is off by p roundings of a number near 1.
+    """
+    rotate = make(24, 10000.0)
+    for start, length in ((0, 7), (0, 301), (113, 9)):
+        inputs, gradient = [torch.randn(2, 3, length, 24).to(dtype)], torch.randn(2, 3, length, 24).to(dtype)
+        found = forward_and_backward(functools.partial(rotate, start=start), inputs, gradient)
+        truth = in_float64(functools.partial(references.rope, start=start, base=10000.0), inputs, gradient)
+        # Rounded on the way: the cosine, both products, the result.
+        off = (start + length) * torch.finfo(angles).eps / 2
+        assert_as_in_float64(found, truth, dtype, 4, measured, also=off)
+
+
+ADAMW: Dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+
+
+def assert_adamw_as_in_float64(make: Callable[..., torch.optim.Optimizer], size: int) -> float:
+    """Assert that an AdamW in float32 follows the float64 one over eight steps; the relative error of the update.
+
+    Each step rounds the parameter (to 2^-24 of it) and the update (some ten operations, each 2^-24 of at most four
+    lr), so after eight steps no element may be farther off than 8 * 2^-24 * (|parameter| + 40 lr).
+    """
+    start = torch.randn(size)
+    # Gradients of all sizes, down to those against which eps counts.
+    gradients = [torch.randn(size) * 10 ** torch.empty(size).uniform_(-10, 0) for _ in range(8)]
+    parameter = torch.nn.Parameter(start.clone())
+    optimizer = make([parameter], **ADAMW)
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    truth = references.adamw(start.double(), [gradient.double() for gradient in gradients], **ADAMW)
+    allowed = 8 * 2.0**-24 * (torch.maximum(start.abs(), truth.abs()) + 40 * ADAMW["lr"])
+    excess = float(((parameter.detach() - truth).abs() / allowed).max())
+    assert excess <= 1, f"an element is {excess:.3g} times as far from float64 as rounding explains"
+    return relative_error(parameter.detach() - start.double(), truth - start)
+
+
+def assert_adamw_decays(make: Callable[..., torch.optim.Optimizer], size: int) -> None:
+    """Assert that zero gradients leave p * (1 - lr * weight_decay), up to rounding the factor and the product."""
+    start = torch.randn(size)
+    parameter = torch.nn.Parameter(start.clone())
+    optimizer = make([parameter], **ADAMW)
+    for _ in range(2):  # the second step would show a decay that went into the moments
+        parameter.grad = torch.zeros(size)
+        optimizer.step()
+    truth = start.double() * (1 - ADAMW["lr"] * ADAMW["weight_decay"]) ** 2
+    excess = float(((parameter.detach() - truth).abs() / truth.abs()).max())
+    assert excess <= 4 * 2.0**-24, f"an element is off by {excess:.3g} of itself"

@@ -1,0 +1,74 @@
+"""The vocabulary of a claim: `@proves` says what a test proves, `@needs` on what hardware it can be proved."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+
+import pytest
+
+
+def proves(
+    sentence: str, seed: Union[str, Tuple[str, ...]] = (), package: Optional[str] = None, since: str = "0"
+) -> pytest.MarkDecorator:
+    """Give a test its claim; all arguments must be literals, because tools read them without importing.
+
+    sentence: one sentence, unique in the whole room.
+    seed: id or ids of the seed inventory that the claim answers, e.g. "A09".
+    package: the distribution the claim is about; by default the one that the test file is named after.
+    since: the first version of that package with what is claimed; no claim is made of older ones.
+    """
+    return pytest.mark.proves(sentence, seed=seed, package=package, since=since)
+
+
+def needs(cuda: bool = False, sm: Tuple[int, int] = (0, 0), gpus: int = 0, isa: str = "") -> pytest.MarkDecorator:
+    """Say what hardware a claim needs; a machine without it skips the test with a computed reason.
+
+    cuda: a CUDA GPU (implied by sm and gpus), sm: the lowest compute capability, e.g. (8, 9), gpus: how many of them,
+    isa: a CPU feature as /proc/cpuinfo spells it, e.g. "avx2".
+    """
+    return pytest.mark.needs(cuda=cuda or sm > (0, 0) or gpus > 0, sm=sm, gpus=gpus, isa=isa)
+
+
+class Claim(NamedTuple):
+    """One sentence that one test proves of one package."""
+
+    sentence: str
+    seed: Tuple[str, ...]
+    package: str
+    since: str
+
+    def is_about(self, packages: Dict[str, Any]) -> bool:
+        """Whether an environment with these packages (the manifest's) is what the claim speaks of."""
+        return self.package in packages and release(packages[self.package]["version"]) >= release(self.since)
+
+
+def release(version: str) -> Tuple[int, ...]:
+    """The release numbers of a version: "2.13.0+cpu" -> (2, 13, 0), "2.1.0a0+32f93b1" -> (2, 1, 0)."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(number) for number in match.group().split(".")) if match else ()
+
+
+def claim_of(item: pytest.Item, manifest: Dict[str, Any]) -> Claim:
+    """The claim of a collected test, which must carry `@proves`.
+
+    A `package` parameter of the test wins over the decorator, and the decorator over the file name, where
+    test_<module>.py stands for the package whose module that is, else for the name with hyphens.
+    """
+    mark = item.get_closest_marker("proves")
+    assert mark is not None, f"{item.nodeid} makes no claim"
+    seed, since = mark.kwargs.get("seed", ()), mark.kwargs.get("since", "0")
+    stem = item.path.stem[len("test_") :]
+    by_module = {entry["module"]: name for name, entry in manifest["packages"].items()}
+    named = mark.kwargs.get("package") or by_module.get(stem, stem.replace("_", "-"))
+    rows = getattr(item, "callspec", None)
+    package = rows.params.get("package", named) if rows else named
+    return Claim(mark.args[0], (seed,) if isinstance(seed, str) else tuple(seed), package, since)
+
+
+def needs_of(item: pytest.Item) -> Dict[str, Any]:
+    """All that the `needs` marks of a test ask for, the strictest of each kind."""
+    merged: Dict[str, Any] = {"cuda": False, "sm": (0, 0), "gpus": 0, "isa": ""}
+    for mark in item.iter_markers("needs"):
+        merged = {key: max(value, mark.kwargs.get(key, value)) for key, value in merged.items()}
+    return merged

@@ -1,0 +1,356 @@
+"""The rules of the room: a test makes one claim, hardware selects it, and its outcome goes into the evidence."""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import json
+import math
+import os
+import random
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Any, Dict, Generator, Iterator, List, Tuple
+
+import pytest
+
+import claims
+import hardware
+
+ROOM = Path(__file__).resolve().parent
+MANIFEST = pytest.StashKey[Dict[str, Any]]()
+RECORD = pytest.StashKey[Dict[str, Any]]()
+
+
+# --- what there is to prove ---
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("claims")
+    described = Path(sys.prefix, "fusebox", "manifest.json")
+    group.addoption("--manifest", type=Path, default=described, help="what the environment is made of (%(default)s)")
+    group.addoption("--evidence", type=Path, help="write the outcome of every claim to this JSON file")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "proves(sentence, seed, package, since): the claim of this test")
+    config.addinivalue_line("markers", "needs(cuda, sm, gpus, isa): the hardware without which it cannot run")
+    config.stash[MANIFEST] = read_manifest(config.getoption("--manifest"))
+    config.pluginmanager.register(Ledger(config), "ledger")
+
+
+def read_manifest(path: Path) -> Dict[str, Any]:
+    """The manifest at `path`, with its own place under "path"; refused in one sentence if it cannot be used."""
+    try:
+        manifest: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        missing = {"target", "stack", "cuda", "proves_on", "packages"} - set(manifest)
+        if missing:
+            raise ValueError("it lacks " + ", ".join(sorted(missing)))
+    except (OSError, ValueError) as error:
+        raise pytest.UsageError(f"the manifest {path} cannot be used: {error}") from None
+    return {**manifest, "path": path}
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    file: pytest.Module = ClaimFile.from_parent(parent, path=module_path)
+    return file
+
+
+class ClaimFile(pytest.Module):
+    """A test file that states its claims even when its import fails: then each of them meets what the import raised."""
+
+    def collect(self) -> Any:
+        try:
+            _ = self.obj  # imports the file
+        except (Exception, pytest.skip.Exception) as error:
+            return list(self._unproved(error.__cause__ or error))
+        return super().collect()
+
+    def _unproved(self, error: BaseException) -> Iterator[pytest.Item]:
+        for node in ast.parse(self.path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):
+                item: pytest.Item = FailedImport.from_parent(self, name=node.name, error=error)
+                for call in node.decorator_list:
+                    if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+                        item.add_marker(_evaluate(call, getattr(claims, call.func.id)))
+                yield item
+
+
+def _evaluate(call: ast.Call, decorator: Any) -> pytest.MarkDecorator:
+    """The mark that a decorator with literal arguments stands for."""
+    named = {str(pair.arg): ast.literal_eval(pair.value) for pair in call.keywords}
+    mark: pytest.MarkDecorator = decorator(*[ast.literal_eval(value) for value in call.args], **named)
+    return mark
+
+
+class FailedImport(pytest.Item):
+    """A claim whose file could not be imported."""
+
+    def __init__(self, *, error: BaseException, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.error = error
+
+    def runtest(self) -> None:
+        raise self.error
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `package` runs once per wheel of the manifest, one that takes `patch` once per patched file."""
+    packages = metafunc.config.stash[MANIFEST]["packages"]
+    if "patch" in metafunc.fixturenames:
+        patches = [(name, patch) for name, entry in packages.items() for patch in entry["patches"]]
+        rows = {"{}-{}".format(name, Path(patch["file"]).stem): (name, patch) for name, patch in patches}
+        # A patch of the build leaves no file behind to look at.
+        rows = {title: row for title, row in rows.items() if row[1]["installed"]}
+        metafunc.parametrize(("package", "patch"), list(rows.values()), ids=list(rows))
+    elif "package" in metafunc.fixturenames:
+        metafunc.parametrize("package", [name for name, entry in packages.items() if entry.get("record_sha256")])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item]) -> None:
+    manifest = config.stash[MANIFEST]
+    refuse_unclaimed(items)
+    selected = [item for item in items if is_for(item, manifest)]
+    if not selected:
+        raise pytest.UsageError("no claim is about target {}, so nothing would be proved".format(manifest["target"]))
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(selected)])
+    order = list(manifest["packages"])
+
+    def turn(item: pytest.Item) -> Tuple[int, bool]:
+        """By package, and of each first whether it is what was pinned: numbers of something else mean nothing."""
+        return order.index(claims.claim_of(item, manifest).package), item.path.name != "test_environment.py"
+
+    items[:] = sorted(selected, key=turn)
+
+
+def refuse_unclaimed(items: List[pytest.Item]) -> None:
+    """Refuse a test without a claim, and a claim made by two tests."""
+    made_by: Dict[str, str] = {}
+    for item in items:
+        test = item.nodeid.split("[")[0]
+        mark = item.get_closest_marker("proves")
+        if mark is None:
+            raise pytest.UsageError(f"{test} makes no claim: give it @proves(...)")
+        if made_by.setdefault(mark.args[0], test) != test:
+            raise pytest.UsageError(f"{made_by[mark.args[0]]} and {test} make the same claim")
+
+
+def is_for(item: pytest.Item, manifest: Dict[str, Any]) -> bool:
+    """Whether a claim is about this target: a package of it, and no CUDA where the target has none."""
+    without_cuda = manifest["cuda"] == "none" and claims.needs_of(item)["cuda"]
+    return claims.claim_of(item, manifest).is_about(manifest["packages"]) and not without_cuda
+
+
+# --- how a claim runs ---
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    unmet = hardware.probe().unmet(**claims.needs_of(item))
+    if unmet:
+        pytest.skip(unmet)
+
+
+@pytest.fixture
+def seed() -> int:
+    """The one place that randomness starts from: the environment variable FUSEBOX_SEED, by default 0."""
+    return int(os.environ.get("FUSEBOX_SEED", "0"))
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_each_run(request: pytest.FixtureRequest, seed: int) -> None:
+    """Start every generator from the seed and the test's own name, so that the order of tests does not matter."""
+    own = seed * 1_000_003 + zlib.crc32(request.node.name.encode())
+    random.seed(own)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(own % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(own)
+
+
+@pytest.fixture
+def manifest(pytestconfig: pytest.Config) -> Dict[str, Any]:
+    """What the environment says of itself."""
+    return pytestconfig.stash[MANIFEST]
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Dict[str, Any]:
+    """Numbers (or short strings) that the claim measured, for the evidence: measured["slope"] = 0.9997."""
+    numbers: Dict[str, Any] = request.node.stash[RECORD]["measured"]
+    return numbers
+
+
+# --- what came of it ---
+
+
+class Ledger:
+    """Keeps the outcome of every claim, prints one line per claim as it ends, and writes the evidence.
+
+    Outcomes: proved, refuted, unproven. On hardware that the target declares a skip is refuted, because there nothing
+    may be missing. A claim that was selected and never ran is unproven.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.manifest = config.stash[MANIFEST]
+        self.evidence = config.getoption("--evidence")
+        self.hardware = hardware.probe().describe(cuda=self.manifest["cuda"] != "none")
+        self.declared = self.hardware["name"] in self.manifest["proves_on"]
+        self.records: List[Dict[str, Any]] = []
+        self.started = datetime.datetime.now(datetime.timezone.utc)
+        self.clock = time.perf_counter()
+        self._forget_last_run()
+
+    def _forget_last_run(self) -> None:
+        """Leave no older outcome where a run that dies would seem to have written it."""
+        if self.evidence is None:
+            return
+        try:
+            self.evidence.parent.mkdir(parents=True, exist_ok=True)
+            if self.evidence.exists():
+                self.evidence.unlink()
+        except OSError as error:
+            raise pytest.UsageError(f"cannot write evidence to {self.evidence}: {error}") from None
+
+    def pytest_report_header(self) -> str:
+        rule = "which it declares: a skip is a failure" if self.declared else "which it does not declare"
+        return "target {} on {}, {}".format(self.manifest["target"], self.hardware["name"], rule)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: List[pytest.Item]) -> None:
+        """Open a record for every claim that is left once all have selected."""
+        for item in items:
+            claim = claims.claim_of(item, self.manifest)
+            file = item.path.resolve().relative_to(ROOM).as_posix()
+            item.stash[RECORD] = {
+                "id": f"{file}::{item.name}",
+                "claim": claim.sentence,
+                "seed": list(claim.seed),
+                "package": claim.package,
+                "outcome": "unproven",
+                "reason": "not run",
+                "measured": {},
+                "seconds": 0.0,
+            }
+            self.records.append(item.stash[RECORD])
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        record = item.stash[RECORD]
+        record["seconds"] += call.duration
+        outcome, reason = self._judge(report, call)
+        if outcome == "refuted" and not report.failed:
+            report.outcome, report.longrepr = "failed", reason
+            report.__dict__.pop("wasxfail", None)
+        if outcome != "proved" or (report.when == "call" and record["reason"] == "not run"):
+            record["outcome"], record["reason"] = outcome, reason
+        if report.when == "teardown":
+            self._print(record)
+        return report
+
+    def _judge(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> Tuple[str, str]:
+        """Outcome and reason of one phase (setup, call or teardown) of a test."""
+        if hasattr(report, "wasxfail"):
+            return "refuted", f"known to fail: {report.wasxfail}"
+        if report.passed:
+            return "proved", ""
+        assert call.excinfo is not None
+        text = call.excinfo.exconly(tryshort=True).splitlines()[0]
+        if report.failed:
+            return "refuted", text
+        skip = str(call.excinfo.value)
+        if self.declared:
+            target, name = self.manifest["target"], self.hardware["name"]
+            return "refuted", f"skipped on declared hardware ({name}, target {target}): {skip}"
+        return "unproven", skip
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> Tuple[str, str, str]:
+        """Count as ever, but show nothing: the line of the claim takes the place of the dot."""
+        quiet = report.passed and report.when != "call"
+        category = "error" if report.failed and report.when != "call" else report.outcome
+        return ("", "", "") if quiet else (category, "", category.upper())
+
+    def _print(self, record: Dict[str, Any]) -> None:
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is None:
+            return
+        row = record["id"].partition("[")[2].rstrip("]")
+        numbers = ", ".join(f"{name} {short(value)}" for name, value in record["measured"].items())
+        parts = [record["claim"] + (f" [{row}]" if row else ""), numbers]
+        parts += [record["reason"]] if record["outcome"] == "unproven" else []
+        colour = {"proved": "green", "refuted": "red", "unproven": "yellow"}[record["outcome"]]
+        terminal.ensure_newline()
+        terminal.write("{:9}".format(record["outcome"]), **{colour: True})
+        sentence = "; ".join(part for part in parts if part)
+        terminal.write_line("{:13} {} ({:.1f} s)".format(record["package"], sentence, record["seconds"]))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionstart(self) -> None:
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None:
+            terminal.showfspath = False
+
+    def pytest_sessionfinish(self) -> None:
+        if self.evidence is None or not self.records:
+            return
+        for record in self.records:
+            record["measured"] = {name: plain(value) for name, value in record["measured"].items()}
+        outcomes = {
+            "target": self.manifest["target"],
+            "stack": self.manifest["stack"],
+            "hardware": self.hardware,
+            "python": sys.version.split()[0],
+            "started": self.started.isoformat(timespec="seconds"),
+            "seconds": time.perf_counter() - self.clock,
+            "claims": self.records,
+        }
+        try:
+            write_whole(self.evidence, json.dumps(outcomes, indent=1, allow_nan=False) + "\n")
+        except OSError as error:
+            pytest.exit(f"cannot write evidence to {self.evidence}: {error}", returncode=1)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self.records:
+            return
+        counts = {word: sum(record["outcome"] == word for record in self.records) for word in OUTCOMES}
+        summary = ", ".join(f"{count} {word}" for word, count in counts.items())
+        place = f"; outcomes in {self.evidence}" if self.evidence else ""
+        where = "target {} on {}".format(self.manifest["target"], self.hardware["name"])
+        terminalreporter.write_line(f"{where}: {summary}{place}")
+
+
+OUTCOMES = ("proved", "refuted", "unproven")
+
+
+def short(value: Any) -> str:
+    """A measured value in a few characters."""
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def plain(value: Any) -> Any:
+    """A measured value as JSON can hold it: integers and strings as they are, other numbers finite or in words."""
+    if isinstance(value, (str, int)):
+        return value
+    return float(value) if math.isfinite(value) else str(float(value))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that under its name there is either all of it or nothing."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError:
+        if partial.exists():
+            partial.unlink()
+        raise

@@ -1,0 +1,1 @@
+"""Models assembled from the table of fused operators, and their training."""

@@ -1,0 +1,158 @@
+"""A small Llama in one file, assembled from the table of fused operators, and its training on real text.
+
+Shapes: b batch, l length, w width, h heads, d head size; tokens are bytes, so the vocabulary is 256.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+from typing import Callable, Iterator, List, NamedTuple, Tuple
+
+import torch
+
+from fused_ops import operator
+
+
+class Shape(NamedTuple):
+    """Sizes of the model; 3 query heads share a key/value head, and no two sizes are equal."""
+
+    layers: int = 2
+    heads: int = 6
+    kv_heads: int = 2
+    head_size: int = 16
+    hidden: int = 208
+    vocabulary: int = 256
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_size
+
+
+class RMSNorm(torch.nn.Module):  # type: ignore[misc]
+    """RMS normalization of the last dimension, [..., w] -> [..., w]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normalized: torch.Tensor = operator("rms_norm", "torch")(x, self.weight, 1e-5)
+        return normalized
+
+
+class Attention(torch.nn.Module):  # type: ignore[misc]
+    """Causal self-attention with rotary positions, [b, l, w] -> [b, l, w]."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.head_size = shape.head_size
+        kv_width = shape.kv_heads * shape.head_size
+        self.query = torch.nn.Linear(shape.width, shape.width, bias=False)
+        self.key = torch.nn.Linear(shape.width, kv_width, bias=False)
+        self.value = torch.nn.Linear(shape.width, kv_width, bias=False)
+        self.output = torch.nn.Linear(shape.width, shape.width, bias=False)
+        self.rotate = operator("rope", "torch")(shape.head_size, 10000.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (self._heads(each(x)) for each in (self.query, self.key, self.value))
+        attended = operator("attention", "torch")(self.rotate(query, 0), self.rotate(key, 0), value)
+        mixed: torch.Tensor = self.output(attended.transpose(1, 2).flatten(2))
+        return mixed
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor:
+        """[b, l, h * d] -> [b, h, l, d]."""
+        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+
+
+class FeedForward(torch.nn.Module):  # type: ignore[misc]
+    """SwiGLU between two projections, [b, l, w] -> [b, l, w]."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate = torch.nn.Linear(shape.width, shape.hidden, bias=False)
+        self.up = torch.nn.Linear(shape.width, shape.hidden, bias=False)
+        self.down = torch.nn.Linear(shape.hidden, shape.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        projected: torch.Tensor = self.down(operator("swiglu", "torch")(self.gate(x), self.up(x)))
+        return projected
+
+
+class Block(torch.nn.Module):  # type: ignore[misc]
+    """One layer: attention and feed-forward, each behind a norm and beside a residual."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = RMSNorm(shape.width), Attention(shape)
+        self.feed_forward_norm, self.feed_forward = RMSNorm(shape.width), FeedForward(shape)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        out: torch.Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return out
+
+
+class Llama(torch.nn.Module):  # type: ignore[misc]
+    """Tokens [b, l] -> logits [b, l, vocabulary]."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(shape.vocabulary, shape.width)
+        self.blocks = torch.nn.ModuleList([Block(shape) for _ in range(shape.layers)])
+        self.norm = RMSNorm(shape.width)
+        self.head = torch.nn.Linear(shape.width, shape.vocabulary, bias=False)
+        # A small start: weights and activations grow far beyond it, which a scale has to follow.
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                torch.nn.init.normal_(parameter, std=0.008)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+def standard_library_text(size: int) -> torch.Tensor:
+    """The first `size` bytes of the standard library's modules, by name, as tokens [size]; present in every Python."""
+    text = bytearray()
+    for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        text += file.read_bytes()
+        if len(text) >= size:
+            return torch.frombuffer(text[:size], dtype=torch.uint8).long()
+    raise ValueError(f"the standard library's modules have only {len(text)} bytes")
+
+
+def batches(text: torch.Tensor, steps: int, seed: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    """Random windows of a text: tokens [8, 65] and the tokens that follow them [8, 65], `steps` times."""
+    batch, length = 8, 65
+    draw = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        starts = torch.randint(len(text) - length, (batch,), generator=draw)
+        windows = torch.stack([text[start : start + length + 1] for start in starts.tolist()])
+        yield windows[:, :-1], windows[:, 1:]
+
+
+def train(linear: str, seed: int, steps: int = 120, each_step: Callable[[], None] = lambda: None) -> List[float]:
+    """Train a fresh model with the `linear` column of the table; the loss (nats per byte) of every step.
+
+    The same seed gives the same start and the same batches, whatever the column. each_step is called before each step.
+    """
+    torch.manual_seed(seed)
+    # The head stays in high precision, as every published FP8 recipe has it.
+    model = operator("linear", linear)(Llama(Shape()), keep=lambda name: name == "head")
+    optimizer = operator("adamw", "torch")(model.parameters(), lr=1.5e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
+    losses = []
+    for tokens, targets in batches(standard_library_text(400_000), steps, seed):
+        each_step()
+        logits = model(tokens)
+        loss = operator("cross_entropy", "torch")(logits.flatten(0, 1), targets.flatten(), -100)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        warmup.step()
+        losses.append(loss.item())
+    return losses
