@@ -67,6 +67,13 @@ def fetch(session, target):
 
 @verb()
 @for_each_target
+def patch(session, target):
+    """Fetch every source and apply its patches."""
+    recipes(session, "patch", target, *session.posargs)
+
+
+@verb()
+@for_each_target
 def build(session, target):
     """Fetch, patch, compile and install the environment: build/TARGET/env."""
     recipes(session, "build", target, *session.posargs)
@@ -103,6 +110,12 @@ def lock(session):
 def render(session):
     """Write README's tables; -- --check fails if they are not current."""
     recipes(session, "render", *session.posargs)
+
+
+@verb()
+def cache(session):
+    """Take built wheels to another machine: nox -s cache -- export DIR, there nox -s cache -- import DIR."""
+    recipes(session, "cache", *session.posargs)
 
 
 @verb()

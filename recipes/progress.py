@@ -90,7 +90,8 @@ class Steps:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if console.is_terminal:
+            self._progress.stop()
 
     def say(self, verb: str, subject: str, note: str = "") -> None:
         """A line that stays."""

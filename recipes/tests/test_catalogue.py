@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +78,45 @@ def test_no_package_index_is_named() -> None:
     ]:
         if path.suffix in (".py", ".toml", ".txt", ".md", ".sh", ".json", ".log"):
             assert not hosts.search(path.read_text(encoding="utf-8")), path
+
+
+NEW_PACKAGE = """
+module = "tiny"
+summary = "A package that only this test knows"
+
+[build]
+requires = ["setuptools"]
+compiler = "none"
+minutes = 0.1
+mib_per_job = 100
+
+[[release]]
+version = "1.0"
+kind = "source"
+file = "tiny-1.0.tar.gz"
+sha256 = "{sha256}"
+python = ">=3.8"
+requires = ["packaging"]
+mib = {{ download = 1, installed = 1 }}
+"""
+
+
+def test_a_package_and_a_target_are_data_only(tmp_path: Path) -> None:
+    for name in ("recipes", "patches", "smoke_tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("README.md", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "recipes" / "packages" / "tiny.toml").write_text(NEW_PACKAGE.format(sha256="0" * 64))
+    targets = tmp_path / "recipes" / "targets.toml"
+    table = targets.read_text().partition("[cpu]")[2].partition("[cpu.packages]")[0]
+    added = f'[small]{table.replace("[cpu.", "[small.")}[small.packages]\ntiny = "1.0"\n'
+    targets.write_text(f"{targets.read_text()}\n{added}")
+
+    def run(*verb: str) -> str:
+        command = [sys.executable, "-m", "recipes", *verb]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    assert "tiny 1.0" in run("plan", "small")
+    run("render")
+    run("render", "--check")
+    assert re.search(r"^\| `small` \|.*tiny 1\.0", (tmp_path / "README.md").read_text(), re.MULTILINE)

@@ -1,0 +1,68 @@
+"""A build patches, compiles and keeps; the key of a wheel is everything that decides its bytes and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.build import Builder
+from recipes.cache import Cache
+from recipes.model import Catalogue
+from recipes.plan import plan
+from recipes.progress import Steps
+from recipes.tests.conftest import Tiny
+
+
+def records(tiny: Tiny) -> dict[str, dict[str, Any]]:
+    """The records of all built wheels, by package."""
+    found = [json.loads(path.read_text()) for path in tiny.cache.glob("wheels/*/wheel.json")]
+    return {record["inputs"]["package"]: record for record in found}
+
+
+def test_what_is_installed_is_patched_and_says_so(tiny: Tiny) -> None:
+    tiny.succeed("build", "tiny")
+    value = tiny.succeed("shell", "tiny", "--", "python", "-c", "import tinypkg; print(tinypkg.value)")
+    assert value.strip().endswith("2")
+    (patch,) = records(tiny)["tinypkg 1.0"]["patches"]
+    assert patch["file"] == "patches/tinypkg/0001-say-two.patch"
+    assert list(patch["installed"]) == ["tinypkg.py"]
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "again"),
+    [
+        ("recipes/packages/tinypkg.toml", 'TINY_SECONDS = "0"', 'TINY_SECONDS = "0.0"', True),
+        ("patches/tinypkg/0001-say-two.patch", "+value = 2", "+value = 3", True),
+        ("docker/build-wheel.sh", "# One patched", "# A patched", True),
+        ("patches/tinypkg/0001-say-two.patch", "Description: Say two", "Description: Say 2", False),
+        ("recipes/packages/tinypkg.toml", "minutes = 0.1", "minutes = 0.2", False),
+        ("recipes/targets.toml", "a test: everything", "a test: all", False),
+    ],
+    ids=["a variable", "a patch's change", "the script", "a patch's words", "an estimate", "a reason"],
+)
+def test_only_what_decides_the_bytes_builds_again(tiny: Tiny, path: str, old: str, new: str, again: bool) -> None:
+    before = key(tiny)
+    tiny.edit(tiny.root / path, old, new)
+    assert (key(tiny) != before) is again
+
+
+def key(tiny: Tiny) -> str:
+    """The inputs of tinypkg's wheel as this checkout has them, from a cache filled by hand."""
+    chosen, cache = plan(Catalogue(tiny.root), "tiny"), Cache(tiny.cache)
+    pin = next(pin for pin in chosen.pins if pin.name == "tinypkg")
+    with Steps() as steps, cache.held(steps.wait):
+        builder = Builder(chosen, cache, steps)
+        trees = builder.trees({tiny.pinned: tiny.shelf / "tinypkg-1.0.tar.gz"})
+        return json.dumps(builder._inputs(pin, trees["tinypkg"]), sort_keys=True)
+
+
+def test_a_wheel_is_the_same_wherever_it_was_built(tiny: Tiny, tmp_path: Path) -> None:
+    tiny.succeed("build", "tiny")
+    first = records(tiny)["tinypkg 1.0"]["sha256"]
+    tiny.cache = tmp_path / "another" / "cache"
+    tiny.variables["FUSEBOX_CACHE"] = str(tiny.cache)
+    tiny.succeed("build", "tiny")
+    assert records(tiny)["tinypkg 1.0"]["sha256"] == first

@@ -1,0 +1,41 @@
+"""A run is never silent: a line per step, with its seconds, also where there is no terminal."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from recipes import progress
+from recipes.progress import Steps, size
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (191794682, "183 MiB"), (5 * 2**30, "5 GiB")]
+)
+def test_size(count: int, text: str) -> None:
+    assert size(count) == text
+
+
+def test_a_step_ends_in_one_line_with_its_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    with Steps() as steps, steps.step("fetch", "torch [2.13]") as step:
+        step.note = "183 MiB"
+    assert re.fullmatch(r"fetch   torch \[2\.13\]  183 MiB  0\.0 s\n", capsys.readouterr().out)
+
+
+def test_a_failed_step_says_nothing_of_success(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="no"), Steps() as steps, steps.step("build", "torch"):
+        raise ValueError("no")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_log_gets_a_line_every_ten_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 1000, 4))
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    with Steps() as steps, steps.step("build", "torch") as step:
+        for line in range(6):
+            step.show(f"compiling {line}")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rpartition(" ")[2] for line in lines[:-1]] == ["2", "5"]
