@@ -47,6 +47,7 @@ class Room:
             path.relative_to(self.folder).with_suffix("").as_posix().replace("/", "."): path
             for path in self.folder.rglob("*.py")
         }
+        self._keys: dict[str, str | None] = {}
 
     @cached_property
     def _definitions(self) -> dict[str, dict[str, Definition]]:
@@ -70,8 +71,13 @@ class Room:
                     found[f"{file}::{name}"] = Claim(f"{file}::{name}", *mark)
         return found
 
-    def key(self, claim: Claim) -> str:
-        """The claim key: changes when the test, or code of the room that it reaches, changes."""
+    def key(self, identity: str) -> str | None:
+        """The key of that claim: changes when its test, or code that it reaches, changes; None if it is gone."""
+        if identity not in self._keys:
+            self._keys[identity] = self._key(self.claims[identity]) if identity in self.claims else None
+        return self._keys[identity]
+
+    def _key(self, claim: Claim) -> str:
         file, name = claim.id.split("::")
         module = file.removesuffix(".py").replace("/", ".")
         reached: dict[tuple[str, str], str] = {}
@@ -182,7 +188,7 @@ def _assemble(plan: Plan, outcomes: dict[str, Any], log: str, folder: Path) -> d
     log = re.sub(r"\x1b\[[\d;]*m", "", log).replace(str(plan.root), ".").replace(str(Path.home()), "~")
     write_text(folder / f"{name}.log", log)
     for claim in outcomes["claims"]:
-        claim["key"] = room.key(room.claims[claim["id"].split("[")[0]])
+        claim["key"] = room.key(claim["id"].split("[")[0])
         claim["reason"] = claim["reason"].replace(str(plan.root), ".")
     evidence = {
         "name": name,
@@ -239,10 +245,10 @@ def promote(plan: Plan) -> list[Path]:
     found = sorted(folder.glob("*.json"))
     if not found:
         raise Refusal(f'{folder} holds no evidence: run `nox -s "smoke({plan.target.name})"` first.')
-    promoted = []
+    room, promoted = Room(plan.root), []
     for path in found:
         evidence = read(path)
-        if state(plan, evidence, evidence["claims"]) == "stale":
+        if state(plan, room, evidence, evidence["claims"]) == "stale":
             raise Refusal(
                 f'{path} was made by another state of this checkout: run `nox -s "smoke({plan.target.name})"` again.'
             )
@@ -270,13 +276,8 @@ def read(path: Path) -> dict[str, Any]:
     return evidence
 
 
-def state(plan: Plan, evidence: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+def state(plan: Plan, room: Room, evidence: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """Of some rows: proved, refuted, unproven, or stale when the stack or a claim changed after the run."""
-    room = Room(plan.root)
-    if evidence["stack"] != plan.stack:
+    if evidence["stack"] != plan.stack or any(room.key(row["id"].split("[")[0]) != row["key"] for row in rows):
         return "stale"
-    for identity in {row["id"].split("[")[0]: row["key"] for row in rows}.items():
-        claim = room.claims.get(identity[0])
-        if claim is None or room.key(claim) != identity[1]:
-            return "stale"
     return worst(rows)

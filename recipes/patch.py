@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.message import Message
 from pathlib import Path
 
@@ -31,7 +31,7 @@ class Patch:
 
     path: Path
     package: str
-    header: Message
+    header: Message = field(compare=False)
     applies_to: Requirement
     files: tuple[str, ...]
 

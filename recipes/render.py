@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from recipes import evidence, patch
 from recipes.cache import write_text
@@ -17,126 +19,111 @@ from recipes.progress import console
 SEEDS = {"A": 29, "B": 58, "C": 24, "D": 15, "E": 16}
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What the tables are made of: all plans, the claims, and every promoted run with its plan."""
+
+    root: Path
+    plans: list[Plan]
+    room: Room
+    runs: list[tuple[Plan, dict[str, Any]]]
+
+    @classmethod
+    def of(cls, catalogue: Catalogue) -> Facts:
+        plans = [plan(catalogue, name) for name in catalogue.targets]
+        runs = [(one, run) for one in plans for run in evidence.promoted(catalogue.root, one.target.name)]
+        return cls(catalogue.root, plans, Room(catalogue.root), runs)
+
+    def state(self, one: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+        """The word for some rows of a run."""
+        return evidence.state(one, self.room, run, rows)
+
+
 def blocks(catalogue: Catalogue) -> dict[str, str]:
     """Every rendered block of README.md, by the name in its markers."""
-    plans = [plan(catalogue, name) for name in catalogue.targets]
-    makers: dict[str, Callable[[Catalogue, list[Plan]], str]] = {
-        "targets": _targets, "matrix": _matrix, "patches": _patches, "ledger": _ledger,
-    }  # fmt: skip
-    return {name: make(catalogue, plans) for name, make in makers.items()}
+    facts = Facts.of(catalogue)
+    makers = {"targets": _targets, "matrix": _matrix, "patches": _patches, "ledger": _ledger}
+    return {name: make(facts) for name, make in makers.items()}
 
 
-def _rows(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
+def _rows(header: str, rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; the header's cells are separated by "|"."""
+    names = header.split("|")
+    lines = [names, ["---"] * len(names), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _targets(_: Catalogue, plans: list[Plan]) -> str:
+def _targets(facts: Facts) -> str:
     rows = []
-    for one in plans:
+    for one in facts.plans:
         target = one.target
         packages = ", ".join(pin.label + (" (patched)" if one.patches[pin.name] else "") for pin in one.pins)
         cuda = target.cuda if target.cuda == "none" else f"{target.cuda}, sm {' '.join(target.sm)}"
-        rows.append(
-            [
-                f"`{target.name}`",
-                target.base.wheels.image,
-                target.python,
-                cuda,
-                packages,
-                ", ".join(target.proves_on),
-                target.reason,
-            ]
-        )
-    return _rows(["target", "base", "Python", "CUDA", "packages", "proves on", "for"], rows)
+        hardware, image = ", ".join(target.proves_on), target.base.wheels.image
+        rows.append([f"`{target.name}`", image, target.python, cuda, packages, hardware, target.reason])
+    return _rows("target|base|Python|CUDA|packages|proves on|for", rows)
 
 
-def _matrix(catalogue: Catalogue, plans: list[Plan]) -> str:
+def _matrix(facts: Facts) -> str:
     """Target and hardware by package: how many claims are proved, or the word that stands in the way."""
     rows = []
-    for one in plans:
-        found = evidence.promoted(catalogue.root, one.target.name)
-        if not found:
+    for one in facts.plans:
+        runs = [run for other, run in facts.runs if other is one]
+        if not runs:
             rows += [[f"`{one.target.name}`", "", pin.label, "declared", ""] for pin in one.pins]
-        for run in found:
-            for pin in one.pins:
-                claims = [row for row in run["claims"] if row["package"] == pin.name]
-                built = run["packages"].get(pin.name, {}).get("built_with", {})
-                how = (
-                    f"built with {built['compiler']}, {built['where']}"
-                    if built.get("compiler", "none") != "none"
-                    else ""
-                )
-                rows.append(
-                    [
-                        f"`{one.target.name}`",
-                        f"{run['hardware']['name']} ({run['hardware']['cpu']})",
-                        pin.label,
-                        _cell(one, run, claims),
-                        how,
-                    ]
-                )
-    return _rows(["target", "hardware", "package", "state", "note"], rows)
-
-
-def _cell(one: Plan, run: dict, claims: list[dict]) -> str:  # type: ignore[type-arg]
-    if not claims:
-        return "declared"
-    state = evidence.state(one, run, claims)
-    good = sum(row["outcome"] == "proved" for row in claims)
-    return f"{state} ({good} of {len(claims)})"
-
-
-def _patches(catalogue: Catalogue, plans: list[Plan]) -> str:
-    rows = []
-    for one in patch.every(catalogue.root):
-        used = [
-            each.target.name
-            for each in plans
-            for chosen in each.patches.get(one.package, [])
-            if chosen.path == one.path
-        ]
-        upstream = str(one.header["Applied-Upstream"] or "not upstream")
-        rows.append(
-            [
-                f"[{one.package} {one.path.name[:4]}]({one.name})",
-                one.summary,
-                str(one.header["X-Applies-To"]),
-                upstream,
-                ", ".join(used),
+        for run in runs:
+            hardware = f"{run['hardware']['name']} ({run['hardware']['cpu']})"
+            rows += [
+                [f"`{one.target.name}`", hardware, pin.label, *_cell(facts, one, run, pin.name)] for pin in one.pins
             ]
-        )
-    return _rows(["patch", "what it does", "versions", "upstream", "targets"], rows)
+    return _rows("target|hardware|package|state|built with", rows)
 
 
-def _ledger(catalogue: Catalogue, plans: list[Plan]) -> str:
+def _cell(facts: Facts, one: Plan, run: dict[str, Any], package: str) -> tuple[str, str]:
+    """State and origin of a package in a run."""
+    claims = [row for row in run["claims"] if row["package"] == package]
+    if not claims:
+        return "declared", ""
+    good = sum(row["outcome"] == "proved" for row in claims)
+    built = run["packages"].get(package, {}).get("built_with", {})
+    how = f"{built['compiler']}, {built['where']}" if built.get("compiler", "none") != "none" else ""
+    return f"{facts.state(one, run, claims)} ({good} of {len(claims)})", how
+
+
+def _patches(facts: Facts) -> str:
+    rows = []
+    for one in patch.every(facts.root):
+        chosen = [each.target.name for each in facts.plans if one in each.patches.get(one.package, [])]
+        upstream = str(one.header["Applied-Upstream"] or "not upstream")
+        versions, link = str(one.header["X-Applies-To"]), f"[{one.package} {one.path.name[:4]}]({one.name})"
+        rows.append([link, one.summary, versions, upstream, ", ".join(chosen)])
+    return _rows("patch|what it does|versions|upstream|targets", rows)
+
+
+def _ledger(facts: Facts) -> str:
     """Seed id, claim, state on each hardware; then the ids for which no claim exists yet."""
     by_id: dict[str, list[list[str]]] = {}
-    for claim in Room(catalogue.root).claims.values():
+    for claim in facts.room.claims.values():
         for seed in claim.seeds:
-            by_id.setdefault(seed, []).append([seed, claim.sentence, _states(catalogue, plans, claim.id)])
-    unknown = sorted(
-        set(by_id) - {f"{letter}{number:02}" for letter, last in SEEDS.items() for number in range(1, last + 1)}
-    )
-    if unknown:
-        raise Refusal(
-            f"smoke_tests: a claim names the seed {unknown[0]}, which is not in the inventory (A01 to E16): correct it."
-        )
-    open_ids = [
-        _ranges(letter, [n for n in range(1, last + 1) if f"{letter}{n:02}" not in by_id])
+            by_id.setdefault(seed, []).append([seed, claim.sentence, _states(facts, claim.id)])
+    known = {f"{letter}{number:02}" for letter, last in SEEDS.items() for number in range(1, last + 1)}
+    if unknown := sorted(set(by_id) - known):
+        raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, and the inventory is A01 to E16: correct it.")
+    without = [
+        _ranges(letter, [number for number in range(1, last + 1) if f"{letter}{number:02}" not in by_id])
         for letter, last in SEEDS.items()
     ]
-    table = _rows(["id", "claim", "state"], [row for seed in sorted(by_id) for row in by_id[seed]])
-    return f"{table}\n\nNo claim yet: {', '.join(text for text in open_ids if text)}."
+    table = _rows("id|claim|state", [row for seed in sorted(by_id) for row in by_id[seed]])
+    return f"{table}\n\nNo claim yet: {', '.join(text for text in without if text)}."
 
 
-def _states(catalogue: Catalogue, plans: list[Plan], claim: str) -> str:
+def _states(facts: Facts, claim: str) -> str:
+    """The state of a claim in every run that has it."""
     states = []
-    for one in plans:
-        for run in evidence.promoted(catalogue.root, one.target.name):
-            rows = [row for row in run["claims"] if row["id"].split("[")[0] == claim]
-            if rows:
-                states.append(f"{evidence.state(one, run, rows)} on {one.target.name}, {run['hardware']['name']}")
+    for one, run in facts.runs:
+        rows = [row for row in run["claims"] if row["id"].split("[")[0] == claim]
+        if rows:
+            states.append(f"{facts.state(one, run, rows)} on {one.target.name}, {run['hardware']['name']}")
     return "; ".join(states) or "not run"
 
 
