@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 try:
+    from rich.text import Text
+
     from recipes import build, environment, evidence, lock, render
     from recipes.build import Builder
     from recipes.cache import Cache
@@ -26,10 +29,12 @@ except ModuleNotFoundError as missing:
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb and return the exit code: 0 done, 1 a claim was refuted or a check failed, 2 refused."""
     options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what we started ends with us
     try:
         return int(options.verb(options))
     except Refusal as refusal:
-        errors.print(f"[red]fusebox:[/red] {refusal}", soft_wrap=True, markup=True)
+        said = "".join(char if char.isprintable() else " " for char in str(refusal))  # what it quotes may hold anything
+        errors.print(Text.assemble(("fusebox:", "red"), " ", said), soft_wrap=True)
         return 2
     except KeyboardInterrupt:
         errors.print("fusebox: stopped; what was complete is kept, run again to go on.")
@@ -89,10 +94,10 @@ def _fetch(options: argparse.Namespace) -> int:
     chosen, cache = _chosen(options), Cache()
     with Steps() as steps, cache.held(steps.wait):
         files = Builder(chosen, cache, steps, options.mirror).fetch()
-        if options.into:
-            for sha256, path in files.items():
-                (options.into / "files" / sha256).mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, options.into / "files" / sha256 / path.name)
+        if options.into and options.into.resolve() != cache.root:
+            mirror = Cache(options.into.resolve())  # the layouts are the same
+            with mirror.held(steps.wait):
+                Builder(chosen, mirror, steps, cache.root).fetch()
         steps.say("fetch", f"{chosen.target.name}: {len(files)} files verified", str(options.into or cache.root))
     return 0
 
@@ -180,4 +185,6 @@ def _cache(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # at once, also when a download still waits for a stalled server

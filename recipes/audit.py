@@ -6,23 +6,26 @@ newest GLIBC version it wants, and every undefined symbol looked up in the torch
 
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import zipfile
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from recipes.model import Pin, Refusal, Target
+from recipes.model import Pin, Refusal, Target, is_version
 
 PORTABLE = ("x86-64", "x86-64-v2", "x86-64-v3")  # what a published wheel may be compiled for
 
@@ -79,9 +82,27 @@ class Extension:
 
 def extensions(wheel: Path) -> list[Extension]:
     """The shared objects of a wheel."""
-    with zipfile.ZipFile(wheel) as archive:
+    with opened(wheel) as archive:
         names = [name for name in archive.namelist() if re.search(r"\.so(\.\d+)*$", name)]
         return [Extension(name, ELFFile(io.BytesIO(archive.read(name)))) for name in names]
+
+
+@contextlib.contextmanager
+def opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
+    """A wheel, to be read; one that cannot be is refused."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            yield archive
+    except (zipfile.BadZipFile, zlib.error, ELFError, LookupError, ValueError) as error:
+        raise Refusal(
+            f"{wheel.name} cannot be read as a wheel ({error}): check it, then build or export it again."
+        ) from None
+
+
+def described(wheel: Path, part: str) -> bytes:
+    """A file of the wheel's .dist-info folder: METADATA, RECORD."""
+    with opened(wheel) as archive:
+        return archive.read("".join(name for name in archive.namelist() if name.endswith(f".dist-info/{part}")))
 
 
 def audit(wheel: Path, pin: Pin, torch: Path | None, glibc: str) -> dict[str, object]:
@@ -145,15 +166,15 @@ def _refuse_unresolved(pin: Pin, found: Iterable[Extension], torch: Path) -> Non
 
 def check_metadata(wheel: Path, pin: Pin, target: Target) -> None:
     """Refuse a wheel whose name, version or requirements are not what the recipe says."""
-    with zipfile.ZipFile(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        metadata = HeaderParser().parsestr(archive.read(name).decode())
-    if canonicalize_name(metadata["Name"]) != pin.name or Version(metadata["Version"]) != Version(pin.release.version):
+    metadata = HeaderParser().parsestr(described(wheel, "METADATA").decode(errors="replace"))
+    name, version = metadata["Name"] or "nothing", metadata["Version"] or ""
+    same = is_version(version) and Version(version) == Version(pin.release.version)
+    if canonicalize_name(name) != pin.name or not same:
         raise Refusal(
-            f"{wheel.name} calls itself {metadata['Name']} {metadata['Version']}, and the recipe says "
-            f"{pin.label}: correct the recipe."
+            f"{wheel.name} calls itself {name} {version}, and the recipe says {pin.label}: correct the recipe."
         )
-    theirs = _normalised(metadata.get_all("Requires-Dist") or [], target)
+    with opened(wheel):
+        theirs = _normalised(metadata.get_all("Requires-Dist") or [], target)
     ours = _normalised(pin.release.requires, target)
     if difference := sorted(theirs ^ ours):
         side = "lacks" if difference[0] in theirs else "should not have"

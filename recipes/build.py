@@ -6,7 +6,6 @@ compiled ones torch, CUDA, GPU architectures, Python ABI, compiler and base. Com
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -17,7 +16,7 @@ import signal
 import subprocess
 import sysconfig
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from recipes.fetch import Artifact, Downloads, Git, artifact_of, unpack
 from recipes.model import Pin, Refusal, build_environment, digest_of
 from recipes.patch import apply_all, tree_hash
 from recipes.plan import Plan, jobs
+from recipes.process import group
 from recipes.progress import Step, Steps, size
 
 EPOCH = "315532800"  # 1980-01-01, the oldest date a zip file can hold: wheels do not depend on when they were built
@@ -54,7 +54,11 @@ class Builder:
     def fetch(self) -> dict[str, Path]:
         """Every file of the plan, by sha256; git sources come into the cache's repositories."""
         artifacts = [artifact for pin in self.plan.pins if (artifact := artifact_of(pin))]
-        return self.downloads.all([*artifacts, *self.plan.locked.artifacts])
+        files = self.downloads.all([*artifacts, *self.plan.locked.artifacts])
+        for pin in self.plan.pins:
+            if pin.release.repository:
+                self.git.fetch(pin.label, pin.release)
+        return files
 
     def trees(self, files: Mapping[str, Path]) -> dict[str, Tree]:
         """Every source, patched, by package."""
@@ -82,7 +86,8 @@ class Builder:
             [pin.release.model_dump(include={"sha256", "commit", "submodules"}), [chosen.sha256 for chosen in patches]]
         )
         final = self.cache.root / "trees" / key
-        if not (final / "tree.json").exists():
+        record = self.cache.record(final / "tree.json", "sha256", "patches")
+        if record is None:
             with self.cache.scratch("tree") as scratch:
                 made = scratch / key
                 made.mkdir()
@@ -99,10 +104,10 @@ class Builder:
                     }
                     for chosen in patches
                 ]
-                write_json(made / "tree.json", {"source": pin.label, "sha256": tree_hash(source), "patches": records})
+                record = {"source": pin.label, "sha256": tree_hash(source), "patches": records}
+                write_json(made / "tree.json", record)
                 source.rename(made / source.name)
                 put(made, final)
-        record = json.loads((final / "tree.json").read_text())
         return Tree(next(path for path in final.iterdir() if path.is_dir()), record["sha256"], tuple(record["patches"]))
 
     def _source(self, pin: Pin, files: Mapping[str, Path], into: Path) -> Path:
@@ -168,6 +173,9 @@ class Builder:
             self._refuse_missing_headers(pin, python)
             source = scratch / tree.path.name
             shutil.copytree(tree.path, source, symlinks=True)
+            if tree_hash(source) != tree.sha256:
+                shutil.rmtree(tree.path.parent)
+                raise Refusal(f"{pin.label}: its source in {tree.path} was damaged, and is removed: run again.")
             made = scratch / "made"
             with self.steps.step("build", pin.label) as step:
                 cost = self._run(pin, [str(self._script), str(source), str(made)], scratch, step)
@@ -220,7 +228,7 @@ class Builder:
             "LC_ALL": "C.UTF-8",
         }
         log, tail = scratch / "build.log", list[str]()
-        with log.open("w") as file, _group(command, scratch, variables) as process:
+        with log.open("w") as file, group(command, scratch, variables) as process:
             assert process.stdout
             for line in process.stdout:
                 file.write(line)
@@ -267,22 +275,6 @@ class Builder:
         return wheels[0]
 
 
-@contextlib.contextmanager
-def _group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, so that nothing of it outlives us when we stop early."""
-    process = subprocess.Popen(
-        command, cwd=folder, env=dict(variables), text=True, errors="replace", stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
 def _installed(patch: Mapping[str, Any], wheel: Path) -> dict[str, Any]:
     """A patch's record, with the files that it changed and the wheel installs, by their hash."""
     installed = {}
@@ -319,7 +311,7 @@ def import_wheels(cache: Cache, source: Path) -> int:
     """Take over wheels that `export_wheels` wrote: each checked by key, hash and CPU before any is kept."""
     found = sorted(path.parent for path in source.glob("*/wheel.json"))
     if not found:
-        raise Refusal(f"{source} holds no exported wheels (KEY/wheel.json): name a folder that `cache export` wrote.")
+        raise Refusal(f"{source} holds no exported wheels (KEY/wheel.json): choose a folder that `cache export` wrote.")
     for folder in found:
         _check_exported(folder)
     for folder in found:
@@ -332,8 +324,10 @@ def import_wheels(cache: Cache, source: Path) -> int:
 def _check_exported(folder: Path) -> None:
     try:
         record = json.loads((folder / "wheel.json").read_text(encoding="utf-8"))
-        inputs, wheel, sha256 = record["inputs"], folder / Path(record["file"]).name, record["sha256"]
+        inputs, wheel, sha256 = record["inputs"], folder / record["file"], record["sha256"]
         label = inputs["package"]
+        if wheel.parent != folder:
+            raise ValueError("the wheel lies elsewhere")
     except (ValueError, KeyError, TypeError):
         raise Refusal(f"{folder}/wheel.json is not the record of a wheel: export it again.") from None
     if digest_of(inputs) != folder.name:

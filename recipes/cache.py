@@ -47,9 +47,10 @@ def disk_named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        full = (errno.ENOSPC, errno.EDQUOT)
+        if error.errno in full or any(os.strerror(code) in str(error) for code in full):  # shutil.Error has no errno
             raise disk_full(path) from None
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.EIO):
             place = error.filename or path
             raise Refusal(
                 f"{place} cannot be written ({error.strerror}): choose another place with FUSEBOX_CACHE."
@@ -123,10 +124,15 @@ class Cache:
     def held(self, waiting: Callable[[str], None]) -> Iterator[None]:
         """Hold the cache for one run, after sweeping what a killed one left; another run waits and says for whom."""
         with disk_named(self.root):
-            self.root.mkdir(parents=True, exist_ok=True)
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError):
+                raise Refusal(f"{self.root} is not a folder: choose another place with FUSEBOX_CACHE.") from None
             with (self.root / "lock").open("a+") as lock:
+                os.set_inheritable(lock.fileno(), True)  # what a killed run started and left running still holds it
                 self._acquire(lock, waiting)
-                shutil.rmtree(self.partial, ignore_errors=True)
+                if self.partial.exists():
+                    shutil.rmtree(self.partial)
                 self.partial.mkdir()
                 yield
 
@@ -170,14 +176,23 @@ class Cache:
     def wheel(self, key: str) -> tuple[Path, dict[str, Any]] | None:
         """The wheel built for that key and its record; one whose bytes changed is dropped."""
         folder = self.root / "wheels" / key
-        if not (folder / "wheel.json").exists():
+        record = self.record(folder / "wheel.json", "file", "sha256")
+        if record is None:
             return None
-        record = json.loads((folder / "wheel.json").read_text())
         wheel = folder / record["file"]
-        if not wheel.exists() or sha256_of(wheel) != record["sha256"]:
+        if not wheel.is_file() or sha256_of(wheel) != record["sha256"]:
             shutil.rmtree(folder)
             return None
         return wheel, record
+
+    def record(self, path: Path, *keys: str) -> dict[str, Any] | None:
+        """A record that holds these keys; one that does not is dropped, with the folder that it describes."""
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            return dict(record, **{key: record[key] for key in keys})
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            shutil.rmtree(path.parent, ignore_errors=True)
+            return None
 
 
 def find_file(root: Path, sha256: str, *, drop_damaged: bool = False) -> Path | None:

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import subprocess
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import uv
 
+from recipes import audit
 from recipes.cache import Cache, disk_full, disk_named, write_json
 from recipes.fetch import Artifact
 from recipes.model import Pin, Refusal, Target
@@ -91,8 +91,9 @@ def _uv(path: Path, cache: Cache, *arguments: str) -> None:
         for key, value in os.environ.items()
         if not key.startswith(("UV_INDEX", "UV_FIND", "VIRTUAL_ENV", "PYTHON"))
     }
+    ours["UV_NO_INSTALLER_METADATA"] = "1"  # it holds times: without it the same wheels are the same environment
     command = [uv.find_uv_bin(), "--no-config", "--cache-dir", str(cache.root / "uv"), "--no-progress", *arguments]
-    done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False, close_fds=False)
     if done.returncode == 0:
         return
     said = done.stderr.strip()
@@ -141,8 +142,7 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
 
 
 def _record_of(wheel: Path) -> bytes:
-    with zipfile.ZipFile(wheel) as archive:
-        return archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/RECORD")))
+    return audit.described(wheel, "RECORD")
 
 
 def _manifest(plan: Plan, wheels: list[Wheel]) -> dict[str, Any]:

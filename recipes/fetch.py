@@ -7,6 +7,8 @@ publisher's own index where a release names one. Which place served a file does 
 from __future__ import annotations
 
 import ast
+import logging
+import lzma
 import os
 import re
 import shutil
@@ -14,26 +16,32 @@ import ssl
 import subprocess
 import sys
 import tarfile
-import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import cast
+from typing import TypeVar, cast
 from urllib.parse import urlsplit
 
 import httpx2
+from packaging.utils import canonicalize_name
 from pip._internal.models.index import PyPI  # the only place where pip says which index is its default
 from unearth import PackageFinder, TargetPython
 from unearth.errors import UnpackError
 from unearth.fetchers import Fetcher, PyPIClient
+from unearth.link import Link
 
-from recipes.cache import Cache, disk_named, find_file, put, sha256_of
-from recipes.model import Pin, Refusal, Release, Target
+from recipes.cache import Cache, disk_full, disk_named, find_file, put, sha256_of
+from recipes.model import Pin, Refusal, Release, Target, is_version
+from recipes.process import group
 from recipes.progress import Step, Steps, size
 
 WORKERS = 6  # downloads at a time
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -69,25 +77,32 @@ class PipSettings:
             [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
         )
         if listing.returncode != 0:
-            raise Refusal(
-                f"pip's configuration cannot be read ({listing.stderr.strip().splitlines()[-1]}): mend it, "
-                "then run again."
-            )
+            said = (listing.stderr.strip().splitlines() or ["no message"])[-1].partition(". ")[0].rstrip(".")
+            raise Refusal(f"pip's configuration cannot be read ({said}): mend it, then run again.")
         values: dict[str, str] = {}
-        for line in sorted(listing.stdout.splitlines(), key=lambda line: line.startswith((":env:", "download."))):
-            key, _, value = line.partition("=")
-            section, _, name = key.partition(".")
-            if section in ("global", "download", ":env:"):
-                values[name] = ast.literal_eval(value)
-        indexes = [] if "no-index" in values else [values.get("index-url", PyPI.simple_url)]
-        return cls(
-            indexes=(*indexes, *values.get("extra-index-url", "").split()),
-            find_links=tuple(values.get("find-links", "").split()),
-            trusted_hosts=tuple(values.get("trusted-host", "").split()),
-            timeout=float(values.get("timeout", values.get("default-timeout", 15))),
-            retries=int(values.get("retries", 2)),
-            cert=values.get("cert"),
-        )
+        sections = ("global", "download", ":env:")
+        lines = [line.partition(".") for line in listing.stdout.splitlines()]
+        for _, _, setting in sorted(
+            (line for line in lines if line[0] in sections), key=lambda line: sections.index(line[0])
+        ):
+            name, _, value = setting.partition("=")
+            values[name] = ast.literal_eval(value)
+        alone = values.get("no-index", "").lower() in ("y", "yes", "t", "true", "on", "1")
+        indexes = [values.get("index-url", PyPI.simple_url), *values.get("extra-index-url", "").split()]
+        links = [os.path.expanduser(link) for link in values.get("find-links", "").split()]  # noqa: PTH111 - or a URL
+        try:
+            return cls(
+                indexes=() if alone else tuple(indexes),
+                find_links=tuple(link for link in links if "://" in link or Path(link).exists()),  # as pip does
+                trusted_hosts=tuple(values.get("trusted-host", "").split()),
+                timeout=float(values.get("timeout", values.get("default-timeout", 15))),
+                retries=int(values.get("retries", 2)),
+                cert=values.get("cert"),
+            )
+        except ValueError as error:
+            raise Refusal(
+                f"pip's timeout or retries is not a number ({error}): correct it (`pip config list`)."
+            ) from None
 
 
 def target_tags(target: Target) -> TargetPython:
@@ -106,6 +121,8 @@ class Downloads:
         if mirror is not None and not mirror.is_dir():
             raise Refusal(f"The mirror folder {mirror} does not exist: name one that holds files/ and github.com/.")
         self.cache, self._steps, self._mirror, self._target = cache, steps, mirror, target
+        self._stopped = threading.Event()
+        self._heard = _Heard()
 
     @cached_property
     def settings(self) -> PipSettings:
@@ -115,20 +132,30 @@ class Downloads:
     @cached_property
     def _session(self) -> PyPIClient:
         settings = self.settings
-        verify = ssl.create_default_context(cafile=settings.cert) if settings.cert else True
+        try:
+            verify = ssl.create_default_context(cafile=settings.cert) if settings.cert else True
+        except OSError as error:
+            raise Refusal(
+                f"pip's cert {settings.cert} cannot be used ({error}): correct it (`pip config list`)."
+            ) from None
         return PyPIClient(
             trusted_hosts=settings.trusted_hosts, timeout=settings.timeout, verify=verify, follow_redirects=True
         )
 
     def all(self, artifacts: Iterable[Artifact]) -> dict[str, Path]:
         """Every file, by its sha256; several at a time, the first failure ends it."""
-        with ThreadPoolExecutor(WORKERS) as pool:
-            jobs = {artifact.sha256: pool.submit(self.file, artifact) for artifact in artifacts}
-            try:
-                return {sha256: job.result() for sha256, job in jobs.items()}
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+        pool = ThreadPoolExecutor(WORKERS)
+        jobs = {artifact.sha256: pool.submit(self.file, artifact) for artifact in dict.fromkeys(artifacts)}
+        try:
+            for job in as_completed(jobs.values()):
+                job.result()
+        except BaseException:
+            self._stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            wait([job for job in jobs.values() if job.running()], timeout=1)  # one may hang on a stalled server
+            raise
+        pool.shutdown()
+        return {sha256: job.result() for sha256, job in jobs.items()}
 
     def file(self, artifact: Artifact) -> Path:
         """The artifact's file, its sha256 checked."""
@@ -144,7 +171,7 @@ class Downloads:
         with disk_named(partial):
             shutil.copyfile(path, partial)
             kept = self.cache.keep_file(partial, path.name, artifact.sha256)
-        self._steps.say("fetch", artifact.label, f"{size(kept.stat().st_size)} from the mirror")
+        self._steps.say("fetch", artifact.label, f"{size(kept.stat().st_size)} from {self._mirror}")
         return kept
 
     def _partial(self, artifact: Artifact) -> Path:
@@ -152,54 +179,69 @@ class Downloads:
 
     def choose(self, name: str, version: str) -> Path:
         """The wheel of that version which the target would install, whatever its hash: what a lock then pins."""
-        finder = self._finder(self.settings.indexes, self.settings.find_links)
-        matches = list(finder.find_matches(f"{name}=={version}"))
-        if not matches:
+        links = self._links(Artifact(name, version, ""), self.settings.indexes, self.settings.find_links)
+        if not links:
             fit = f"Python {self._target.python} and glibc {self._target.glibc}"
             raise Refusal(f"{name} {version} has no wheel for {fit}: constrain it in the recipe that needs it.")
-        link = matches[0].link
-        return self._download(link.url_without_fragment, link.filename, Artifact(name, version, ""))
+        return self._download(links[0].url_without_fragment, links[0].filename, Artifact(name, version, ""))
 
-    def _finder(self, indexes: Iterable[str], find_links: Iterable[str], every: bool = False) -> PackageFinder:
-        settings = self.settings
-        return PackageFinder(
-            cast(Fetcher, self._session),
-            index_urls=indexes,
-            find_links=find_links,
-            trusted_hosts=settings.trusted_hosts,
-            target_python=target_tags(self._target),
-            ignore_compatibility=every,
-            only_binary=[] if every else [":all:"],
-        )
+    def _links(self, artifact: Artifact, indexes: tuple[str, ...], find_links: tuple[str, ...] = ()) -> list[Link]:
+        """The files of that version, the fitting one first: those of a package by name, or of a dependency all that fit."""
+        if not indexes and not find_links:
+            return []  # unearth would ask an index of its own choice
+        named = artifact.file is not None
 
-    def _find(self, artifact: Artifact):  # type: ignore[no-untyped-def]
-        places = [(self.settings.indexes, self.settings.find_links)]
-        if artifact.index:
-            places.append(((artifact.index,), ()))
-        for indexes, find_links in places:
-            finder = self._finder(indexes, find_links, every=artifact.file is not None)
-            try:
-                matches = [
-                    match.link
-                    for match in finder.find_matches(f"{artifact.name}=={artifact.version}", allow_yanked=True)
-                ]
-            except (httpx2.HTTPError, UnpackError, OSError) as error:
-                raise self._unreachable(artifact, error) from None
-            for link in matches:
-                if artifact.file in (None, link.filename):
-                    return link
+        def ask() -> list[Link]:
+            finder = PackageFinder(
+                cast(Fetcher, self._session),
+                index_urls=indexes,
+                find_links=find_links,
+                trusted_hosts=self.settings.trusted_hosts,
+                target_python=target_tags(self._target),
+                ignore_compatibility=named,
+                only_binary=[] if named else [":all:"],
+            )
+            matches = finder.find_matches(f"{artifact.name}=={artifact.version}", allow_yanked=True)
+            return [match.link for match in matches]
+
+        try:
+            return self._patiently(artifact, ask)
+        except (UnpackError, OSError, ValueError) as error:  # a file: index that is not there, a URL that is none
+            raise self._unreachable(artifact, error) from None
+
+    def _find(self, artifact: Artifact) -> Link:
+        links = self._links(artifact, self.settings.indexes, self.settings.find_links)
+        if artifact.index and not any(artifact.file == link.filename for link in links):
+            links = self._links(artifact, (artifact.index,))
+        for link in links:
+            if artifact.file in (None, link.filename):
+                return link
         wanted = artifact.file or f"a wheel for Python {self._target.python}"
         asked = "pip's configured index" + (f" and {artifact.index}" if artifact.index else "")
         raise Refusal(
-            f"{artifact.label}: {wanted} is not on {asked}, or it cannot be reached: see `pip config "
-            "list`, or pass --mirror DIR."
+            f"{artifact.label}: {wanted} is not on {asked}{self._heard.of(artifact)}: check the network and "
+            "`pip config list`, or pass --mirror DIR."
         )
+
+    def _patiently(self, artifact: Artifact, ask: Callable[[], _Answer]) -> _Answer:
+        """Ask a server; where it fails, again as often as pip's `retries` says."""
+        left = self.settings.retries
+        while True:
+            try:
+                return ask()
+            except httpx2.HTTPError as error:
+                refused = isinstance(error, httpx2.HTTPStatusError) and error.response.is_client_error
+                if left <= 0 or refused or self._stopped.is_set():
+                    raise self._unreachable(artifact, error) from None
+                self._steps.say("fetch", artifact.label, f"{_reason(error)}; trying again")
+                left -= 1
+                self._stopped.wait(1)
 
     def _download(self, url: str, name: str, artifact: Artifact) -> Path:
         partial = self._partial(artifact)
         with self._steps.step("fetch", artifact.label) as step, disk_named(partial):
             try:
-                self._stream(url, partial, artifact, step)
+                self._patiently(artifact, lambda: self._stream(url, partial, step))
                 found = sha256_of(partial)
                 if artifact.sha256 not in ("", found):
                     raise Refusal(
@@ -213,22 +255,17 @@ class Downloads:
                 partial.unlink(missing_ok=True)
         return path
 
-    def _stream(self, url: str, partial: Path, artifact: Artifact, step: Step) -> None:
-        for left in reversed(range(self.settings.retries + 1)):
-            try:
-                with self._session.get_stream(url) as answer, partial.open("wb") as file:
-                    answer.raise_for_status()
-                    length = answer.headers.get("content-length")
-                    step.expect(int(length) if length else None)
-                    for chunk in answer.iter_bytes(2**18):
-                        file.write(chunk)
-                        step.advance(len(chunk))
-                return
-            except httpx2.HTTPError as error:
-                if left == 0:
-                    raise self._unreachable(artifact, error) from None
-                self._steps.say("fetch", artifact.label, f"{_reason(error)}; trying again")
-                time.sleep(1)
+    def _stream(self, url: str, partial: Path, step: Step) -> None:
+        identity = {"Accept-Encoding": "identity"}  # the file's own bytes: a .tar.gz is not to be unpacked on the way
+        with self._session.get_stream(url, headers=identity) as answer, partial.open("wb") as file:
+            answer.raise_for_status()
+            length = answer.headers.get("content-length")
+            step.expect(int(length) if length else None)
+            for chunk in answer.iter_raw(2**18):
+                if self._stopped.is_set():
+                    raise CancelledError
+                file.write(chunk)
+                step.advance(len(chunk))
 
     def _unreachable(self, artifact: Artifact, error: Exception) -> Refusal:
         return Refusal(
@@ -236,16 +273,36 @@ class Downloads:
         )
 
 
+class _Heard(logging.Handler):
+    """What unearth warns of, for the refusal: it goes on without an index that fails."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: list[str] = []
+        logger = logging.getLogger("unearth")
+        logger.propagate = False
+        logger.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._said.append(record.getMessage())
+
+    def of(self, artifact: Artifact) -> str:
+        """The warnings about a package, in brackets."""
+        name = canonicalize_name(artifact.name)
+        said = dict.fromkeys(text.rstrip(".") for text in self._said if f"/{name}/" in text)
+        return f" ({'; '.join(said)})" if said else ""
+
+
 def _reason(error: Exception) -> str:
     match error:
         case httpx2.TimeoutException():
-            return "the server sent nothing within the time limit (pip's `timeout`)"
+            return f"{error.request.url.host} sent nothing within the time limit (pip's `timeout`)"
         case httpx2.HTTPStatusError():
-            return f"the server answered {error.response.status_code}"
+            return f"{error.request.url.host} answered {error.response.status_code}"
         case httpx2.RemoteProtocolError():
             return "the download broke off before its end"
         case httpx2.TransportError():
-            return f"the server cannot be reached ({error})"
+            return f"{error.request.url.host} cannot be reached ({error})"
         case _:
             return f"the index cannot be read ({error})"
 
@@ -253,22 +310,18 @@ def _reason(error: Exception) -> str:
 def unpack(archive: Path, into: Path) -> Path:
     """Unpack an sdist and return the one folder in it; a member that would get outside is refused."""
     try:
-        with tarfile.open(archive) as tar:
+        with disk_named(into), tarfile.open(archive) as tar:
             members = tar.getmembers()
             _refuse_escapes(archive, members)
             for member in members:
                 member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
                 member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
-            tar.extraction_filter = lambda member, _: (
-                member
-            )  # checked above; Python before 3.11.4 has no filter of its own
-            with disk_named(into):
-                tar.extractall(into, members)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
+            # Checked above; Python before 3.11.4 has no filter of its own.
+            tar.extraction_filter = lambda member, _: member
+            tar.extractall(into, members)
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
         raise Refusal(
-            f"{archive.name} is not a readable archive ({error}): remove {archive} and fetch it again."
+            f"{archive.name} cannot be unpacked ({error}): check the recipe's file, or remove {archive} to fetch it again."
         ) from None
     tops = list(into.iterdir())
     if len(tops) != 1 or not tops[0].is_dir():
@@ -280,6 +333,7 @@ def unpack(archive: Path, into: Path) -> Path:
 
 def _refuse_escapes(archive: Path, members: list[tarfile.TarInfo]) -> None:
     links = {PurePosixPath(member.name) for member in members if member.issym() or member.islnk()}
+    seen = set[PurePosixPath]()
     for member in members:
         path = PurePosixPath(member.name)
         fault = None
@@ -289,12 +343,14 @@ def _refuse_escapes(archive: Path, members: list[tarfile.TarInfo]) -> None:
             fault = "leads outside the archive"
         elif not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
             fault = "is a device or a pipe"
-        elif any(parent in links for parent in path.parents):
+        elif not links.isdisjoint(path.parents) or (path in links and path in seen):
             fault = "is written through a link"
         elif member.issym() or member.islnk():
-            base = path.parent if member.issym() else PurePosixPath()
-            if member.linkname.startswith("/") or os.path.normpath(base / member.linkname).startswith(".."):
-                fault = f"links to {member.linkname}, outside the archive"
+            to = (path.parent if member.issym() else PurePosixPath()) / member.linkname
+            through = {PurePosixPath(os.path.normpath(parent)) for parent in to.parents}
+            if to.is_absolute() or os.path.normpath(to).startswith("..") or not links.isdisjoint(through):
+                fault = f"links to {member.linkname}, outside the archive or through another link"
+        seen.add(path)
         if fault:
             raise Refusal(
                 f"{archive.name}: member {member.name!r} {fault}: refused, report it to the package's publisher."
@@ -308,93 +364,115 @@ class Git:
     cache: Cache
     steps: Steps
     mirror: Path | None = None
-    seconds: int = field(default_factory=lambda: int(os.environ.get("FUSEBOX_GIT_SECONDS", "600")))
+    seconds: int = field(default_factory=lambda: _git_seconds())
+
+    def fetch(self, label: str, release: Release) -> None:
+        """Have a git release and its submodules in the cache; a moved tag or a missing commit is refused."""
+        for part in self._parts(label, release):
+            self._repository(*part[:4])
 
     def tree(self, label: str, release: Release, into: Path) -> Path:
-        """The tree of a git release with its submodules, without .git; a moved tag or a missing commit is refused."""
+        """The tree of a git release with its submodules, without .git."""
+        for name, repository, commit, tag, path in self._parts(label, release):
+            self._check_out(name, self._repository(name, repository, commit, tag), commit, into / path)
+        return into
+
+    def _parts(self, label: str, release: Release) -> Iterator[tuple[str, str, str, str | None, str]]:
         assert release.repository and release.commit
         if shutil.which("git") is None:
             raise Refusal(f"{label}: its source is a git repository and git is not installed: install git.")
-        self._check_out(label, release.repository, release.commit, release.tag, into)
+        yield label, release.repository, release.commit, release.tag, "."
         for submodule in release.submodules:
-            self._check_out(
-                f"{label} {submodule.path}", submodule.repository, submodule.commit, None, into / submodule.path
-            )
-        return into
+            yield f"{label} {submodule.path}", submodule.repository, submodule.commit, None, submodule.path
 
-    def _check_out(self, label: str, repository: str, commit: str, tag: str | None, into: Path) -> None:
-        bare = self._with_commit(label, repository, commit, tag)
+    def _check_out(self, label: str, bare: Path, commit: str, into: Path) -> None:
         into.mkdir(parents=True, exist_ok=True)
-        archive = into.parent / f"{into.name}.tar"
-        with disk_named(into):
-            self._git(label, "-C", bare, "archive", "--format=tar", f"--output={archive}", commit)
-            with tarfile.open(archive) as tar:
-                tar.extractall(into)  # made by git from a verified commit
-            archive.unlink()
+        # Not `git archive`, which leaves out and fills in what .gitattributes says; and no filters of the user's.
+        alone = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_LFS_SKIP_SMUDGE": "1"}
+        with self.cache.scratch("index") as folder:
+            alone["GIT_INDEX_FILE"] = str(folder / "index")
+            self._git(
+                label, "-C", into, f"--git-dir={bare}", f"--work-tree={into}", "checkout", "--quiet", "--force", commit,
+                "--", ".", cure=f"remove {bare} and run again", **alone,
+            )  # fmt: skip
 
-    def _with_commit(self, label: str, repository: str, commit: str, tag: str | None) -> Path:
+    def _repository(self, label: str, repository: str, commit: str, tag: str | None) -> Path:
+        """The bare repository in the cache, with that commit in it."""
         url = urlsplit(repository)
         place = Path(url.netloc, url.path.strip("/").removesuffix(".git") + ".git")
-        for root in filter(None, (self.mirror, self.cache.root)):
-            if (root / place).is_dir() and self._has(root / place, commit):
-                self._refuse_moved_tag(label, root / place, commit, tag)
-                return root / place
+        kept, source = self.cache.root / place, repository
+        if self._points(kept, commit) == commit and (tag is None or self._points(kept, f"refs/tags/{tag}") == commit):
+            return kept
         if self.mirror and (self.mirror / place).is_dir():
-            raise Refusal(
-                f"{label}: commit {commit} is not in {self.mirror / place}: update the mirror or correct "
-                "the recipe's commit."
-            )
+            source = str((self.mirror / place).resolve())
+            if self._points(Path(source), commit) != commit:
+                raise Refusal(
+                    f"{label}: commit {commit} is not in {source}: update the mirror or correct the recipe's commit."
+                )
         refs = [f"+refs/tags/{tag}:refs/tags/{tag}"] if tag else []
-        stall = ["-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=30"]
+        settings = ("protocol.version=2", "http.lowSpeedLimit=1000", "http.lowSpeedTime=30")
+        alone = ("gc.auto=0", "maintenance.auto=false")  # nothing goes on in the background
+        options = [word for setting in (*settings, *alone) for word in ("-c", setting)]
         with self.steps.step("fetch", label), self.cache.scratch("git") as folder:
-            bare = self.cache.root / place if (self.cache.root / place).exists() else folder / "new.git"
-            self._git(label, "init", "--quiet", "--bare", bare)
-            self._git(label, "-C", bare, *stall, "fetch", "--quiet", "--depth=1", repository, commit, *refs)
+            # Into a copy, because a killed `git fetch` leaves its locks; the objects are linked, since git rewrites none.
+            bare = folder / "new.git"
+            if kept.is_dir():
+                shutil.copytree(kept, bare, ignore=shutil.ignore_patterns("FETCH_HEAD"), copy_function=os.link)
+            else:
+                self._git(label, "init", "--quiet", "--bare", bare)
+            fetch = (f"--git-dir={bare}", "fetch", "--quiet", "--depth=1", source, commit, *refs)
+            cure = "check the commit and the network, or pass --mirror DIR"
+            self._git(label, *options, *fetch, cure=f"{cure}, or remove {kept}" if kept.is_dir() else cure)
             self._refuse_moved_tag(label, bare, commit, tag)
-            if bare.is_relative_to(folder):
-                bare = put(bare, self.cache.root / place)
-        return bare
+            if kept.is_dir():
+                kept.rename(folder / "old.git")
+            return put(bare, kept)
 
-    def _has(self, bare: Path, commit: str) -> bool:
-        command = ["git", "-C", str(bare), "cat-file", "-e", f"{commit}^{{commit}}"]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    def _points(self, bare: Path, name: str) -> str:
+        """The commit that a name stands for in a repository, or nothing."""
+        command = ["git", f"--git-dir={bare}", "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"]
+        return subprocess.run(command, capture_output=True, text=True, env=_git_variables(), check=False).stdout.strip()
 
     def _refuse_moved_tag(self, label: str, bare: Path, commit: str, tag: str | None) -> None:
         if tag is None:
             return
-        command = ["git", "-C", str(bare), "rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}"]
-        now = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-        if now != commit:
+        if (now := self._points(bare, f"refs/tags/{tag}")) != commit:
             where = f"now points to {now}" if now else "is not there"
             raise Refusal(
                 f"{label}: tag {tag} {where}, and the recipe pins {commit}: find out why before you change the recipe."
             )
 
-    def _git(self, label: str, *arguments: object) -> None:
-        environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-        try:
-            done = subprocess.run(
-                ["git", *map(str, arguments)],
-                capture_output=True,
-                text=True,
-                timeout=self.seconds,
-                env=environment,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise Refusal(
-                f"{label}: git did not finish within {self.seconds} s: check the network, or pass --mirror DIR."
-            ) from None
-        if done.returncode != 0:
-            said = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise Refusal(
-                f"{label}: git {_verb(arguments)} failed ({said}): check the commit and the network, or "
-                "pass --mirror DIR."
-            )
+    def _git(
+        self, label: str, *arguments: object, cure: str = "check what git says and run again", **variables: str
+    ) -> None:
+        environment = _git_variables() | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"} | variables
+        with group(["git", *map(str, arguments)], self.cache.partial, environment) as process:
+            try:
+                said = process.communicate(timeout=self.seconds)[0].strip()
+            except subprocess.TimeoutExpired:
+                raise Refusal(
+                    f"{label}: git did not finish within {self.seconds} s: check the network, pass --mirror DIR, or set "
+                    "FUSEBOX_GIT_SECONDS."
+                ) from None
+        if "No space left on device" in said:
+            raise disk_full(self.cache.root)
+        if process.returncode != 0:
+            verb = next(word for word in arguments if word in ("init", "fetch", "checkout"))
+            last = (said.splitlines() or ["no message"])[-1].rstrip(".")
+            raise Refusal(f"{label}: git {verb} failed ({last}): {cure}.")
 
 
-def _verb(arguments: Iterable[object]) -> str:
-    return next((str(word) for word in arguments if word in ("init", "fetch", "archive")), "")
+def _git_variables() -> dict[str, str]:
+    """The environment without the repository that a git hook, or the user, may have named in it."""
+    named = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
+    return {key: value for key, value in os.environ.items() if key not in named}
+
+
+def _git_seconds() -> int:
+    text = os.environ.get("FUSEBOX_GIT_SECONDS", "600")
+    if not text.isdecimal():
+        raise Refusal(f"FUSEBOX_GIT_SECONDS is {text!r}, which is not a number of seconds: correct it.")
+    return int(text)
 
 
 def artifact_of(pin: Pin) -> Artifact | None:
@@ -431,7 +509,7 @@ class Lock:
             if not line or line.startswith("#"):
                 continue
             match = _LOCKED.match(line)
-            if match is None:
+            if match is None or not is_version(match["version"]):
                 raise Refusal(
                     f"{path}:{number}: {line[:60]!r} is not a locked requirement: write the file with `nox "
                     f"-s lock -- {target.name}`."

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,11 +52,31 @@ def _requirement(text: str) -> str:
     return text
 
 
+def is_version(text: str) -> bool:
+    """Whether a text is a version as PEP 440 has it."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def _version(text: str) -> str:
+    if not is_version(text):
+        raise ValueError(f'"{text}" is not a version such as "2.8.3"')
+    return text
+
+
 Specifier = Annotated[str, AfterValidator(_specifier)]
+VersionText = Annotated[str, AfterValidator(_version)]
 RequirementText = Annotated[str, AfterValidator(_requirement)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # of a folder, an image tag
+Repository = Annotated[str, Field(pattern=r"^https://[^/]+(/\w[\w.-]*)+$")]
+Variables = dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], Annotated[str, Field(pattern=r"^[^\x00]*$")]]
+MiB = Annotated[int, Field(ge=0, le=2**24)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 
 
@@ -86,7 +107,7 @@ class Target(Strict):
     hardware on which a skipped smoke test counts as failed.
     """
 
-    name: Text
+    name: Name
     reason: Text
     python: Annotated[str, Field(pattern=r"^3\.\d+$")]
     cuda: Annotated[str, Field(pattern=r"^(none|\d+\.\d+)$")]
@@ -95,7 +116,7 @@ class Target(Strict):
     proves_on: Annotated[list[Text], Field(min_length=1)]
     publish: bool
     base: Base
-    packages: Annotated[dict[Text, Text], Field(min_length=1)]
+    packages: Annotated[dict[Text, VersionText], Field(min_length=1)]
 
     @property
     def marker_environment(self) -> dict[str, str]:
@@ -130,23 +151,23 @@ class Build(Strict):
     requires: list[RequirementText] = []
     needs: list[Text] = []
     compiler: Literal["none", "c++", "nvcc"]
-    minutes: float
-    mib_per_job: int
-    env: dict[str, str] = {}
+    minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    mib_per_job: Annotated[MiB, Field(gt=0)]
+    env: Variables = {}
 
 
 class Size(Strict):
     """MiB to download and MiB installed."""
 
-    download: int
-    installed: int
+    download: MiB
+    installed: MiB
 
 
 class Submodule(Strict):
     """A git submodule: its path in the tree, its repository and commit."""
 
-    path: Text
-    repository: Annotated[str, Field(pattern=r"^https://[^/]+/.+[^/]$")]
+    path: Annotated[str, Field(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]
+    repository: Repository
     commit: Commit
 
 
@@ -159,12 +180,12 @@ class Release(Strict):
     dependencies.
     """
 
-    version: Text
+    version: VersionText
     kind: Literal["source", "wheel", "provided"]
     file: FileName | None = None
     sha256: Sha256 | None = None
     index: Annotated[str, Field(pattern=r"^https://")] | None = None
-    repository: Annotated[str, Field(pattern=r"^https://[^/]+/.+[^/]$")] | None = None
+    repository: Repository | None = None
     commit: Commit | None = None
     tag: Text | None = None
     submodules: list[Submodule] = []
@@ -172,7 +193,7 @@ class Release(Strict):
     torch: Specifier = ""
     cuda: Annotated[str, AfterValidator(lambda text: text if text == "none" else _specifier(text))] = ""
     requires: list[RequirementText]
-    env: dict[str, str] = {}
+    env: Variables = {}
     mib: Size
 
     @model_validator(mode="after")
@@ -266,17 +287,19 @@ class Catalogue:
 
     def _package(self, path: Path) -> Package:
         if canonicalize_name(path.stem) != path.stem:
-            raise Refusal(f"{path} must be named after the distribution: {canonicalize_name(path.stem)}.toml.")
+            raise Refusal(
+                f"{path} is not named after its distribution: rename it to {canonicalize_name(path.stem)}.toml."
+            )
         data = _read(path)
         if "name" in data:
-            raise Refusal(f"{path}: name is not a key: the file's own name is the package's name.")
+            raise Refusal(f"{path}: name is not a known key, since the file's own name is the package's: remove it.")
         return _validated(Package, {"name": path.stem, **data}, path)
 
     def target(self, name: str) -> Target:
         """The target of that name; an unknown one is refused with the nearest known."""
         if name not in self.targets:
             raise Refusal(
-                f"There is no target {name!r}{_nearest(name, self.targets)}; known are: {', '.join(self.targets)}."
+                f"There is no target {name!r}{_nearest(name, self.targets)}; choose one of {', '.join(self.targets)}."
             )
         return self.targets[name]
 
@@ -292,7 +315,7 @@ class Catalogue:
             if not releases:
                 known = [release.version for release in self.packages[name].release]
                 raise Refusal(
-                    f"{where}: no release {version}{_nearest(version, known)} in recipes/packages/{name}.toml."
+                    f"{where}: no release {version}{_nearest(version, known)}; add it to recipes/packages/{name}.toml."
                 )
             fitting = [release for release in releases if release.obstacle(target, torch) is None]
             if len(fitting) > 1:
@@ -308,6 +331,8 @@ class Catalogue:
             pins[name] = Pin(package=self.packages[name], release=fitting[0])
         for pin in pins.values():
             self._check_requirements(target, pin, pins)
+            if pin.release.kind == "source":
+                build_environment(pin, target)
         return [pins[name] for name in self._build_order(pins)]
 
     def _check_requirements(self, target: Target, pin: Pin, pins: Mapping[str, Pin]) -> None:
@@ -340,6 +365,11 @@ class Catalogue:
             ) from None
 
 
+def what_if(target: Target, changes: Mapping[str, Any]) -> Target:
+    """The target with other values, as an option of the command names them."""
+    return _validated(Target, {**target.model_dump(), **changes}, "the command line")
+
+
 def substitutions(target: Target) -> dict[str, str]:
     """What "{...}" in a [build.env] value stands for."""
     return {
@@ -361,7 +391,7 @@ def build_environment(pin: Pin, target: Target) -> dict[str, str]:
             if name not in known:
                 raise Refusal(
                     f"recipes/packages/{pin.name}.toml: {key} holds {{{name}}}{_nearest(name, known)}; "
-                    f"known are: {', '.join(known)}."
+                    f"choose one of {', '.join(known)}."
                 )
         return _PLACEHOLDER.sub(lambda match: known[match[1]], text)
 
@@ -373,9 +403,14 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_bytes().decode("utf-8"))
+        text = path.read_bytes().decode("utf-8")
+        if text.startswith("\ufeff"):
+            raise Refusal(f"{path} begins with a byte order mark: save it as UTF-8 without one.")
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise Refusal(f"{path} does not exist: run from a complete checkout of Fusebox.") from None
+    except OSError as error:
+        raise Refusal(f"{path} cannot be read ({error.strerror}): check that it is a file of yours.") from None
     except UnicodeDecodeError as error:
         raise Refusal(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8.") from None
     except tomllib.TOMLDecodeError as error:
@@ -388,13 +423,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _table(value: object, key: str, path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Refusal(f"{path}: {key} must be a table [{key}], not {_kind(value)}: every top-level key is a target.")
+        raise Refusal(f"{path}: {key} is {_kind(value)}, and every top-level key is a target: write a table [{key}].")
     if "name" in value:
-        raise Refusal(f"{path}: {key}.name is not a key: the table's own name, [{key}], is the target's name.")
+        raise Refusal(f"{path}: {key}.name is not a known key, since [{key}] is the target's name: remove it.")
     return value
 
 
-def _validated(model: type[_Model], data: dict[str, Any], path: Path, *prefix: str) -> _Model:
+def _validated(model: type[_Model], data: dict[str, Any], path: Path | str, *prefix: str) -> _Model:
     """The model, or a refusal for the first fault that names file and key."""
     try:
         return model.model_validate(data)
@@ -418,7 +453,7 @@ def _fault(model: type[BaseModel], fault: Any, key: str) -> str:
         case "value_error":
             return f"{key or 'the file'}: {fault['ctx']['error']}; correct it"
         case _:
-            return f"{key} is {_kind(fault['input'])}: {fault['msg'][0].lower()}{fault['msg'][1:]}"
+            return f"{key} is {_kind(fault['input'])}: {fault['msg'][0].lower()}{fault['msg'][1:]}; correct it"
 
 
 def _fields(model: Any, location: Iterable[int | str]) -> Iterator[str]:

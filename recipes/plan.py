@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from rich.table import Table
@@ -12,7 +13,7 @@ from rich.table import Table
 from recipes import patch
 from recipes.cache import Cache, sha256_of
 from recipes.fetch import Lock, artifact_of
-from recipes.model import Catalogue, Pin, Refusal, Target, build_environment, digest_of
+from recipes.model import Catalogue, Pin, Refusal, Target, build_environment, digest_of, what_if
 from recipes.patch import Patch
 from recipes.progress import console, size
 
@@ -38,7 +39,7 @@ class Plan:
             raise Refusal(f"Target {self.target.name} has no lock: write it with `nox -s lock -- {self.target.name}`.")
         return self.lock
 
-    @property
+    @cached_property
     def stack(self) -> str:
         """The stack key: the sha256 of every pinned input, computable from a checkout."""
         return digest_of(
@@ -66,7 +67,7 @@ def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: s
     if sm and declared.cuda == "none":
         raise Refusal(f"Target {name} compiles no GPU code, so --sm has nothing to change: choose a target with CUDA.")
     changes = {key: value for key, value in (("sm", sm), ("python", python)) if value}
-    target = Target.model_validate({**declared.model_dump(), **changes})
+    target = what_if(declared, changes) if changes else declared
     pins = catalogue.pins(target)
     patches = {pin.name: patch.selected(catalogue.root, pin, target) for pin in pins}
     path = catalogue.root / "recipes" / "lock" / f"{name}.txt"

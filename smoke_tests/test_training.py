@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
@@ -13,8 +14,8 @@ from torchao.float8 import float8_scaling_utils
 from claims import proves
 from training.llama import train
 
-FALL = 2.0  # nats per byte below ln 256, the loss of knowing nothing
-BAND = 0.035  # nats per byte, mean over the steps: a fifth of the distance between two float32 seeds
+FALL = 2.5  # nats per byte below ln 256, the loss of knowing nothing
+BAND = 0.015  # nats per byte, median over the steps: two float32 seeds are at least five times as far apart
 FLOOR = 1e-4  # on one thread float32 repeats to the last bit, so that only other arithmetic is farther off
 
 
@@ -34,13 +35,20 @@ def float32_losses(seed: int) -> List[float]:
 
 
 def assert_follows(losses: List[float], truth: List[float]) -> float:
-    """Assert that a loss curve falls and stays within the band of another without being it; their mean distance."""
-    fall = math.log(256) - sum(losses[-10:]) / 10
-    gap = sum(abs(one - other) for one, other in zip(losses, truth)) / len(truth)
-    assert fall >= FALL, f"the loss fell by {fall:.3f}, less than {FALL}"
+    """Assert that a loss curve falls and stays within the band of another without being it; the median distance.
+
+    The median, because one batch that upsets both runs at slightly different steps says nothing about arithmetic.
+    """
+    gap = statistics.median(abs(one - other) for one, other in zip(losses, truth))
+    assert fall_of(losses) >= FALL, f"the loss fell by {fall_of(losses):.3f}, less than {FALL}"
     assert gap >= FLOOR, f"the curves are {gap:.2g} apart: this was no FP8"
     assert gap <= BAND, f"the curves are {gap:.3f} apart, more than {BAND}"
     return gap
+
+
+def fall_of(losses: List[float]) -> float:
+    """How far the mean of the last ten losses is below that of knowing nothing, in nats per byte."""
+    return math.log(256) - sum(losses[-10:]) / 10
 
 
 class FrozenScales:
@@ -64,8 +72,8 @@ class FrozenScales:
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
 @proves(
-    "a 2-layer Llama in emulated FP8 learns real text, its loss falling by 2 nats per byte or more "
-    "and staying within 0.035 of float32's without being the same",
+    "a 2-layer Llama in emulated FP8 learns real text, its loss falling by 2.5 nats per byte or more and staying "
+    "within 0.015 of float32's (median over the steps) without being the same",
     package="torchao",
 )
 def test_llama_follows_float32(recipe: str, seed: int, measured: Dict[str, Any]) -> None:
@@ -75,7 +83,7 @@ def test_llama_follows_float32(recipe: str, seed: int, measured: Dict[str, Any])
 
 
 @proves(
-    "the same check catches scales frozen at the first step, although the loss still falls by 2 nats per byte",
+    "the same check catches scales frozen at the first step, although the loss still falls by 2.5 nats per byte",
     package="torchao",
 )
 def test_frozen_scale_is_caught(seed: int, measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +91,7 @@ def test_frozen_scale_is_caught(seed: int, measured: Dict[str, Any], monkeypatch
     monkeypatch.setattr(float8_scaling_utils, "tensor_to_scale", frozen)
     losses = train("torchao.tensorwise", seed, each_step=frozen.restart)
     measured["loss"] = losses[-1]
+    assert fall_of(losses) >= FALL, "frozen scales ruined the run: anybody would have noticed"
     with pytest.raises(AssertionError, match=r"apart, more than") as caught:
         assert_follows(losses, float32_losses(seed))
     measured["caught"] = str(caught.value).splitlines()[0]

@@ -112,7 +112,12 @@ def chosen() -> Plan:
 def record(chosen: Plan, **changes: Any) -> dict[str, Any]:
     """Evidence of this checkout with one claim, with some fields changed."""
     claim = next(iter(Room(chosen.root).claims.values()))
-    row = {"id": f"{claim.id}[row]", "claim": claim.sentence, "outcome": "proved", "key": Room(chosen.root).key(claim.id)}
+    row = {
+        "id": f"{claim.id}[row]",
+        "claim": claim.sentence,
+        "outcome": "proved",
+        "key": Room(chosen.root).key(claim.id),
+    }
     return {"stack": changes.pop("stack", chosen.stack), "claims": [row | changes]}
 
 

@@ -1,0 +1,29 @@
+"""Commands that a run starts, and how they end with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """A process in a group of its own, with both outputs in one pipe; nothing of it outlives us when we stop early.
+
+    Where we are killed, it inherits the cache's lock (`close_fds`), and so the next run waits for it.
+    """
+    process = subprocess.Popen(
+        command, cwd=folder, env=dict(variables), text=True, errors="replace", stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, close_fds=False,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

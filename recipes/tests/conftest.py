@@ -1,0 +1,448 @@
+"""What the tests share: a temporary copy of the checkout, a target that builds in two seconds, a package index.
+
+Every test works on the real thing: the command as a subprocess, a server on this machine, a cache of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.cache import Cache, sha256_of
+from recipes.model import ROOT
+from recipes.patch import tree_hash
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+COPIED = ("recipes", "patches", "docker", "smoke_tests", "pyproject.toml", "README.md", "noxfile.py")
+# A command that runs another one without a network: in a network namespace, or behind a proxy that nobody answers.
+UNSHARED = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode == 0
+NOWHERE = [f"{name}=http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "all_proxy")]
+OFFLINE = ("unshare", "--net") if UNSHARED else ("env", *NOWHERE)
+# A refusal says what to do next: it holds one of these.
+NEXT_STEP = re.compile(
+    r"\b(add|apt-get|ask|bound|break it|build it|change|check|choose|constrain|correct|delete|export it|find out|flatten|"
+    r"free|install|mend|name one|narrow|pass|read|remove|rename|renew|replace|report|run|save|set|try|turn|update|write)\b"
+)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes the user's cache, in this process or in one that it starts."""
+    monkeypatch.setenv("FUSEBOX_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+
+
+class Checkout:
+    """A copy of the checkout with its own cache; `variables` is the environment of the verbs run in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.cache = folder / "checkout", folder / "cache"
+        for name in COPIED:
+            self.root.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if (ROOT / name).is_dir() else shutil.copy2)(ROOT / name, self.root / name)
+        shutil.rmtree(self.root / "recipes" / "tests")
+        ours = ("PIP_", "UV_", "PYTHON", "GIT_", "FUSEBOX_")
+        self.variables = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+        for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+            self.variables.pop(proxy, None)
+        self.variables |= {"FUSEBOX_CACHE": str(self.cache), "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
+
+    @property
+    def targets(self) -> Path:
+        return self.root / "recipes" / "targets.toml"
+
+    def recipe(self, name: str) -> Path:
+        """recipes/packages/NAME.toml."""
+        return self.root / "recipes" / "packages" / f"{name}.toml"
+
+    def edit(self, path: Path, old: str, new: str) -> None:
+        """Replace a text that occurs once."""
+        text = path.read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {path}"
+        path.write_text(text.replace(old, new), encoding="utf-8")
+
+    def start(self, *arguments: object, before: tuple[str, ...] = (), **variables: str) -> subprocess.Popen[str]:
+        """Start a verb; `before` is a command that runs it (`unshare -n`)."""
+        return subprocess.Popen(
+            [*before, sys.executable, "-m", "recipes", *map(str, arguments)],
+            cwd=self.root, env=self.variables | variables, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+        """Run a verb to its end, whatever that is."""
+        with self.start(*arguments, **options) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=60)
+            except BaseException:
+                process.kill()
+                raise
+        assert "Traceback" not in stdout + stderr, stdout + stderr
+        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def succeed(self, *arguments: object, **options: Any) -> str:
+        """Run a verb that must succeed and return what it printed."""
+        done = self.run(*arguments, **options)
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.check_whole()
+        left = [path for pattern in ("build/*/.env.*", "build/*/.*.partial") for path in self.root.glob(pattern)]
+        assert not left and not any(self.cache.glob("partial/*")), "leftovers"
+        return done.stdout
+
+    def refuse(self, *arguments: object, naming: tuple[str, ...] = (), **options: Any) -> str:
+        """Run a verb that must refuse with one sentence; nothing that was complete may change, nothing be half there."""
+        before = self.contents()
+        sentence = one_sentence(self.run(*arguments, **options), naming)
+        after = self.check_whole()
+        assert before.items() <= after.items(), f"gone or changed: {before.items() - after.items()}"
+        return sentence
+
+    def contents(self) -> dict[str, str]:
+        """Every file under a final name, in the cache and in build/, by its hash; uv's own cache is uv's affair."""
+        apart = {self.cache / name for name in ("lock", "partial", "uv")}
+        found = {}
+        for folder in (self.cache, self.root / "build"):
+            for path in folder.rglob("*"):
+                if path.is_file() and not path.is_symlink() and apart.isdisjoint({path, *path.parents}):
+                    found[str(path)] = sha256_of(path)
+        return found
+
+    def check_whole(self) -> dict[str, str]:
+        """Assert that nothing half-written lies under a final name, and return the contents."""
+        for path in self.cache.glob("files/*/*"):
+            assert sha256_of(path) == path.parent.name, f"{path} is half-written"
+        for folder in self.cache.glob("trees/*"):
+            record = json.loads((folder / "tree.json").read_text())
+            tree = next(path for path in folder.iterdir() if path.is_dir())
+            assert tree_hash(tree) == record["sha256"], f"{tree} is half-written"
+        for folder in self.cache.glob("wheels/*"):
+            assert Cache(self.cache).wheel(folder.name), f"{folder} is half-written"
+        for environment in self.root.glob("build/*/env"):
+            assert (environment / "fusebox" / "manifest.json").exists(), f"{environment} is half-made"
+        return self.contents()
+
+    @property
+    def files(self) -> set[str]:
+        """The downloads in the cache, as SHA256/NAME; `check_whole` has compared them with their hashes."""
+        return {str(path.relative_to(self.cache / "files")) for path in self.cache.glob("files/*/*")}
+
+    def result(self, target: str = "tiny") -> dict[str, Any]:
+        """What a build made: the manifest without what was measured, and the hash of what was installed."""
+        environment = self.root / "build" / target / "env"
+        manifest = json.loads((environment / "fusebox" / "manifest.json").read_text())
+        for package in manifest["packages"].values():
+            package["built_with"] = sorted(package["built_with"])
+        return manifest | {"installed": tree_hash(next(environment.glob("lib/python*/site-packages")))}
+
+
+def one_sentence(done: subprocess.CompletedProcess[str], naming: tuple[str, ...] = (), code: int = 2) -> str:
+    """Assert that a command was refused in one line that names what it should, and a next step; return that line."""
+    said = done.stderr.strip()
+    assert done.returncode == code, f"exit code {done.returncode}: {done.stdout}{said}"
+    assert "Traceback" not in done.stdout + said
+    assert said.startswith("fusebox: ") and "\n" not in said and said.endswith("."), said
+    assert NEXT_STEP.search(said), f"no next step: {said}"
+    assert not re.search(r"\. [A-Z]", said), f"more than one sentence: {said}"
+    for name in naming:
+        assert name in said, f"{name!r} is not named: {said}"
+    return said
+
+
+def sdist(path: Path, files: Mapping[str, str | bytes]) -> str:
+    """Write NAME-VERSION.tar.gz with these files in its one folder, and return its sha256."""
+    with gzip.GzipFile(path, "wb", mtime=0) as file, tarfile.open(fileobj=file, mode="w") as tar:
+        for name, text in files.items():
+            data = text.encode() if isinstance(text, str) else text
+            member = tarfile.TarInfo(f"{path.name.removesuffix('.tar.gz')}/{name}")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return sha256_of(path)
+
+
+def wheel(folder: Path, name: str, requires: tuple[str, ...] = (), payload: bytes = b"value = 1\n") -> Path:
+    """Write NAME-1.0-py3-none-any.whl, a distribution of one module."""
+    path, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
+    needed = "".join(f"Requires-Dist: {one}\n" for one in requires)
+    files = {
+        f"{name}.py": payload,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needed}".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"]).encode()
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, data in files.items():
+            archive.writestr(zipfile.ZipInfo(file), data)
+    return path
+
+
+# A build backend in the source itself: no setuptools is needed. TINY_SECONDS is how long it takes.
+BACKEND = """
+import os, pathlib, time, zipfile
+
+INFO = "tinypkg-1.0.dist-info"
+META = {
+    "METADATA": "Metadata-Version: 2.1\\nName: tinypkg\\nVersion: 1.0\\nRequires-Dist: tinydep\\n",
+    "WHEEL": "Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+}
+
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    path = pathlib.Path(folder, INFO)
+    path.mkdir()
+    for name, text in META.items():
+        (path / name).write_text(text)
+    return INFO
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    pathlib.Path("building").touch()
+    time.sleep(float(os.environ.get("TINY_SECONDS", "0")))
+    files = {"tinypkg.py": pathlib.Path("tinypkg.py").read_text(), **{f"{INFO}/{n}": t for n, t in META.items()}}
+    files[f"{INFO}/RECORD"] = "".join(f"{name},,\\n" for name in [*files, f"{INFO}/RECORD"])
+    with zipfile.ZipFile(pathlib.Path(folder, "tinypkg-1.0-py3-none-any.whl"), "w") as archive:
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name), text)
+    return "tinypkg-1.0-py3-none-any.whl"
+"""
+SOURCE = {
+    "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+    "backend.py": BACKEND,
+    "tinypkg.py": '"""Tiny."""\n\nvalue = 1\n',
+}
+PATCH = """\
+Description: Say two
+ > value is 1
+Origin: vendor
+Forwarded: not-needed, it is made up
+Last-Update: 2026-11-21
+X-Applies-To: ==1.0
+---
+--- a/tinypkg.py
++++ b/tinypkg.py
+@@ -2,2 +2,2 @@
+
+-value = 1
++value = 2
+"""
+TARGET = f"""
+[tiny]
+reason = "a test: everything that a target has, in two seconds"
+python = "{PYTHON}"
+cuda = "none"
+glibc = "2.28"
+sm = []
+proves_on = ["x86-64"]
+publish = false
+
+[tiny.base]
+wheels = {{ image = "python:{PYTHON}-slim", digest = "unresolved" }}
+runtime = {{ image = "python:{PYTHON}-slim", digest = "unresolved" }}
+
+[tiny.packages]
+tinypkg = "1.0"
+tinywheel = "1.0"
+"""
+RECIPE = """
+module = "{name}"
+summary = "a test's package"
+{build}
+[[release]]
+version = "1.0"
+kind = "{kind}"
+{identity}
+python = ">=3.8"
+requires = {requires}
+mib = {{ download = 1, installed = 1 }}
+"""
+BUILD = """
+[build]
+compiler = "{compiler}"
+minutes = 0.1
+mib_per_job = 100
+requires = {requires}
+
+[build.env]
+TINY_SECONDS = "0"
+"""
+
+
+class Tiny(Checkout):
+    """A checkout with one more target, `tiny`: a source with a patch, a wheel, a dependency; by data only.
+
+    `shelf` is the folder in which pip's configuration finds their files.
+    """
+
+    def __init__(self, folder: Path, wheels: Path) -> None:
+        super().__init__(folder)
+        self.shelf = folder / "shelf"
+        shutil.copytree(wheels, self.shelf, copy_function=os.link)
+        self.variables["PIP_FIND_LINKS"] = str(self.shelf)
+        self.targets.write_text(self.targets.read_text() + TARGET)
+        self.plant("tinypkg", SOURCE, requires=("tinydep",))
+        self.plant("tinywheel")
+        (self.root / "patches" / "tinypkg").mkdir()
+        (self.root / "patches" / "tinypkg" / "0001-say-two.patch").write_text(PATCH)
+        wheel(self.shelf, "tinydep")
+        self.lock()
+
+    def plant(
+        self, name: str, source: Mapping[str, str | bytes] | None = None, *, identity: str = "",
+        requires: tuple[str, ...] = (), compiler: str = "none", build_requires: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """Write a package's recipe, and its sdist (or its wheel, without a source) on the shelf."""
+        if source and not identity:
+            sha256 = sdist(self.shelf / f"{name}-1.0.tar.gz", source)
+            identity = f'file = "{name}-1.0.tar.gz"\nsha256 = "{sha256}"'
+        elif not identity:
+            made = wheel(self.shelf, name)
+            identity = f'file = "{made.name}"\nsha256 = "{sha256_of(made)}"'
+        kind = "wheel" if "none-any.whl" in identity else "source"
+        build = BUILD.format(compiler=compiler, requires=json.dumps(build_requires)) if kind == "source" else ""
+        text = RECIPE.format(name=name, build=build, kind=kind, identity=identity, requires=json.dumps(requires))
+        self.recipe(name).write_text(text)
+
+    def copy(self, folder: Path) -> Tiny:
+        """The same with another checkout and an empty cache; the shelf is shared."""
+        other = copy.copy(self)
+        other.root, other.cache = folder / "checkout", folder / "cache"
+        other.variables = self.variables | {"FUSEBOX_CACHE": str(other.cache)}
+        shutil.copytree(self.root, other.root, ignore=shutil.ignore_patterns("build"))
+        return other
+
+    def lock(self, *names: str) -> None:
+        """Write the lock: pip, the dependency, and other wheels of the shelf by their names."""
+        lines = []
+        for name in sorted({"pip", "tinydep", *names}):
+            path = next(self.shelf.glob(f"{name}-*.whl"))
+            size = path.stat().st_size
+            lines.append(f"{name}=={path.name.split('-')[1]} --hash=sha256:{sha256_of(path)}  # {size} bytes\n")
+        (self.root / "recipes" / "lock" / "tiny.txt").write_text("".join(["# inputs: none\n", *lines]))
+
+    @property
+    def pinned(self) -> str:
+        """The sha256 of tinypkg's sdist."""
+        return sha256_of(self.shelf / "tinypkg-1.0.tar.gz")
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    """A temporary copy of the checkout; pip is configured to find nothing."""
+    return Checkout(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The two wheels that builds need, pip and setuptools, from pip's configured index."""
+    folder = tmp_path_factory.mktemp("wheels")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "-d", folder]
+    subprocess.run([*command, f"pip=={_version('pip')}", "setuptools"], check=True)
+    return folder
+
+
+def _version(name: str) -> str:
+    from importlib.metadata import version
+
+    return version(name)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, wheels: Path) -> Tiny:
+    """A temporary copy of the checkout with the target `tiny` planted; pip is configured to find its files."""
+    return Tiny(tmp_path, wheels)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Tiny:
+    """A checkout in which `tiny` was built without any fault; tests compare with it and leave it as it is."""
+    built = Tiny(tmp_path_factory.mktemp("undisturbed"), wheels)
+    built.succeed("build", "tiny")
+    return built
+
+
+Fault = Callable[[BaseHTTPRequestHandler, bytes], None]
+
+
+class Index(ThreadingHTTPServer):
+    """A package index on this machine, over a folder: the simple API. `faults` spoil the answers for a file or project."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.folder, self.faults, self.asked = folder, dict[str, Fault](), list[str]()
+        self.ended = threading.Event()
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/simple/"
+
+    def serve(self, checkout: Checkout, **settings: str) -> None:
+        """Make this the one index of the checkout's pip configuration."""
+        for name in ("PIP_FIND_LINKS", "PIP_NO_INDEX"):
+            checkout.variables.pop(name, None)
+        checkout.variables |= {"PIP_INDEX_URL": self.url, "PIP_RETRIES": "0", **settings}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Index
+
+    def do_GET(self) -> None:
+        name = self.path.rstrip("/").rpartition("/")[2]
+        self.server.asked.append(name)
+        if self.path.startswith("/simple/"):
+            files = sorted(path.name for path in self.server.folder.glob(f"{name.replace('-', '_')}-*"))
+            body = "".join(f'<a href="/files/{file}">{file}</a>\n' for file in files).encode()
+        else:
+            body = (self.server.folder / name).read_bytes()
+        self.server.faults.get(name, answer)(self, body)
+
+    def log_message(self, *_: object) -> None:
+        """Keep the test's output clean."""
+
+
+def answer(handler: BaseHTTPRequestHandler, body: bytes, length: int | None = None) -> None:
+    """A sound answer, or one that promises `length` bytes."""
+    handler.send_response(200)
+    handler.send_header("Content-Type", "text/html" if handler.path.startswith("/simple/") else "application/zip")
+    handler.send_header("Content-Length", str(len(body) if length is None else length))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def throttled(seconds: float) -> Fault:
+    """The whole answer, in ten parts over that time."""
+
+    def send(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+        step = len(body) // 10 + 1
+        answer(handler, b"", len(body))
+        for start in range(0, len(body), step):
+            time.sleep(seconds / 10)
+            handler.wfile.write(body[start : start + step])
+
+    return send
+
+
+@pytest.fixture
+def index(tmp_path: Path, tiny: Tiny) -> Iterator[Index]:
+    """An index that serves the shelf of `tiny`, which is configured to use it."""
+    with Index(tiny.shelf) as server:
+        server.serve(tiny)
+        yield server
+        server.ended.set()
+        server.shutdown()

@@ -1,0 +1,350 @@
+"""The cache: complete or not there, whoever is killed, whatever is full, damaged or done twice at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import SOURCE, Index, Tiny, one_sentence, throttled
+
+from recipes.cache import sha256_of
+from recipes.model import digest_of
+
+# --- nothing is done twice
+
+
+def test_a_second_build_compiles_nothing(tiny: Tiny) -> None:
+    """Nor does one in another checkout with the same cache; only the environment is made anew there."""
+    tiny.succeed("build", "tiny")
+    log = next(tiny.cache.glob("wheels/*/build.log"))
+    before, built = tiny.contents(), log.stat().st_mtime_ns
+    assert "install " not in tiny.succeed("build", "tiny")
+    assert tiny.contents() == before
+    shutil.rmtree(tiny.root / "build")
+    said = tiny.succeed("build", "tiny")
+    assert "install " in said and not any(f"{step} " in said for step in ("fetch", "patch", "prepare", "build  "))
+    assert tiny.contents() == before and log.stat().st_mtime_ns == built
+
+
+def test_two_builds_at_once_share_the_work(tiny: Tiny, undisturbed: Tiny) -> None:
+    """The second waits, says for which process, and finds everything done."""
+    slow(tiny)
+    first = tiny.start("build", "tiny")
+    while not (tiny.cache / "wheels").exists() and not any(tiny.cache.glob("partial/build/*")):
+        time.sleep(0.02)
+    second = tiny.start("build", "tiny")
+    said, also_said = (process.communicate(timeout=60) for process in (first, second))
+    assert (first.returncode, second.returncode) == (0, 0), (said, also_said)
+    assert f"waiting for process {first.pid}" in also_said[0]
+    assert [step for step in also_said[0].splitlines() if step.startswith(("fetch", "patch", "build", "install"))] == []
+    tiny.check_whole()
+    assert content(tiny) == content(undisturbed)
+
+
+def slow(tiny: Tiny, seconds: float = 0.4) -> None:
+    """Let the build take that long."""
+    tiny.edit(tiny.recipe("tinypkg"), 'TINY_SECONDS = "0"', f'TINY_SECONDS = "{seconds}"')
+
+
+def content(tiny: Tiny) -> dict[str, str]:
+    """What was built, apart from the stack key, which a recipe that takes its time changes."""
+    packages = tiny.result()["packages"]
+    return {name: package["sha256"] for name, package in packages.items()} | {"installed": tiny.result()["installed"]}
+
+
+# --- killed, stopped
+
+
+def lines_of(tiny: Tiny, kill_after: str | None, delay: float) -> tuple[int, list[tuple[str, float]]]:
+    """Build, and SIGKILL it `delay` seconds after the line that begins so; the exit code and when each line came."""
+    process = tiny.start("build", "tiny")
+    assert process.stdout and process.stderr
+    came = [("start", time.monotonic())]
+    killed = False
+    with process:
+        while True:
+            if kill_after is not None and not killed and came[-1][0].startswith(kill_after):
+                time.sleep(delay)
+                process.kill()
+                killed = True
+            if not (line := process.stdout.readline()):
+                break
+            came.append((line, time.monotonic()))
+        process.wait()
+    return process.returncode, [*came, ("end", time.monotonic())]
+
+
+PHASES = ("start", "fetch   tinypkg", "prepare", "build", "install")  # each begins with the line before it
+
+
+def test_a_killed_build_goes_on_to_the_same_result(tiny: Tiny, index: Index, tmp_path: Path) -> None:
+    """SIGKILL at five moments of each of four phases; the next run ends as if nothing had been, and leaves nothing over."""
+    index.faults["tinypkg-1.0.tar.gz"] = throttled(0.3)
+    slow(tiny, 0.2)
+    code, came = lines_of(tiny, None, 0)
+    sound, environment = tiny.check_whole(), tiny.result()
+    assert code == 0
+    at = [next(when for line, when in came if line.startswith(phase)) for phase in PHASES]
+    moments = [
+        (phase, (end - begin) * part / 5)
+        for phase, begin, end in zip(PHASES, at, at[1:], strict=False)
+        for part in range(5)
+    ]
+
+    def kill(number: int) -> int:
+        copy = tiny.copy(tmp_path / f"killed{number}")
+        code, _ = lines_of(copy, *moments[number])
+        copy.check_whole()
+        copy.succeed("build", "tiny")
+        assert copy.result() == environment, moments[number]
+        wheel = {path.name: sha256_of(path) for path in copy.cache.glob("wheels/*/*.whl")}
+        assert wheel == {
+            Path(path).name: digest for path, digest in sound.items() if path.endswith("any.whl") and "/wheels/" in path
+        }
+        assert {path.name for path in copy.cache.iterdir()} == {path.name for path in tiny.cache.iterdir()}
+        shutil.rmtree(copy.root.parent)
+        return code
+
+    with ThreadPoolExecutor(2) as pool:
+        codes = list(pool.map(kill, range(len(moments))))
+    assert codes == [-signal.SIGKILL] * 20
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_build_ends_cleanly(tiny: Tiny, undisturbed: Tiny, sent: signal.Signals) -> None:
+    """Ctrl-C while it compiles: one line, exit code 130, nothing left running or lying about; then it goes on."""
+    slow(tiny, 20)
+    process = tiny.start("build", "tiny")
+    while not any(tiny.cache.glob("partial/build/*/building")):
+        time.sleep(0.05)
+        assert process.poll() is None
+    process.send_signal(sent)
+    stdout, stderr = process.communicate(timeout=5)
+    one_sentence(
+        subprocess.CompletedProcess([], process.returncode, stdout, stderr), ("stopped", "run again"), code=130
+    )
+    assert not any(tiny.cache.glob("partial/*")) and not any(tiny.root.glob("build/*/env*"))
+    assert (
+        str(tiny.cache) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    )
+    tiny.edit(tiny.recipe("tinypkg"), 'TINY_SECONDS = "20"', 'TINY_SECONDS = "0"')
+    tiny.succeed("build", "tiny")
+    assert tiny.result() == undisturbed.result()
+
+
+def test_what_a_killed_build_left_running_is_waited_for(tiny: Tiny, undisturbed: Tiny) -> None:
+    """A compiler that outlives the killed run writes where the next one would: that one waits until it has ended."""
+    slow(tiny, 3)
+    process = tiny.start("build", "tiny")
+    while not any(tiny.cache.glob("partial/build/*/building")):
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    tiny.edit(tiny.recipe("tinypkg"), 'TINY_SECONDS = "3"', 'TINY_SECONDS = "0"')
+    started = time.monotonic()
+    assert f"waiting for process {process.pid}" in tiny.succeed("build", "tiny")
+    assert time.monotonic() - started > 1.5
+    assert tiny.result() == undisturbed.result()
+
+
+# --- full, unwritable
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[Path, str], None]]:
+    """Mount a file system of that size, or mount it again with other options."""
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "x", tmp_path], check=False).returncode != 0:
+        pytest.skip("a small file system is mounted as root")
+    subprocess.run(["umount", tmp_path], check=True)
+    mounted = list[Path]()
+
+    def mount(place: Path, options: str) -> None:
+        place.mkdir(exist_ok=True)
+        again = ",remount" if place in mounted else ""
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options + again, "fusebox-test", place], check=True)
+        mounted.extend([] if again else [place])
+
+    yield mount
+    for place in mounted:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+LARGE = SOURCE | {"data": bytes(3 * 2**20)}
+FULL = {
+    "download": ("600k", SOURCE),
+    "unpack": ("3m", LARGE),
+    "install": ("8m", SOURCE),
+    "build": ("60m", SOURCE | {"backend.py": "open('big', 'wb').write(bytes(2**26))\n" + SOURCE["backend.py"]}),
+}
+
+
+@pytest.mark.parametrize("step", FULL)
+def test_a_full_disk_is_named(tiny: Tiny, small_disk: Callable[[Path, str], None], step: str) -> None:
+    """Whatever is being written when it fills up; with more room the same cache goes on."""
+    size, source = FULL[step]
+    tiny.plant("tinypkg", source, requires=("tinydep",))
+    small_disk(tiny.cache, f"size={size}")
+    tiny.refuse("build", "tiny", naming=(str(tiny.cache), "full", "FUSEBOX_CACHE"))
+    small_disk(tiny.cache, "size=500m")
+    tiny.succeed("build", "tiny")
+
+
+def test_a_full_disk_below_build_is_named(
+    tiny: Tiny, small_disk: Callable[[Path, str], None], undisturbed: Tiny
+) -> None:
+    """The environment's own disk, not the cache's."""
+    place = tiny.root / "build"
+    small_disk(place, "size=4m")
+    tiny.refuse("build", "tiny", naming=(str(place), "full"))
+    small_disk(place, "size=100m")
+    tiny.succeed("build", "tiny")
+    assert tiny.result() == undisturbed.result()
+
+
+def test_an_unwritable_cache_is_refused(tiny: Tiny, small_disk: Callable[[Path, str], None]) -> None:
+    """A read-only file system; and a file where the folder should be, or above it."""
+    small_disk(tiny.cache, "ro")
+    tiny.refuse("build", "tiny", naming=(str(tiny.cache), "cannot be written", "FUSEBOX_CACHE"))
+    for place in (tiny.targets, tiny.targets / "below"):
+        tiny.refuse("fetch", "tiny", naming=(str(place), "FUSEBOX_CACHE"), FUSEBOX_CACHE=str(place))
+
+
+def test_an_unwritable_checkout_is_refused(tiny: Tiny, small_disk: Callable[[Path, str], None]) -> None:
+    """build/ is read-only."""
+    small_disk(tiny.root / "build", "ro")
+    tiny.refuse("build", "tiny", naming=(str(tiny.root / "build"), "cannot be written"))
+
+
+# --- damaged
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: next(folder.glob("*.whl")).write_bytes(b"PK"),
+        lambda folder: next(folder.glob("*.whl")).unlink(),
+        lambda folder: (folder / "wheel.json").write_text("{"),
+        lambda folder: (folder / "wheel.json").write_text("{}"),
+        lambda folder: (folder / "wheel.json").unlink(),
+    ],
+    ids=["other-bytes", "no-wheel", "half-record", "empty-record", "no-record"],
+)  # fmt: skip
+def test_a_damaged_wheel_in_the_cache_is_built_again(
+    tiny: Tiny, undisturbed: Tiny, damage: Callable[[Path], None]
+) -> None:
+    """With the same bytes as before."""
+    copy_cache(undisturbed, tiny)
+    damage(next(tiny.cache.glob("wheels/*")))
+    assert "build   tinypkg 1.0" in tiny.succeed("build", "tiny")
+    assert tiny.result() == undisturbed.result()
+
+
+def copy_cache(source: Tiny, into: Tiny) -> None:
+    """Start with what another checkout has in its cache."""
+    shutil.copytree(source.cache, into.cache, symlinks=True)
+
+
+def test_a_damaged_tree_in_the_cache_is_not_compiled(tiny: Tiny, undisturbed: Tiny) -> None:
+    """It is removed, and the next run unpacks it anew; a tree without its record is unpacked anew at once."""
+    copy_cache(undisturbed, tiny)
+    shutil.rmtree(tiny.cache / "wheels")
+    tree = next(tiny.cache.glob("trees/*"))
+    (tree / "tinypkg-1.0" / "tinypkg.py").write_text("value = 3\n")
+    one_sentence(tiny.run("build", "tiny"), ("tinypkg 1.0", "damaged", "run again"))
+    tiny.succeed("build", "tiny")
+    assert tiny.result() == undisturbed.result()
+    for damage in (lambda: (tree / "tree.json").write_text("{"), lambda: (tree / "tree.json").unlink()):
+        damage()
+        tiny.succeed("patch", "tiny")
+        assert tree.is_dir()
+
+
+# --- export and import
+
+
+@pytest.fixture
+def exported(undisturbed: Tiny, tmp_path: Path) -> Path:
+    """A folder that `cache export` wrote."""
+    assert "1 wheels exported" in undisturbed.succeed("cache", "export", tmp_path / "exported")
+    return tmp_path / "exported"
+
+
+def record_of(folder: Path) -> Path:
+    """The one wheel's record."""
+    return next(folder.glob("*/wheel.json"))
+
+
+def test_an_exported_wheel_is_not_built_again(tiny: Tiny, exported: Path, undisturbed: Tiny) -> None:
+    """After the import, a cache that never compiled has the same environment."""
+    tiny.succeed("cache", "import", exported)
+    assert "build   " not in tiny.succeed("build", "tiny")
+    assert tiny.result() == undisturbed.result()
+    before = {path: path.stat().st_mtime_ns for path in exported.rglob("*")}
+    tiny.succeed("cache", "export", exported)
+    assert {path: path.stat().st_mtime_ns for path in exported.rglob("*")} == before
+
+
+def change_byte(folder: Path) -> None:
+    """One bit of the wheel."""
+    path = next(folder.glob("*/*.whl"))
+    data = bytearray(path.read_bytes())
+    data[50] ^= 1
+    path.write_bytes(data)
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    """Other values in the record."""
+    record = record_of(folder)
+    record.write_text(json.dumps({**json.loads(record.read_text()), **changes}))
+
+
+def rekey(folder: Path) -> None:
+    """Other inputs, and the key that belongs to them, but the sha256 of no wheel."""
+    record = json.loads(record_of(folder).read_text())
+    record["inputs"]["script"] = "0" * 64
+    record["sha256"] = "0" * 64
+    record_of(folder).write_text(json.dumps(record))
+    record_of(folder).parent.rename(folder / digest_of(record["inputs"]))
+
+
+EXPORTS = {
+    "changed-byte": (change_byte, ("tinypkg 1.0", "has sha256")),
+    "renamed-key": (lambda folder: record_of(folder).parent.rename(folder / ("0" * 64)), ("tinypkg 1.0", "not named after")),
+    "changed-inputs": (lambda folder: rewrite(folder, inputs={"package": "x"}), ("x", "not named after")),
+    "other-hash": (rekey, ("tinypkg 1.0", "has sha256")),
+    "half-record": (lambda folder: record_of(folder).write_text('{"file"'), ("wheel.json", "export it again")),
+    "empty-record": (lambda folder: record_of(folder).write_text("{}"), ("wheel.json", "export it again")),
+    "list-for-record": (lambda folder: record_of(folder).write_text("[1]"), ("wheel.json", "export it again")),
+    "binary-record": (lambda folder: record_of(folder).write_bytes(b"\xff\xfe"), ("wheel.json", "export it again")),
+    "number-for-file": (lambda folder: rewrite(folder, file=1), ("wheel.json", "export it again")),
+    "no-wheel": (lambda folder: next(folder.glob("*/*.whl")).unlink(), ("tinypkg 1.0", "is missing")),
+    "file-outside": (lambda folder: rewrite(folder, file="../x.whl"), ("wheel.json", "export it again")),
+    "not-a-wheel": (
+        lambda folder: (next(folder.glob("*/*.whl")).write_bytes(b"x"), rewrite(folder, sha256="2d711642b726b04401627ca9fbac32f5c8530fb1903cc4db02258717921a4881")),
+        ("tinypkg-1.0-py3", "export it again"),
+    ),
+    "nothing": (lambda folder: shutil.rmtree(record_of(folder).parent), ("holds no exported wheels",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EXPORTS)
+def test_a_changed_export_is_not_imported(tiny: Tiny, exported: Path, case: str) -> None:
+    """And nothing of it, though a sound wheel lies beside."""
+    spoil, naming = EXPORTS[case]
+    shutil.copytree(record_of(exported).parent, exported.parent / "sound")
+    spoil(exported)
+    if case != "nothing":
+        record = json.loads((exported.parent / "sound" / "wheel.json").read_text())
+        record["inputs"]["script"] = "1" * 64
+        (exported.parent / "sound" / "wheel.json").write_text(json.dumps(record))
+        (exported.parent / "sound").rename(exported / digest_of(record["inputs"]))
+    tiny.refuse("cache", "import", exported, naming=naming)
+    assert not any(tiny.cache.glob("wheels/*"))

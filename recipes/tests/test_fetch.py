@@ -1,0 +1,535 @@
+"""Every fault of a download, a git source, an archive: refused in one sentence, nothing kept, and sound once it is gone."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+from conftest import OFFLINE, SOURCE, Fault, Index, Tiny, answer, one_sentence, sdist
+
+from recipes.cache import sha256_of
+
+SDIST, LOCKED, WHEEL = "tinypkg-1.0.tar.gz", "tinydep-1.0-py3-none-any.whl", "tinywheel-1.0-py3-none-any.whl"
+
+
+def status(code: int) -> Fault:
+    """An error instead of the file."""
+    return lambda handler, _: handler.send_error(code)
+
+
+def cut_off(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    """Half of what was promised."""
+    answer(handler, body[: len(body) // 2], len(body))
+    handler.close_connection = True
+
+
+def cut_off_once(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    """Half the first time, all of it the second time."""
+    name = handler.path.rpartition("/")[2]
+    (cut_off if handler.server.asked.count(name) == 1 else answer)(handler, body)
+
+
+def stalled(handler: BaseHTTPRequestHandler, body: bytes) -> None:
+    """The beginning, and then nothing more."""
+    answer(handler, body[:10], len(body))
+    handler.server.ended.wait(30)
+
+
+def silent(handler: BaseHTTPRequestHandler, _: bytes) -> None:
+    """Not one byte."""
+    handler.server.ended.wait(30)
+
+
+def changed(change: Callable[[bytes], bytes]) -> Fault:
+    """Other bytes than the pinned ones, and the server believes in them."""
+    return lambda handler, body: answer(handler, change(body))
+
+
+FILE_FAULTS = {
+    "flipped-bit": (changed(lambda body: body[:99] + bytes([body[99] ^ 1]) + body[100:]), ("has sha256", "is pinned")),
+    "truncated": (changed(lambda body: body[:-1]), ("has sha256", "is pinned")),
+    "longer": (changed(lambda body: body + b"\0"), ("has sha256",)),
+    "empty": (changed(lambda _: b""), ("has sha256",)),
+    "a-page-instead": (changed(lambda _: b"<html>log in</html>"), ("has sha256",)),
+    "cut-off": (cut_off, ("broke off",)),
+    "missing": (status(404), ("404",)),
+    "failing": (status(500), ("500",)),
+    "stalled": (stalled, ("within the time limit",)),
+    "silent": (silent, ("within the time limit",)),
+}
+
+
+@pytest.mark.parametrize(("file", "label"), [(SDIST, "tinypkg 1.0"), (LOCKED, "tinydep 1.0")])
+@pytest.mark.parametrize("fault", FILE_FAULTS)
+def test_a_bad_download_is_refused(
+    tiny: Tiny, index: Index, undisturbed: Tiny, file: str, label: str, fault: str
+) -> None:
+    """Whatever happens to a file on its way, it is not kept; once the server is sound, the fetch is as it always was."""
+    index.faults[file], naming = FILE_FAULTS[fault]
+    tiny.refuse("fetch", "tiny", naming=(label, *naming), PIP_TIMEOUT="1")
+    index.faults.clear()
+    tiny.succeed("fetch", "tiny")
+    assert tiny.files == undisturbed.files
+
+
+INDEX_FAULTS = {
+    "unknown-package": (status(404), "404"),
+    "failing": (status(503), "503"),
+    "silent": (silent, "within the time limit"),
+    "stalled": (stalled, "within the time limit"),
+    "cut-off": (cut_off, "broke off"),
+    "empty": (changed(lambda _: b""), "is not on"),
+    "not-a-page": (changed(lambda _: b"\xff\xfe\0{"), "cannot be read"),
+    "nonsense": (changed(lambda _: b'<a href="http://[">x</a><a href="tinydep-1.0-py3-none-any.whl#sha256=1">'), ""),
+}
+
+
+@pytest.mark.parametrize("fault", INDEX_FAULTS)
+def test_a_bad_index_is_refused(tiny: Tiny, index: Index, undisturbed: Tiny, fault: str) -> None:
+    """The same for the page on which a file is looked up: the package is named, and what the server said."""
+    index.faults["tinydep"], name = INDEX_FAULTS[fault]
+    tiny.refuse("fetch", "tiny", naming=("tinydep 1.0", name), PIP_TIMEOUT="1")
+    index.faults.clear()
+    tiny.succeed("fetch", "tiny")
+    assert tiny.files == undisturbed.files
+
+
+def test_an_index_without_the_package_is_refused(tiny: Tiny, index: Index) -> None:
+    """Neither another version nor another file of the package is taken."""
+    (tiny.shelf / WHEEL).rename(tiny.shelf / WHEEL.replace("1.0", "1.1"))
+    tiny.refuse("fetch", "tiny", naming=("tinywheel 1.0", WHEEL, "pip config list"))
+    (tiny.shelf / WHEEL.replace("1.0", "1.1")).rename(tiny.shelf / WHEEL.replace("py3-none", "cp27-none"))
+    tiny.refuse("fetch", "tiny", naming=("tinywheel 1.0", WHEEL))
+
+
+def test_a_download_that_breaks_off_is_tried_again(tiny: Tiny, index: Index, undisturbed: Tiny) -> None:
+    """As often as pip's configuration says; and the log says so."""
+    index.faults[SDIST] = cut_off_once
+    said = tiny.succeed("fetch", "tiny", PIP_RETRIES="1")
+    assert "tinypkg 1.0  the download broke off before its end; trying again" in said
+    assert tiny.files == undisturbed.files
+
+
+def test_the_first_failure_ends_the_run(tiny: Tiny, index: Index) -> None:
+    """A corrupted file is reported at once, though another download would still wait for half a minute."""
+    index.faults |= {SDIST: silent, LOCKED: FILE_FAULTS["flipped-bit"][0]}
+    started = time.monotonic()
+    sentence = one_sentence(tiny.run("fetch", "tiny", PIP_TIMEOUT="30"), ("tinydep 1.0",))
+    assert "has sha256" in sentence and time.monotonic() - started < 10
+
+
+def test_ctrl_c_ends_a_stalled_download_at_once(tiny: Tiny, index: Index, undisturbed: Tiny) -> None:
+    """With exit code 130 and one line; the next run fetches what is missing."""
+    index.faults[SDIST] = silent
+    process = tiny.start("fetch", "tiny", PIP_TIMEOUT="30")
+    while SDIST not in index.asked:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=5)
+    one_sentence(subprocess.CompletedProcess([], process.returncode, stdout, stderr), ("stopped",), code=130)
+    index.faults.clear()
+    tiny.succeed("fetch", "tiny")
+    assert tiny.files == undisturbed.files
+
+
+def test_a_server_that_does_not_exist_is_refused(tiny: Tiny) -> None:
+    """Nobody listens on the port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/simple"
+    tiny.variables.pop("PIP_FIND_LINKS")
+    naming = ("1.0", "127.0.0.1 cannot be reached", "--mirror DIR")
+    tiny.refuse("fetch", "tiny", naming=naming, PIP_INDEX_URL=url, PIP_NO_INDEX="0", PIP_RETRIES="0")
+
+
+PIP_SETTINGS = {
+    "PIP_TIMEOUT": ("soon", ("timeout", "'soon'")),
+    "PIP_RETRIES": ("many", ("retries", "'many'")),
+    "PIP_CERT": ("/nowhere/ca.crt", ("/nowhere/ca.crt",)),
+    "PIP_INDEX_URL": ("nowhere", ("1.0", "pip config list")),
+    "PIP_EXTRA_INDEX_URL": ("http://[", ("1.0", "pip config list")),
+}
+
+
+@pytest.mark.parametrize("name", PIP_SETTINGS)
+def test_a_wrong_setting_of_pip_is_refused(tiny: Tiny, index: Index, name: str) -> None:
+    """pip's configuration is used as pip would, and what is wrong in it is named."""
+    value, naming = PIP_SETTINGS[name]
+    tiny.refuse("fetch", "tiny", naming=naming, **{name: value})
+
+
+@pytest.mark.parametrize(
+    "text", ["[global\nindex-url = x\n", "[download]\ntimeout = soon\n", "\0", "[download]\nretries=-\n"]
+)
+def test_a_broken_configuration_file_of_pip_is_refused(tiny: Tiny, tmp_path: Path, text: str) -> None:
+    """pip's own sentence stands in ours."""
+    (tmp_path / "pip.conf").write_text(text)
+    tiny.refuse("fetch", "tiny", naming=("pip's ",), PIP_CONFIG_FILE=str(tmp_path / "pip.conf"))
+
+
+def test_pips_configuration_file_is_used(tiny: Tiny, index: Index, tmp_path: Path) -> None:
+    """A section of `pip download` holds over [global], a variable over both; a find-links that is gone is passed over."""
+    (tmp_path / "pip.conf").write_text(
+        f"[global]\nno-index = true\n[download]\nno-index = false\nindex-url = {index.url}\nfind-links = {tmp_path}/gone\n"
+    )
+    tiny.variables.pop("PIP_INDEX_URL")
+    tiny.variables["PIP_CONFIG_FILE"] = str(tmp_path / "pip.conf")
+    tiny.succeed("fetch", "tiny")
+    shutil.rmtree(tiny.cache)
+    tiny.refuse("fetch", "tiny", naming=("is not on pip's configured index",), PIP_NO_INDEX="yes")
+
+
+def test_pip_without_an_index_asks_nobody(tiny: Tiny, index: Index) -> None:
+    """`no-index` holds also for extra indexes, and no other index is asked in its place."""
+    tiny.refuse(
+        "fetch", "tiny", naming=("is not on pip's configured index", "--mirror DIR"), PIP_NO_INDEX="1",
+        PIP_EXTRA_INDEX_URL=index.url, PIP_INDEX_URL=index.url, https_proxy=index.url, http_proxy=index.url,
+    )  # fmt: skip
+    assert index.asked == []
+
+
+# --- the cache and the mirror
+
+
+def spoil(path: Path) -> None:
+    """Flip one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_file_in_the_cache_is_fetched_again(tiny: Tiny, index: Index, undisturbed: Tiny) -> None:
+    """And only that one."""
+    tiny.succeed("fetch", "tiny")
+    spoil(tiny.cache / "files" / tiny.pinned / SDIST)
+    index.asked.clear()
+    tiny.succeed("fetch", "tiny")
+    assert index.asked == ["tinypkg", SDIST]
+    assert tiny.files == undisturbed.files
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, undisturbed: Tiny) -> Path:
+    """A mirror folder that `fetch --into` filled."""
+    undisturbed.succeed("fetch", "tiny", "--into", tmp_path / "mirror")
+    return tmp_path / "mirror"
+
+
+def test_a_mirror_serves_every_fetch_with_the_network_off(
+    tiny: Tiny, index: Index, mirror: Path, undisturbed: Tiny
+) -> None:
+    """The whole build; without the mirror the same machine reaches nothing."""
+    tiny.refuse("build", "tiny", naming=("1.0",), before=OFFLINE)
+    tiny.succeed("build", "tiny", "--mirror", mirror, before=OFFLINE)
+    assert tiny.result() == undisturbed.result()
+    assert index.asked == []
+
+
+def test_a_damaged_file_in_a_mirror_is_refused(tiny: Tiny, mirror: Path, undisturbed: Tiny) -> None:
+    """It is named and left as it is; the network is not asked instead."""
+    damaged = mirror / "files" / tiny.pinned / SDIST
+    spoil(damaged)
+    before = sha256_of(damaged)
+    tiny.refuse("fetch", "tiny", "--mirror", mirror, naming=(str(damaged), "replace it"))
+    assert sha256_of(damaged) == before
+    damaged.unlink()
+    tiny.succeed("fetch", "tiny", "--mirror", mirror)
+    assert tiny.files == undisturbed.files
+
+
+def test_a_mirror_that_is_not_there_is_refused(tiny: Tiny) -> None:
+    """A mistyped folder is not silently passed over."""
+    tiny.refuse("fetch", "tiny", "--mirror", tiny.root / "miror", naming=("miror", "does not exist"))
+
+
+def test_a_cache_that_is_its_own_mirror_does_not_wait_for_itself(tiny: Tiny) -> None:
+    """`--into` the cache itself has nothing to copy."""
+    tiny.succeed("fetch", "tiny", "--into", tiny.cache)
+
+
+@pytest.mark.parametrize(
+    ("line", "naming"),
+    [
+        ("tinydep==1.0", ("tiny.txt:2", "tinydep==1.0", "nox -s lock -- tiny")),
+        ("tinydep==1.0 --hash=sha256:123", ("tiny.txt:2", "nox -s lock -- tiny")),
+        ("tinydep==1.0 --hash=md5:" + "0" * 64, ("tiny.txt:2", "nox -s lock -- tiny")),
+        ("\0\x1b[31m", ("tiny.txt:2", "nox -s lock -- tiny")),
+        (b"tinydep\xff==1.0", ("tiny.txt:2", "nox -s lock -- tiny")),
+        ("tinydep==nonsense --hash=sha256:" + "0" * 64, ("tiny.txt:2", "nox -s lock -- tiny")),
+        (None, ("tiny", "nox -s lock -- tiny")),
+    ],
+)
+def test_a_damaged_lock_is_refused(tiny: Tiny, line: str | bytes | None, naming: tuple[str, ...]) -> None:
+    """By its line, or for not being there."""
+    path = tiny.root / "recipes" / "lock" / "tiny.txt"
+    if line is None:
+        path.unlink()
+    else:
+        path.write_bytes(b"# inputs: none\n" + (line if isinstance(line, bytes) else line.encode()) + b"\n")
+    tiny.refuse("fetch", "tiny", naming=naming)
+
+
+# --- archives
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, to: str = "", data: bytes = b"x") -> tuple[tarfile.TarInfo, bytes]:
+    """One entry of an archive."""
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.size = kind, to, len(data) if kind == tarfile.REGTYPE else 0
+    return info, data
+
+
+TOP = "tinypkg-1.0"
+SYMBOLIC, HARD = tarfile.SYMTYPE, tarfile.LNKTYPE
+ARCHIVES = {
+    "dot-dot": ([member(f"{TOP}/../../evil")], "leads outside"),
+    "absolute": ([member("/tmp/evil")], "absolute path"),
+    "symlink-out": ([member(f"{TOP}/link", SYMBOLIC, "../../evil")], "outside the archive"),
+    "symlink-absolute": ([member(f"{TOP}/link", SYMBOLIC, "/etc/passwd")], "outside the archive"),
+    "hardlink-out": ([member(f"{TOP}/link", HARD, "../evil")], "outside the archive"),
+    "hardlink-absolute": ([member(f"{TOP}/link", HARD, "/etc/passwd")], "outside the archive"),
+    "through-a-link": ([member(f"{TOP}/to", SYMBOLIC, "."), member(f"{TOP}/to/evil")], "written through a link"),
+    "over-a-link": ([member(f"{TOP}/to", SYMBOLIC, "a"), member(f"{TOP}/to")], "written through a link"),
+    "link-through-a-link": (
+        [member(f"{TOP}/a/b/up", SYMBOLIC, "../.."), member(f"{TOP}/out", SYMBOLIC, "a/b/up/../..")], "another link",
+    ),
+    "device": ([member(f"{TOP}/null", tarfile.CHRTYPE)], "device"),
+    "pipe": ([member(f"{TOP}/pipe", tarfile.FIFOTYPE)], "pipe"),
+    "two-top-folders": ([member(f"{TOP}/a"), member("other/a")], "2 top-level entries"),
+    "no-folder": ([member("setup.py")], "1 top-level entries"),
+    "empty": ([], "0 top-level entries"),
+    "below-a-file": ([member(f"{TOP}/a"), member(f"{TOP}/a/b")], "cannot be unpacked"),
+    "name-too-long": ([member(f"{TOP}/{'a' * 300}")], "cannot be unpacked"),
+}  # fmt: skip
+
+
+def pin(tiny: Tiny, data: bytes) -> None:
+    """Make these bytes the sdist that the recipe pins."""
+    path, before = tiny.shelf / SDIST, tiny.pinned
+    path.write_bytes(data)
+    tiny.edit(tiny.recipe("tinypkg"), before, tiny.pinned)
+
+
+@pytest.mark.parametrize("case", ARCHIVES)
+def test_an_archive_that_reaches_outside_is_refused(tiny: Tiny, tmp_path: Path, case: str) -> None:
+    """Though its hash is the pinned one; nothing of it is unpacked, and nothing outside is written or linked."""
+    members, naming = ARCHIVES[case]
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for info, data in members:
+            tar.addfile(info, io.BytesIO(data))
+    pin(tiny, archive.getvalue())
+    outside = {path for path in tmp_path.iterdir()}
+    tiny.refuse("patch", "tiny", naming=(SDIST, naming))
+    assert not any(tiny.cache.glob("trees/*")) and not Path("/tmp/evil").exists()
+    assert {path for path in tmp_path.iterdir()} - outside <= {tiny.cache}
+
+
+def broken_archives(sound: bytes) -> dict[str, bytes]:
+    """Bytes that are no sdist, or no longer."""
+    return {
+        "text": b"not an archive\n",
+        "empty": b"",
+        "half": sound[: len(sound) // 2],
+        "damaged-inside": sound[:60] + bytes(100) + sound[160:],
+        "zip": b"PK\x03\x04" + bytes(100),
+    }
+
+
+@pytest.mark.parametrize("case", broken_archives(b""))
+def test_what_is_not_an_archive_is_refused(tiny: Tiny, case: str) -> None:
+    """Whichever way it is broken."""
+    pin(tiny, broken_archives((tiny.shelf / SDIST).read_bytes())[case])
+    tiny.refuse("patch", "tiny", naming=(SDIST, "cannot be unpacked", "check the recipe's file"))
+
+
+# --- git
+
+
+class Upstream:
+    """Two local repositories, one the other's submodule, under the name of a host by git's own `insteadOf`."""
+
+    URL = "https://git.example.org/acme/"
+
+    def __init__(self, folder: Path, tiny: Tiny) -> None:
+        self.folder, self.tiny = folder, tiny
+        self.extra = self.commit("extra", {"extra.txt": "extra\n"})
+        self.sound = self.commit("tinypkg", SOURCE, submodule=self.extra)
+        self.git("tinypkg", "tag", "v1.0")
+        tiny.variables |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_VALUE_0": self.URL, "GIT_CONFIG_KEY_0": self.instead()}
+        self.pin(self.sound)
+
+    def instead(self, url: str = "") -> str:
+        """git's setting that names the place of the host."""
+        return f"url.{url or f'file://{self.folder}/'}.insteadOf"
+
+    def git(self, name: str, *arguments: str) -> str:
+        """Run git in a repository."""
+        identity = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main")
+        command = ["git", "-C", str(self.folder / f"{name}.git"), *identity, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit(self, name: str, files: dict[str, str], submodule: str | None = None) -> str:
+        """Commit files and return the commit."""
+        folder = self.folder / f"{name}.git"
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            self.git(name, "init", "--quiet")
+        for file, text in files.items():
+            (folder / file).write_text(text)
+        self.git(name, "add", "--all")
+        if submodule:
+            self.git(name, "update-index", "--add", "--cacheinfo", f"160000,{submodule},vendor/extra")
+        self.git(name, "commit", "--quiet", "--message", "x")
+        return self.git(name, "rev-parse", "HEAD")
+
+    def pin(self, commit: str, extra: str | None = None) -> None:
+        """Write the recipe: this commit, tag v1.0, the submodule."""
+        submodule = f'{{ path = "vendor/extra", repository = "{self.URL}extra", commit = "{extra or self.extra}" }}'
+        identity = f'repository = "{self.URL}tinypkg"\ncommit = "{commit}"\ntag = "v1.0"\nsubmodules = [{submodule}]'
+        self.tiny.plant("tinypkg", identity=identity, requires=("tinydep",))
+
+    def tree(self) -> dict[str, str]:
+        """The unpacked source in the cache: its files."""
+        (tree,) = self.tiny.cache.glob("trees/*/tinypkg-1.0")
+        return {str(path.relative_to(tree)): path.read_text() for path in tree.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def upstream(tiny: Tiny, tmp_path: Path) -> Upstream:
+    """The package's source is a git repository now."""
+    return Upstream(tmp_path / "upstream", tiny)
+
+
+PATCHED = SOURCE | {"tinypkg.py": SOURCE["tinypkg.py"].replace("1", "2")}
+
+
+def test_a_git_source_is_the_whole_commit_with_its_submodules(tiny: Tiny, upstream: Upstream) -> None:
+    """And nothing but the commit: neither .gitattributes nor the user's git settings change a byte."""
+    files = {".gitattributes": "backend.py export-ignore\nstamp export-subst\n", "stamp": "$Format:%H$\n"}
+    upstream.pin(upstream.commit("tinypkg", files, submodule=upstream.extra))
+    upstream.git("tinypkg", "tag", "--force", "v1.0")
+    hostile = {"GIT_CONFIG_COUNT": "2", "GIT_CONFIG_KEY_1": "core.autocrlf", "GIT_CONFIG_VALUE_1": "true"}
+    tiny.succeed("patch", "tiny", GIT_DIR="/nowhere", **hostile)
+    assert upstream.tree() == PATCHED | files | {"vendor/extra/extra.txt": "extra\n"}
+
+
+def test_a_mirror_serves_git_too(tiny: Tiny, upstream: Upstream, tmp_path: Path) -> None:
+    """`fetch --into` fills it; then upstream is gone."""
+    tiny.succeed("fetch", "tiny", "--into", tmp_path / "mirror")
+    tiny.succeed("patch", "tiny")
+    sound = upstream.tree()
+    shutil.rmtree(tiny.cache)
+    shutil.rmtree(upstream.folder)
+    tiny.refuse("patch", "tiny", naming=("tinypkg 1.0", "git fetch failed", "--mirror DIR"))
+    tiny.succeed("patch", "tiny", "--mirror", tmp_path / "mirror", before=OFFLINE)
+    assert upstream.tree() == sound
+
+
+def test_a_mirror_without_the_commit_is_refused(tiny: Tiny, upstream: Upstream, tmp_path: Path) -> None:
+    """A mirror that lags behind is named; upstream is not asked instead."""
+    tiny.succeed("fetch", "tiny", "--into", tmp_path / "mirror")
+    shutil.rmtree(tiny.cache)
+    upstream.pin(upstream.commit("tinypkg", {"new.txt": ""}))
+    naming = ("tinypkg 1.0", "git.example.org/acme/tinypkg.git", "update the mirror")
+    tiny.refuse("fetch", "tiny", "--mirror", tmp_path / "mirror", naming=naming)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_moved_tag_is_refused(tiny: Tiny, upstream: Upstream, cached: bool) -> None:
+    """Both commits are named; also where the cache holds the repository already; and it works once the tag is back."""
+    if cached:
+        tiny.succeed("fetch", "tiny")
+    moved = upstream.commit("tinypkg", {"new.txt": ""}, submodule=upstream.extra)
+    upstream.git("tinypkg", "tag", "--force", "v1.0")
+    upstream.pin(upstream.commit("tinypkg", {"newer.txt": ""}, submodule=upstream.extra))
+    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "tag v1.0", moved, "find out why"))
+    upstream.git("tinypkg", "tag", "--force", "v1.0", "HEAD")
+    tiny.succeed("patch", "tiny")
+    assert upstream.tree() == PATCHED | {"new.txt": "", "newer.txt": "", "vendor/extra/extra.txt": "extra\n"}
+
+
+@pytest.mark.parametrize("part", ["tinypkg", "vendor/extra"])
+def test_a_missing_commit_is_refused(tiny: Tiny, upstream: Upstream, part: str) -> None:
+    """Of the package or of its submodule; once the right commit is pinned, the same cache goes on."""
+    upstream.pin(*("0" * 40, None) if part == "tinypkg" else (upstream.sound, "0" * 40))
+    tiny.refuse(
+        "fetch", "tiny", naming=("tinypkg 1.0", part.removeprefix("tinypkg"), "git fetch failed", "check the commit")
+    )
+    upstream.pin(upstream.sound)
+    tiny.succeed("patch", "tiny")
+    assert upstream.tree() == PATCHED | {"vendor/extra/extra.txt": "extra\n"}
+
+
+def test_a_missing_tag_is_refused(tiny: Tiny, upstream: Upstream) -> None:
+    """A deleted tag is as suspicious as a moved one."""
+    upstream.git("tinypkg", "tag", "--delete", "v1.0")
+    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "refs/tags/v1.0"))
+
+
+@pytest.fixture
+def stalling() -> Iterator[str]:
+    """The address of a server that takes connections and says nothing."""
+    held = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        accept = threading.Thread(target=lambda: [held.append(server.accept()) for _ in range(9)], daemon=True)
+        accept.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/"
+
+
+def test_a_stalled_git_server_is_given_up(tiny: Tiny, upstream: Upstream, stalling: str) -> None:
+    """After FUSEBOX_GIT_SECONDS, and with everything that git started."""
+    started = time.monotonic()
+    sound = dict(tiny.variables)
+    tiny.variables |= {"FUSEBOX_GIT_SECONDS": "1", "GIT_CONFIG_KEY_0": upstream.instead(stalling)}
+    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "git did not finish within 1 s", "--mirror DIR"))
+    assert time.monotonic() - started < 8
+    tiny.variables = sound
+    tiny.succeed("fetch", "tiny")
+
+
+def test_a_time_limit_that_is_none_is_refused(tiny: Tiny) -> None:
+    """FUSEBOX_GIT_SECONDS is a number."""
+    tiny.refuse("fetch", "tiny", naming=("FUSEBOX_GIT_SECONDS", "'soon'"), FUSEBOX_GIT_SECONDS="soon")
+
+
+def test_a_git_source_without_git_is_refused(tiny: Tiny, upstream: Upstream, tmp_path: Path) -> None:
+    """The package that needs it is named."""
+    (tmp_path / "bin").mkdir()
+    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "install git"), PATH=str(tmp_path / "bin"))
+
+
+def test_a_damaged_repository_in_the_cache_is_refused(tiny: Tiny, upstream: Upstream) -> None:
+    """And named, to be removed; git's own message stands in the sentence."""
+    tiny.succeed("fetch", "tiny")
+    bare = tiny.cache / "git.example.org" / "acme" / "tinypkg.git"
+    for path in bare.glob("objects/??/*"):
+        path.chmod(0o644)
+        spoil(path)
+    tiny.refuse("patch", "tiny", naming=("tinypkg 1.0", f"remove {bare}"))
+    shutil.rmtree(bare)
+    tiny.succeed("patch", "tiny")
+    assert json.loads(next(tiny.cache.glob("trees/*/tree.json")).read_text())["source"] == "tinypkg 1.0"
+
+
+def test_locks_of_a_killed_git_do_not_stay(tiny: Tiny, upstream: Upstream) -> None:
+    """A fetch into the cache works on a copy: what was there stays usable."""
+    tiny.succeed("fetch", "tiny")
+    bare = tiny.cache / "git.example.org" / "acme" / "tinypkg.git"
+    before = {path: path.stat().st_ino for path in bare.rglob("*.pack")}
+    upstream.pin(upstream.commit("tinypkg", {"new.txt": ""}, submodule=upstream.extra))
+    upstream.git("tinypkg", "tag", "--force", "v1.0")
+    tiny.succeed("fetch", "tiny")
+    assert before.items() <= {path: path.stat().st_ino for path in bare.rglob("*.pack")}.items()
+    assert not any(bare.rglob("*.lock")) and os.listdir(tiny.cache / "partial") == []
