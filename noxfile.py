@@ -135,4 +135,4 @@ def tests(session):
 def lint(session):
     """Run every linter and type checker (pre-commit)."""
     install(session, "lint")
-    session.run("pre-commit", "run", "--all-files", "--show-diff-on-failure", *session.posargs, external=False)
+    session.run("pre-commit", "run", "--all-files", *session.posargs, external=False)

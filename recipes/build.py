@@ -32,6 +32,8 @@ from recipes.process import group
 from recipes.progress import Step, Steps, size
 
 EPOCH = "315532800"  # 1980-01-01, the oldest date a zip file can hold: wheels do not depend on when they were built
+# What a build sees of the caller's variables: nothing that could change a wheel, since its key does not hold them.
+INHERITED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONNOUSERSITE")
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,9 @@ class Builder:
         self, pin: Pin, tree: Tree, inputs: dict[str, Any], locked: list[tuple[Artifact, Path]], before: list[Wheel]
     ) -> None:
         with self.cache.scratch("build") as scratch:
+            interpreter = environment.interpreter(self.plan.target, self.cache, self.steps)
             with self.steps.step("prepare", f"{pin.label}: its build environment"):
-                environment.create(scratch / "env", self.plan.target, locked, before, self.cache)
+                environment.create(scratch / "env", interpreter, locked, before, self.cache)
             python = environment.python_of(scratch / "env")
             self._refuse_missing_headers(pin, python)
             source = scratch / tree.path.name
@@ -219,7 +222,9 @@ class Builder:
         """Run the build script; every line goes to build.log and the last one to the display."""
         for name in ("home", "tmp"):
             (scratch / name).mkdir()
-        variables = environment.clean_variables(scratch / "env") | build_environment(pin, self.plan.target)
+        variables = {
+            key: value for key, value in environment.clean_variables(scratch / "env").items() if key in INHERITED
+        } | build_environment(pin, self.plan.target)
         variables |= {
             "HOME": str(scratch / "home"),
             "TMPDIR": str(scratch / "tmp"),

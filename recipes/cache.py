@@ -131,8 +131,8 @@ class Cache:
             with (self.root / "lock").open("a+") as lock:
                 os.set_inheritable(lock.fileno(), True)  # what a killed run started and left running still holds it
                 self._acquire(lock, waiting)
-                if self.partial.exists():
-                    shutil.rmtree(self.partial)
+                for left in (self.partial, *self.root.glob("uv/.tmp*")):
+                    shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
                 self.partial.mkdir()
                 yield
 

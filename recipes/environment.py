@@ -62,11 +62,28 @@ def clean_variables(environment: Path) -> dict[str, str]:
     }
 
 
+def interpreter(target: Target, cache: Cache, steps: Steps) -> str:
+    """The target's Python: one of this machine, else the build of it that uv pins by hash."""
+    find = ("python", "find", "--system", "--no-python-downloads", target.python)
+    found = _run_uv(cache, *find)
+    if found.returncode != 0:
+        with steps.step("fetch", f"Python {target.python}: none on this machine, uv brings one"):
+            fetched = _run_uv(cache, "python", "install", "--no-bin", target.python)
+            found = _run_uv(cache, *find)
+            if found.returncode != 0:
+                said = (fetched.stderr.strip().splitlines() or ["no message"])[-1].strip().rstrip(".")
+                raise Refusal(
+                    f"No Python {target.python} is on this machine, and uv cannot bring one ({said}): install it "
+                    f"(a package such as python{target.python}) and run again."
+                )
+    return found.stdout.strip()
+
+
 def create(
-    path: Path, target: Target, locked: Iterable[tuple[Artifact, Path]], wheels: Iterable[Wheel], cache: Cache
+    path: Path, python: str, locked: Iterable[tuple[Artifact, Path]], wheels: Iterable[Wheel], cache: Cache
 ) -> None:
-    """Make a virtual environment at `path` and install exactly these files, each by its sha256."""
-    _uv(path, cache, "venv", "--quiet", "--relocatable", "--python", target.python, str(path))
+    """Make a virtual environment of that Python at `path` and install exactly these files, each by its sha256."""
+    _uv(path, cache, "venv", "--quiet", "--relocatable", "--python", python, str(path))
     chosen = [(artifact.name, artifact.version, artifact.sha256, file) for artifact, file in locked]
     chosen += [(wheel.pin.name, wheel.pin.release.version, wheel.sha256, wheel.path) for wheel in wheels]
     with cache.scratch("wheelhouse") as house:
@@ -85,25 +102,21 @@ def check(path: Path, cache: Cache) -> None:
     _uv(path, cache, "pip", "check", "--python", str(python_of(path)))
 
 
-def _uv(path: Path, cache: Cache, *arguments: str) -> None:
-    ours = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("UV_INDEX", "UV_FIND", "VIRTUAL_ENV", "PYTHON"))
-    }
+def _run_uv(cache: Cache, *arguments: str) -> subprocess.CompletedProcess[str]:
+    apart = ("UV_INDEX", "UV_FIND", "VIRTUAL_ENV", "PYTHON")
+    ours = {key: value for key, value in os.environ.items() if not key.startswith(apart)}
     ours["UV_NO_INSTALLER_METADATA"] = "1"  # it holds times: without it the same wheels are the same environment
     command = [uv.find_uv_bin(), "--no-config", "--cache-dir", str(cache.root / "uv"), "--no-progress", *arguments]
-    done = subprocess.run(command, env=ours, capture_output=True, text=True, check=False, close_fds=False)
+    return subprocess.run(command, env=ours, capture_output=True, text=True, check=False, close_fds=False)
+
+
+def _uv(path: Path, cache: Cache, *arguments: str) -> None:
+    done = _run_uv(cache, *arguments)
     if done.returncode == 0:
         return
     said = done.stderr.strip()
     if "No space left" in said:
         raise disk_full(path)
-    if "No interpreter found" in said or "No download" in said:
-        raise Refusal(
-            f"No Python {arguments[arguments.index('--python') + 1]} is on this machine: install it (for "
-            "example `uv python install`) and run again."
-        )
     raise Refusal(
         f"uv {' '.join(arguments[:2])} refused the environment ({' '.join(said.split())[:300]}): correct "
         "the recipe or write the lock again."
@@ -125,7 +138,7 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
     with steps.step("install", f"{plan.target.name}: {len(locked) + len(wheels)} wheels") as step:
         try:
             with disk_named(partial):
-                create(partial, plan.target, locked, wheels, cache)
+                create(partial, interpreter(plan.target, cache, steps), locked, wheels, cache)
                 check(partial, cache)
                 for wheel in wheels:
                     (partial / "fusebox").mkdir(exist_ok=True)

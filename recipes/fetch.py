@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field
@@ -186,7 +185,7 @@ class Downloads:
         return self._download(links[0].url_without_fragment, links[0].filename, Artifact(name, version, ""))
 
     def _links(self, artifact: Artifact, indexes: tuple[str, ...], find_links: tuple[str, ...] = ()) -> list[Link]:
-        """The files of that version, the fitting one first: those of a package by name, or of a dependency all that fit."""
+        """The files of that version, the best first: of a package any, of a dependency those that fit."""
         if not indexes and not find_links:
             return []  # unearth would ask an index of its own choice
         named = artifact.file is not None
@@ -319,9 +318,10 @@ def unpack(archive: Path, into: Path) -> Path:
             # Checked above; Python before 3.11.4 has no filter of its own.
             tar.extraction_filter = lambda member, _: member
             tar.extractall(into, members)
-    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+    except (tarfile.TarError, EOFError, OSError, lzma.LZMAError) as error:
         raise Refusal(
-            f"{archive.name} cannot be unpacked ({error}): check the recipe's file, or remove {archive} to fetch it again."
+            f"{archive.name} cannot be unpacked ({error}): check the recipe's file, or remove {archive} to fetch "
+            "it again."
         ) from None
     tops = list(into.iterdir())
     if len(tops) != 1 or not tops[0].is_dir():
@@ -388,12 +388,13 @@ class Git:
     def _check_out(self, label: str, bare: Path, commit: str, into: Path) -> None:
         into.mkdir(parents=True, exist_ok=True)
         # Not `git archive`, which leaves out and fills in what .gitattributes says; and no filters of the user's.
-        alone = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_LFS_SKIP_SMUDGE": "1"}
+        alone = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_COUNT": "0", "GIT_CONFIG_PARAMETERS": ""}
+        alone |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
         with self.cache.scratch("index") as folder:
             alone["GIT_INDEX_FILE"] = str(folder / "index")
             self._git(
-                label, "-C", into, f"--git-dir={bare}", f"--work-tree={into}", "checkout", "--quiet", "--force", commit,
-                "--", ".", cure=f"remove {bare} and run again", **alone,
+                label, "-C", into, f"--git-dir={bare}", f"--work-tree={into}", "-c", f"core.attributesFile={os.devnull}",
+                "checkout", "--quiet", "--force", commit, "--", ".", cure=f"remove {bare} and run again", **alone,
             )  # fmt: skip
 
     def _repository(self, label: str, repository: str, commit: str, tag: str | None) -> Path:
@@ -414,7 +415,7 @@ class Git:
         alone = ("gc.auto=0", "maintenance.auto=false")  # nothing goes on in the background
         options = [word for setting in (*settings, *alone) for word in ("-c", setting)]
         with self.steps.step("fetch", label), self.cache.scratch("git") as folder:
-            # Into a copy, because a killed `git fetch` leaves its locks; the objects are linked, since git rewrites none.
+            # Into a copy, since a killed `git fetch` leaves its locks; objects are linked, for git rewrites none.
             bare = folder / "new.git"
             if kept.is_dir():
                 shutil.copytree(kept, bare, ignore=shutil.ignore_patterns("FETCH_HEAD"), copy_function=os.link)
@@ -451,7 +452,8 @@ class Git:
                 said = process.communicate(timeout=self.seconds)[0].strip()
             except subprocess.TimeoutExpired:
                 raise Refusal(
-                    f"{label}: git did not finish within {self.seconds} s: check the network, pass --mirror DIR, or set "
+                    f"{label}: git did not finish within {self.seconds} s: check the network, pass --mirror DIR, or "
+                    "set "
                     "FUSEBOX_GIT_SECONDS."
                 ) from None
         if "No space left on device" in said:

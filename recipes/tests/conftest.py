@@ -37,8 +37,9 @@ NOWHERE = [f"{name}=http://127.0.0.1:9" for name in ("http_proxy", "https_proxy"
 OFFLINE = ("unshare", "--net") if UNSHARED else ("env", *NOWHERE)
 # A refusal says what to do next: it holds one of these.
 NEXT_STEP = re.compile(
-    r"\b(add|apt-get|ask|bound|break it|build it|change|check|choose|constrain|correct|delete|export it|find out|flatten|"
-    r"free|install|mend|name one|narrow|pass|read|remove|rename|renew|replace|report|run|save|set|try|turn|update|write)\b"
+    r"\b(add|apt-get|ask|bound|break it|build it|change|check|choose|constrain|correct|delete|export it|find out|"
+    r"flatten|free|install|mend|name one|narrow|pass|raise|read|remove|rename|renew|replace|report|run|save|set|try|"
+    r"turn|update|write)\b"
 )
 
 
@@ -102,12 +103,12 @@ class Checkout:
         done = self.run(*arguments, **options)
         assert done.returncode == 0, done.stdout + done.stderr
         self.check_whole()
-        left = [path for pattern in ("build/*/.env.*", "build/*/.*.partial") for path in self.root.glob(pattern)]
-        assert not left and not any(self.cache.glob("partial/*")), "leftovers"
+        left = [*self.root.glob("build/*/.*"), *self.cache.glob("partial/*"), *self.cache.glob("uv/.tmp*")]
+        assert not left, f"leftovers: {left}"
         return done.stdout
 
     def refuse(self, *arguments: object, naming: tuple[str, ...] = (), **options: Any) -> str:
-        """Run a verb that must refuse with one sentence; nothing that was complete may change, nothing be half there."""
+        """Run a verb that must refuse with one sentence; what was complete stays, and nothing is half there."""
         before = self.contents()
         sentence = one_sentence(self.run(*arguments, **options), naming)
         after = self.check_whole()
@@ -116,13 +117,18 @@ class Checkout:
 
     def contents(self) -> dict[str, str]:
         """Every file under a final name, in the cache and in build/, by its hash; uv's own cache is uv's affair."""
-        apart = {self.cache / name for name in ("lock", "partial", "uv")}
-        found = {}
-        for folder in (self.cache, self.root / "build"):
-            for path in folder.rglob("*"):
-                if path.is_file() and not path.is_symlink() and apart.isdisjoint({path, *path.parents}):
-                    found[str(path)] = sha256_of(path)
+        found: dict[str, str] = {}
+        for place in (self.cache, self.root / "build"):
+            for folder, below, names in os.walk(place):
+                below[:] = [name for name in below if not name.startswith(".") and Path(folder, name) not in self.apart]
+                paths = [Path(folder, name) for name in names if not name.startswith(".")]
+                found |= {str(path): sha256_of(path) for path in paths if path.is_file() and path not in self.apart}
         return found
+
+    @property
+    def apart(self) -> set[Path]:
+        """What may differ after a refusal."""
+        return {self.cache / name for name in ("lock", "partial", "uv")}
 
     def check_whole(self) -> dict[str, str]:
         """Assert that nothing half-written lies under a final name, and return the contents."""
@@ -146,7 +152,7 @@ class Checkout:
     def result(self, target: str = "tiny") -> dict[str, Any]:
         """What a build made: the manifest without what was measured, and the hash of what was installed."""
         environment = self.root / "build" / target / "env"
-        manifest = json.loads((environment / "fusebox" / "manifest.json").read_text())
+        manifest: dict[str, Any] = json.loads((environment / "fusebox" / "manifest.json").read_text())
         for package in manifest["packages"].values():
             package["built_with"] = sorted(package["built_with"])
         return manifest | {"installed": tree_hash(next(environment.glob("lib/python*/site-packages")))}
@@ -349,7 +355,17 @@ def checkout(tmp_path: Path) -> Checkout:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The two wheels that builds need, pip and setuptools, from pip's configured index."""
     folder = tmp_path_factory.mktemp("wheels")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "-d", folder]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "-d",
+        str(folder),
+    ]
     subprocess.run([*command, f"pip=={_version('pip')}", "setuptools"], check=True)
     return folder
 
@@ -378,7 +394,7 @@ Fault = Callable[[BaseHTTPRequestHandler, bytes], None]
 
 
 class Index(ThreadingHTTPServer):
-    """A package index on this machine, over a folder: the simple API. `faults` spoil the answers for a file or project."""
+    """A package index on this machine, over a folder: the simple API. `faults` spoil the answers for some names."""
 
     daemon_threads = True
 

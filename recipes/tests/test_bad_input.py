@@ -7,13 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from conftest import PYTHON, SOURCE, Checkout, Tiny, one_sentence
 
 from recipes.cache import sha256_of
-from recipes.model import ROOT
+from recipes.tests.conftest import PYTHON, SOURCE, Checkout, Tiny, one_sentence
 
 # --- the tool itself
 
@@ -76,27 +77,15 @@ def test_no_git_is_named(tiny: Tiny, tmp_path: Path, undisturbed: Tiny) -> None:
     assert tiny.result() == undisturbed.result()
 
 
-def test_a_target_python_that_is_not_there_is_named(tiny: Tiny) -> None:
-    """It is neither replaced by another nor downloaded unasked."""
-    tiny.targets.write_text(
-        tiny.targets.read_text().replace(
-            f'[tiny]\nreason = "a test: everything that a target has, in two seconds"\npython = "{PYTHON}"',
-            '[tiny]\nreason = "x"\npython = "3.99"',
-        )
-    )
-    tiny.refuse("build", "tiny", naming=("No Python 3.99", "install it"))
-
-
-def test_a_python_that_could_be_downloaded_is_not(tiny: Tiny, tmp_path: Path) -> None:
-    """The same where uv knows a download of it."""
-    tiny.targets.write_text(
-        tiny.targets.read_text().replace(f'seconds"\npython = "{PYTHON}"', 'seconds"\npython = "3.14"')
-    )
-    tiny.refuse(
-        "build", "tiny", naming=("No Python 3.14", "install it"),
-        PATH=without(tmp_path / "bin"), UV_PYTHON_INSTALL_DIR=str(tmp_path / "pythons"),
-    )  # fmt: skip
-    assert not (tmp_path / "pythons").exists()
+def test_a_target_python_that_cannot_be_had_is_named(tiny: Tiny) -> None:
+    """No other one takes its place, also where uv knows a download of it that it cannot reach."""
+    missing = next(f"3.{minor}" for minor in (14, 9, 10, 12, 13) if not shutil.which(f"python3.{minor}"))
+    for version in ("3.99", missing):
+        targets = tiny.targets.read_text()
+        tiny.edit(tiny.targets, f'seconds"\npython = "{PYTHON}"', f'seconds"\npython = "{version}"')
+        mirror = {"UV_PYTHON_INSTALL_MIRROR": "http://127.0.0.1:9", "UV_HTTP_RETRIES": "0"}
+        tiny.refuse("build", "tiny", naming=(f"No Python {version}", "install it"), **mirror)
+        tiny.targets.write_text(targets)
 
 
 # --- what a source does in its build
@@ -144,10 +133,13 @@ def wheel_of(tiny: Tiny) -> Path:
     return next(tiny.cache.glob("wheels/*/*.whl"))
 
 
-FAULTS = {
-    "native-in-the-log": ({"flags": ("-march=native",)}, ("tinypkg 1.0", "-march=native", "by a setting or a patch")),
-    "native-hidden": ({"before": WRAPPER}, ("tinypkg 1.0", "was compiled with -march=", "by a setting or a patch")),
-    "does-not-compile": ({"module": MODULE + "nonsense"}, ("tinypkg 1.0", "did not build", "error:", "tinypkg.build.log")),
+FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "native-in-the-log": ({"flags": ("-march=native",)}, ("tinypkg 1.0", "compiles with -march=native", "turn it off")),
+    "native-hidden": ({"before": WRAPPER}, ("tinypkg 1.0", "was compiled for ", "by a setting or a patch")),
+    "does-not-compile": (
+        {"module": MODULE + "nonsense"},
+        ("tinypkg 1.0", "did not build", "error:", "tinypkg.build.log"),
+    ),
     "fails-in-setup": ({"before": "raise SystemExit('no')"}, ("tinypkg 1.0", "did not build", "tinypkg.build.log")),
     "out-of-memory": (
         {"before": "import subprocess; subprocess.check_call(['sh', '-c', 'sh -c \"kill -9 \\\\$\\\\$\"; exit 1'])"},
@@ -219,13 +211,11 @@ def test_a_wheel_for_this_machine_alone_is_not_imported(tiny: Tiny, compiled: Ti
     ).stdout.split()
     flags = ["-shared", "-fPIC", "-march=native", "-frecord-gcc-switches", *include]
     subprocess.run(["gcc", *flags, "-o", tmp_path / "native.so", tmp_path / "tinypkg.c"], check=True)
-    import zipfile
-
     with zipfile.ZipFile(native, "a") as archive:
         archive.write(tmp_path / "native.so", "native.so")
     record.write_text(json.dumps(json.loads(record.read_text()) | {"sha256": sha256_of(native)}))
     shutil.rmtree(tiny.cache / "wheels")
-    tiny.refuse("cache", "import", tmp_path / "exported", naming=("tinypkg 1.0", "native.so", "-march="))
+    tiny.refuse("cache", "import", tmp_path / "exported", naming=("tinypkg 1.0", "native.so", "-march=native"))
     assert not any(tiny.cache.glob("wheels/*"))
 
 
@@ -270,8 +260,3 @@ def test_a_patch_that_does_not_fit_is_refused(tiny: Tiny) -> None:
     tiny.plant("tinypkg", SOURCE | {"tinypkg.py": '"""Tiny."""\n\nvalue = 7\n'}, requires=("tinydep",))
     tiny.refuse("patch", "tiny", naming=("patches/tinypkg/0001-say-two.patch", "tinypkg-1.0", "renew it"))
     assert not any(tiny.cache.glob("trees/*"))
-
-
-def test_the_copy_is_complete() -> None:
-    """The tests' checkouts hold every module of the tool, whatever is added to it."""
-    assert (ROOT / "recipes" / "__main__.py").exists()

@@ -1,9 +1,10 @@
-"""The data, and everything that can be wrong with it: each fault is one sentence that names the file, the key, the cure."""
+"""The data, and all that can be wrong with it: each fault is one sentence that names the file, the key, the cure."""
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from recipes.model import ROOT, Catalogue, Refusal
 from recipes.plan import plan
-from conftest import Checkout, Tiny
+from recipes.tests.conftest import Checkout, Tiny
 
 TARGETS, RECIPE = "recipes/targets.toml", "recipes/packages/deepspeed.toml"
 
@@ -52,7 +53,8 @@ TEXTS = {
     "deeply-nested": (TARGETS, "sm = []", f"sm = {'[' * 5000}{']' * 5000}", ("targets.toml", "nested")),
     "short-hash": (RECIPE, "sha256 = \"9e49", "sha256 = \"", ("deepspeed.toml", "release[0].sha256")),
     "both-identities": (
-        RECIPE, 'kind = "source"', 'kind = "source"\nrepository = "https://github.com/a/b"\ncommit = "' + "0" * 40 + '"',
+        RECIPE, 'kind = "source"',
+        'kind = "source"\nrepository = "https://github.com/a/b"\ncommit = "' + "0" * 40 + '"',
         ("deepspeed.toml", "release[0]", "repository"),
     ),
     "unknown-kind": (RECIPE, 'kind = "source"', 'kind = "sdist"', ("release[0].kind", "source")),
@@ -64,11 +66,14 @@ TEXTS = {
     "unknown-placeholder": (RECIPE, '"AVX256"', '"{smm}"', ("deepspeed.toml", "DS_SIMD_WIDTH", "'sm'")),
     "newline-in-key": (TARGETS, "publish = true", 'publish = true\n"a\\nb[red]\\u001b" = 1', ("cpu.a b[red]",)),
     "python-too-new": (
-        RECIPE, 'python = ">=3.8"', 'python = ">=3.12"', ("[cpu.packages] deepspeed", "needs Python >=3.12", "has 3.11"),
+        RECIPE, 'python = ">=3.8"', 'python = ">=3.12"',
+        ("[cpu.packages] deepspeed", "needs Python >=3.12", "has 3.11"),
     ),
     "torch-too-new": (RECIPE, 'torch = ">=2.0.0"', 'torch = ">=3"', ("deepspeed 0.19.8", "needs torch >=3", "2.13.0")),
     "cuda-needed": (RECIPE, 'cuda = "none"', 'cuda = ">=12.1"', ("deepspeed 0.19.8", "needs CUDA >=12.1", "none")),
-    "unknown-package": (TARGETS, "deepspeed = ", "deepsped = ", ("targets.toml [cpu.packages] deepsped", "'deepspeed'")),
+    "unknown-package": (
+        TARGETS, "deepspeed = ", "deepsped = ", ("targets.toml [cpu.packages] deepsped", "'deepspeed'"),
+    ),
     "unknown-version": (TARGETS, '"0.19.8"', '"0.19.7"', ("[cpu.packages] deepspeed", "0.19.7", "'0.19.8'")),
     "circular-needs": (
         "recipes/packages/transformers.toml", 'compiler = "none"', 'compiler = "none"\nneeds = ["transformers"]',
@@ -94,7 +99,7 @@ def test_wrong_data_is_refused_with_file_and_key(checkout: Checkout, case: str) 
     checkout.refuse("plan", "cpu", naming=naming)
 
 
-BYTES = {
+BYTES: dict[str, tuple[Callable[[str], bytes], str]] = {
     "utf-16": (lambda text: text.encode("utf-16"), "UTF-8"),
     "utf-16-without-mark": (lambda text: text.encode("utf-16-be"), ""),
     "latin-1": (lambda text: ("# \xe9\n" + text).encode("latin-1"), "UTF-8"),
@@ -179,14 +184,15 @@ def test_a_what_if_with_a_wrong_architecture_is_refused(tiny: Tiny) -> None:
 
 # 200 generated files. In this process, because a subprocess each would take minutes; the cases above are subprocesses.
 VALUES = [
-    "nan", "inf", "-1", "0", "1e400", "99999999999999999999", "true", '""', '"\\u0000"', "[]", "{}", "[[[]]]", "1979-05-27",
+    "nan", "inf", "-1", "0", "1e400", "99999999999999999999", "true", '""', '"\\u0000"', "[]", "{}",
+    "[[[]]]", "1979-05-27",
     "{ a = 1 }", '"{sm"', "'''\n'''", "0x", '"🦙"',
 ]  # fmt: skip
 
 
 @st.composite
 def _spoiled(draw: st.DrawFn, text: str) -> str:
-    """A real file with one to three of: a line dropped, doubled, moved, renamed, cut, given another value, random text."""
+    """A real file with one to three faults: a line dropped, doubled, moved, renamed, cut, given another value."""
     lines = text.splitlines()
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(lines) - 1))

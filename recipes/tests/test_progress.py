@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from recipes import progress
 from recipes.progress import Steps, size
 
 
@@ -33,7 +32,7 @@ def test_a_log_gets_a_line_every_ten_seconds(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 1000, 4))
-    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("recipes.progress.time.monotonic", lambda: float(next(clock)))
     with Steps() as steps, steps.step("build", "torch") as step:
         for line in range(6):
             step.show(f"compiling {line}")
