@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field
@@ -245,8 +246,7 @@ class Downloads:
                 if artifact.sha256 not in ("", found):
                     raise Refusal(
                         f"{artifact.label}: {name} has sha256 {found}, and {artifact.sha256} is pinned: it "
-                        "is corrupted or was "
-                        "replaced; nothing was kept, try again or ask its publisher."
+                        "is corrupted or was replaced; nothing was kept, try again or ask its publisher."
                     )
                 path = self.cache.keep_file(partial, name, found)
                 step.note = size(path.stat().st_size)
@@ -318,7 +318,7 @@ def unpack(archive: Path, into: Path) -> Path:
             # Checked above; Python before 3.11.4 has no filter of its own.
             tar.extraction_filter = lambda member, _: member
             tar.extractall(into, members)
-    except (tarfile.TarError, EOFError, OSError, lzma.LZMAError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
         raise Refusal(
             f"{archive.name} cannot be unpacked ({error}): check the recipe's file, or remove {archive} to fetch "
             "it again."
@@ -453,8 +453,7 @@ class Git:
             except subprocess.TimeoutExpired:
                 raise Refusal(
                     f"{label}: git did not finish within {self.seconds} s: check the network, pass --mirror DIR, or "
-                    "set "
-                    "FUSEBOX_GIT_SECONDS."
+                    "set FUSEBOX_GIT_SECONDS."
                 ) from None
         if "No space left on device" in said:
             raise disk_full(self.cache.root)
