@@ -54,7 +54,7 @@ def recipes(session, *arguments):
 
 @verb()
 def plan(session):
-    """Show what a target is made of and what it costs: nox -s plan -- cpu [--sm 9.0] [--python 3.12]."""
+    """Show what a target is made of and costs: nox -s plan -- cpu [--sm 9.0] [--python 3.12] [--with torchao==0.16]."""
     recipes(session, "plan", *session.posargs)
 
 
@@ -128,7 +128,7 @@ def clean(session):
 def tests(session):
     """Test Fusebox itself: unit tests, the catalogue, bad input, the patches' proofs."""
     install(session, "tests")
-    session.run("python", "-m", "pytest", *(session.posargs or ["recipes/tests", "patches"]))
+    session.run("python", "-m", "pytest", *(session.posargs or ["-n", "auto", "recipes/tests", "patches"]))
 
 
 @nox.session

@@ -13,11 +13,11 @@ from pathlib import Path
 try:
     from rich.text import Text
 
-    from recipes import build, environment, evidence, lock, render
+    from recipes import build, environment, evidence, limits, lock, render
     from recipes.build import Builder
     from recipes.cache import Cache
     from recipes.model import Catalogue, Refusal
-    from recipes.plan import Plan, plan, show
+    from recipes.plan import Plan, consider, plan, show
     from recipes.progress import Steps, console, errors
 except ModuleNotFoundError as missing:
     sys.exit(
@@ -27,7 +27,7 @@ except ModuleNotFoundError as missing:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one verb and return the exit code: 0 done, 1 a claim was refuted or a check failed, 2 refused."""
+    """Run one verb and return the exit code: 0 done, 1 a claim was refuted, 2 refused, 3 a what-if is unknown."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what we started ends with us
     try:
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     what_if = verb("plan", _plan)
     what_if.add_argument("--sm", type=lambda text: text.split(","), help='other GPU architectures, as "8.0,9.0"')
     what_if.add_argument("--python", help="another Python, as 3.12")
+    what_if.add_argument("--with", dest="replaced", action="append", metavar="PACKAGE==VERSION", help="would it fit?")
     verb("fetch", _fetch, mirror=True).add_argument("--into", type=Path, help="also fill this folder, as a mirror")
     verb("patch", _patch, mirror=True)
     verb("build", _build, mirror=True)
@@ -84,7 +85,13 @@ def _chosen(options: argparse.Namespace) -> Plan:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    """Show what a target is made of and what it costs, or why it cannot be."""
+    """Show what a target is made of and what it costs, or why it cannot be; --with asks whether something would fit."""
+    if options.replaced:
+        verdict = consider(Catalogue(), options.target, dict(map(limits.what_if, options.replaced)))
+        told = verdict.reasons or ("nobody declared whether these fit; try, and add what you learn to limits.toml",)
+        for reason in told:
+            console.print(f"{verdict.word}: {reason}", soft_wrap=True, markup=False)
+        return 0 if verdict.word == "allowed" else 3
     show(plan(Catalogue(), options.target, options.sm, options.python), Cache())
     return 0
 

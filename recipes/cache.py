@@ -53,7 +53,8 @@ def disk_named(path: Path) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.EIO):
             place = error.filename or path
             raise Refusal(
-                f"{place} cannot be written ({error.strerror}): choose another place with FUSEBOX_CACHE."
+                f"{place} cannot be written ({error.strerror}): make it writable, or choose another cache with "
+                "FUSEBOX_CACHE."
             ) from None
         raise
 

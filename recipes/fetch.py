@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import logging
-import lzma
 import os
 import re
 import shutil
@@ -36,7 +35,7 @@ from unearth.link import Link
 
 from recipes.cache import Cache, disk_full, disk_named, find_file, put, sha256_of
 from recipes.model import Pin, Refusal, Release, Target, is_version
-from recipes.process import group
+from recipes.process import GIT_ALONE, group
 from recipes.progress import Step, Steps, size
 
 WORKERS = 6  # downloads at a time
@@ -318,7 +317,7 @@ def unpack(archive: Path, into: Path) -> Path:
             # Checked above; Python before 3.11.4 has no filter of its own.
             tar.extraction_filter = lambda member, _: member
             tar.extractall(into, members)
-    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
         raise Refusal(
             f"{archive.name} cannot be unpacked ({error}): check the recipe's file, or remove {archive} to fetch "
             "it again."
@@ -388,13 +387,12 @@ class Git:
     def _check_out(self, label: str, bare: Path, commit: str, into: Path) -> None:
         into.mkdir(parents=True, exist_ok=True)
         # Not `git archive`, which leaves out and fills in what .gitattributes says; and no filters of the user's.
-        alone = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_COUNT": "0", "GIT_CONFIG_PARAMETERS": ""}
-        alone |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
         with self.cache.scratch("index") as folder:
-            alone["GIT_INDEX_FILE"] = str(folder / "index")
+            alone = GIT_ALONE | {"GIT_INDEX_FILE": str(folder / "index")}
             self._git(
-                label, "-C", into, f"--git-dir={bare}", f"--work-tree={into}", "-c", f"core.attributesFile={os.devnull}",
-                "checkout", "--quiet", "--force", commit, "--", ".", cure=f"remove {bare} and run again", **alone,
+                label, "-C", into, f"--git-dir={bare}", f"--work-tree={into}",
+                "-c", f"core.attributesFile={os.devnull}", "checkout", "--quiet", "--force", commit, "--", ".",
+                cure=f"remove {bare} and run again", **alone,
             )  # fmt: skip
 
     def _repository(self, label: str, repository: str, commit: str, tag: str | None) -> Path:

@@ -268,10 +268,8 @@ class Catalogue:
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
         self.targets = {
-            name: _validated(
-                Target, {"name": name, **_table(table, name, self._targets_file)}, self._targets_file, name
-            )
-            for name, table in _read(self._targets_file).items()
+            name: validated(Target, {"name": name, **_table(table, name, self._targets_file)}, self._targets_file, name)
+            for name, table in read_toml(self._targets_file).items()
         }
         if not self.targets:
             raise Refusal(f"{self._targets_file} declares no target: add a table such as [cpu].")
@@ -290,10 +288,10 @@ class Catalogue:
             raise Refusal(
                 f"{path} is not named after its distribution: rename it to {canonicalize_name(path.stem)}.toml."
             )
-        data = _read(path)
+        data = read_toml(path)
         if "name" in data:
             raise Refusal(f"{path}: name is not a known key, since the file's own name is the package's: remove it.")
-        return _validated(Package, {"name": path.stem, **data}, path)
+        return validated(Package, {"name": path.stem, **data}, path)
 
     def target(self, name: str) -> Target:
         """The target of that name; an unknown one is refused with the nearest known."""
@@ -367,7 +365,7 @@ class Catalogue:
 
 def what_if(target: Target, changes: Mapping[str, Any]) -> Target:
     """The target with other values, as an option of the command names them."""
-    return _validated(Target, {**target.model_dump(), **changes}, "the command line")
+    return validated(Target, {**target.model_dump(), **changes}, "the command line")
 
 
 def substitutions(target: Target) -> dict[str, str]:
@@ -401,7 +399,8 @@ def build_environment(pin: Pin, target: Target) -> dict[str, str]:
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file; what cannot be read is refused with the place."""
     try:
         text = path.read_bytes().decode("utf-8")
         if text.startswith("\ufeff"):
@@ -429,7 +428,7 @@ def _table(value: object, key: str, path: Path) -> dict[str, Any]:
     return value
 
 
-def _validated(model: type[_Model], data: dict[str, Any], path: Path | str, *prefix: str) -> _Model:
+def validated(model: type[_Model], data: dict[str, Any], path: Path | str, *prefix: str) -> _Model:
     """The model, or a refusal for the first fault that names file and key."""
     try:
         return model.model_validate(data)

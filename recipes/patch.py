@@ -21,6 +21,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from recipes.cache import disk_full, sha256_of
 from recipes.model import Pin, Refusal, Target
+from recipes.process import GIT_ALONE
 
 REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "X-Applies-To")
 
@@ -129,8 +130,8 @@ def apply(patch: Patch, tree: Path) -> None:
 
 def _git_apply(patch: Patch, tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
     # Inside a repository `git apply` skips files outside the current folder's prefix, with exit code 0.
-    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.resolve().parent), "LC_ALL": "C"}
-    environment.pop("GIT_DIR", None)
+    ours = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+    environment = ours | GIT_ALONE | {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent), "LC_ALL": "C"}
     command = ["git", "apply", *options, "-p1", str(patch.path.resolve())]
     return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
 

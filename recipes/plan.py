@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from packaging.version import Version
 from rich.table import Table
 
-from recipes import patch
+from recipes import limits, patch
 from recipes.cache import Cache, sha256_of
 from recipes.fetch import Lock, artifact_of
+from recipes.limits import Verdict
 from recipes.model import Catalogue, Pin, Refusal, Target, build_environment, digest_of, what_if
 from recipes.patch import Patch
 from recipes.progress import console, size
@@ -72,7 +75,26 @@ def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: s
     patches = {pin.name: patch.selected(catalogue.root, pin, target) for pin in pins}
     path = catalogue.root / "recipes" / "lock" / f"{name}.txt"
     lock = Lock.read(path, target) if path.exists() and target.python == declared.python else None
+    limits.refuse_broken(limits.load(catalogue.root), held := limits.facts(target, lock, {}), held)
     return Plan(catalogue.root, target, pins, patches, lock)
+
+
+def consider(catalogue: Catalogue, name: str, replaced: Mapping[str, str]) -> Verdict:
+    """Whether a target could hold other versions: refused raises, else allowed or unknown (limits.toml, releases)."""
+    declared = plan(catalogue, name)
+    held = limits.facts(declared.target, declared.lock, replaced)
+    verdict = limits.refuse_broken(limits.load(catalogue.root), held, replaced)
+    for package, version in replaced.items():
+        known = catalogue.packages[package].release if package in catalogue.packages else []
+        releases = [release for release in known if Version(release.version) == Version(version)]
+        obstacles = [release.obstacle(declared.target, held.get("torch", [None])[0]) for release in releases]
+        if obstacles and all(obstacles):
+            raise Refusal(
+                f"{package} {version} {obstacles[0]} (recipes/packages/{package}.toml): choose another version."
+            )
+        if obstacles and verdict.word == "unknown":
+            verdict = Verdict("allowed", (f"recipes/packages/{package}.toml has {version} for this target",))
+    return verdict
 
 
 def memory_limit() -> int:

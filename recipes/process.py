@@ -9,6 +9,15 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+# git without the user's settings and attributes, which would change what it writes (core.autocrlf).
+GIT_ALONE = {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_COUNT": "0",
+    "GIT_CONFIG_PARAMETERS": "",
+    "GIT_ATTR_NOSYSTEM": "1",
+}
+
 
 @contextlib.contextmanager
 def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:

@@ -1,0 +1,117 @@
+"""Learned limits (limits.toml): what fits together, what does not and who found out, and what nobody declared.
+
+A limit is one fact: these versions of a package need these ranges of other things. It is apart from the releases
+because it also speaks of versions that no target pins, so that a what-if gets an answer before any build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from pydantic import Field
+
+from recipes.fetch import Lock
+from recipes.model import Refusal, Specifier, Strict, Target, Text, is_version, read_toml, validated
+
+# What a combination holds: versions of distributions, and of python, cuda, sm, glibc; sm may have several.
+Facts = Mapping[str, list[str]]
+
+
+class Limit(Strict):
+    """`versions` of `package` need `needs`; `thread` is the report or the upstream file where that was learned."""
+
+    package: Text
+    versions: Specifier
+    needs: Annotated[dict[Text, Specifier], Field(min_length=1)]
+    reason: Text
+    thread: Annotated[str, Field(pattern=r"^https://")]
+
+
+class Limits(Strict):
+    """The file."""
+
+    limit: list[Limit]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Of one combination: allowed, refused or unknown, with what was cited."""
+
+    word: Literal["allowed", "refused", "unknown"]
+    reasons: tuple[str, ...] = ()
+
+
+def load(root: Path) -> list[Limit]:
+    """All rows of recipes/limits.toml."""
+    path = root / "recipes" / "limits.toml"
+    return validated(Limits, read_toml(path), path).limit
+
+
+def facts(target: Target, lock: Lock | None, replaced: Mapping[str, str]) -> dict[str, list[str]]:
+    """What a target holds: itself, its packages, its locked dependencies; then what a what-if puts in their place."""
+    held = {artifact.name: [artifact.version] for artifact in lock.artifacts} if lock else {}
+    held |= {name: [version] for name, version in target.packages.items()}
+    held |= {"python": [target.python], "glibc": [target.glibc], "sm": target.sm}
+    held |= {"cuda": [target.cuda]} if target.cuda != "none" else {}
+    return held | {name: [version] for name, version in replaced.items()}
+
+
+def judge(limits: list[Limit], held: Facts, about: Collection[str]) -> Verdict:
+    """Refused if a limit about these things is broken, allowed if one speaks of them and none is, else unknown."""
+    cited = [one for limit in limits for one in _applied(limit, held) if {limit.package, one.thing} & set(about)]
+    broken = tuple(one.sentence for one in cited if not one.kept)
+    if broken:
+        return Verdict("refused", broken)
+    return Verdict("allowed", tuple(one.sentence for one in cited)) if cited else Verdict("unknown")
+
+
+def refuse_broken(limits: list[Limit], held: Facts, about: Collection[str]) -> Verdict:
+    """The verdict, or a refusal that cites the first limit broken."""
+    verdict = judge(limits, held, about)
+    if verdict.word == "refused":
+        raise Refusal(f"{verdict.reasons[0]}; choose another version of one of them.")
+    return verdict
+
+
+@dataclass(frozen=True)
+class _Cited:
+    """A need of a limit that the facts answer."""
+
+    thing: str
+    kept: bool
+    sentence: str
+
+
+def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
+    mine = held.get(limit.package, [])
+    if not mine or not all(_within(version, limit.versions) for version in mine):
+        return
+    for thing, need in limit.needs.items():
+        theirs = held.get(thing, [])
+        if theirs:
+            kept = all(_within(version, need) for version in theirs)
+            has = f"{thing} here is {', '.join(theirs)}"
+            said = f"{limit.package} {', '.join(mine)} needs {thing} {need}, and {has}: {limit.reason} ({limit.thread})"
+            yield _Cited(thing, kept, said)
+
+
+def _within(version: str, need: str) -> bool:
+    return is_version(version) and SpecifierSet(need).contains(version, prereleases=True)
+
+
+def what_if(text: str) -> tuple[str, str]:
+    """NAME==VERSION of a what-if; anything else is refused."""
+    try:
+        asked = Requirement(text)
+        (only,) = asked.specifier
+    except (InvalidRequirement, ValueError):
+        raise Refusal(f"--with {text!r} is not PACKAGE==VERSION: write it as flash-attn==2.5.8.") from None
+    if only.operator != "==" or not is_version(only.version):
+        raise Refusal(f"--with {text!r} names no single version: write it as flash-attn==2.5.8.")
+    return canonicalize_name(asked.name), only.version
