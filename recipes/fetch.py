@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
 from dataclasses import dataclass, field
@@ -317,7 +316,7 @@ def unpack(archive: Path, into: Path) -> Path:
             # Checked above; Python before 3.11.4 has no filter of its own.
             tar.extraction_filter = lambda member, _: member
             tar.extractall(into, members)
-    except (tarfile.TarError, EOFError, OSError, ValueError, zlib.error) as error:
+    except (tarfile.TarError, EOFError, OSError, ValueError) as error:
         raise Refusal(
             f"{archive.name} cannot be unpacked ({error}): check the recipe's file, or remove {archive} to fetch "
             "it again."

@@ -11,14 +11,14 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -36,22 +36,6 @@ def digest_of(value: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _specifier(text: str) -> str:
-    try:
-        SpecifierSet(text)
-    except InvalidSpecifier:
-        raise ValueError(f'"{text}" is not a version range such as ">=2.0,<2.4"') from None
-    return text
-
-
-def _requirement(text: str) -> str:
-    try:
-        Requirement(text)
-    except InvalidRequirement:
-        raise ValueError(f'"{text}" is not a requirement such as "numpy>=1.17"') from None
-    return text
-
-
 def is_version(text: str) -> bool:
     """Whether a text is a version as PEP 440 has it."""
     try:
@@ -61,15 +45,25 @@ def is_version(text: str) -> bool:
     return True
 
 
-def _version(text: str) -> str:
-    if not is_version(text):
-        raise ValueError(f'"{text}" is not a version such as "2.8.3"')
-    return text
+def _parsed_by(parse: Callable[[str], object], what: str) -> AfterValidator:
+    """A validator that keeps a text which `parse` accepts (its errors are ValueErrors)."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except ValueError:
+            raise ValueError(f'"{text}" is not {what}') from None
+        return text
+
+    return AfterValidator(check)
 
 
-Specifier = Annotated[str, AfterValidator(_specifier)]
-VersionText = Annotated[str, AfterValidator(_version)]
-RequirementText = Annotated[str, AfterValidator(_requirement)]
+Specifier = Annotated[str, _parsed_by(SpecifierSet, 'a version range such as ">=2.0,<2.4"')]
+CudaRange = Annotated[
+    str, _parsed_by(lambda text: text == "none" or SpecifierSet(text), 'a version range such as ">=11.8", or "none"')
+]
+VersionText = Annotated[str, _parsed_by(Version, 'a version such as "2.8.3"')]
+RequirementText = Annotated[str, _parsed_by(Requirement, 'a requirement such as "numpy>=1.17"')]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Text = Annotated[str, Field(min_length=1)]
@@ -191,7 +185,7 @@ class Release(Strict):
     submodules: list[Submodule] = []
     python: Specifier
     torch: Specifier = ""
-    cuda: Annotated[str, AfterValidator(lambda text: text if text == "none" else _specifier(text))] = ""
+    cuda: CudaRange = ""
     requires: list[RequirementText]
     env: Variables = {}
     mib: Size
