@@ -88,15 +88,21 @@ def extensions(wheel: Path) -> list[Extension]:
 
 
 @contextlib.contextmanager
-def opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
-    """A wheel, to be read; one that cannot be is refused."""
+def readable(wheel: Path) -> Iterator[None]:
+    """Refuse a wheel whose content cannot be made sense of."""
     try:
-        with zipfile.ZipFile(wheel) as archive:
-            yield archive
+        yield
     except (zipfile.BadZipFile, zlib.error, ELFError, LookupError, ValueError) as error:
         raise Refusal(
             f"{wheel.name} cannot be read as a wheel ({error}): check it, then build or export it again."
         ) from None
+
+
+@contextlib.contextmanager
+def opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
+    """A wheel, to be read; one that cannot be is refused."""
+    with readable(wheel), zipfile.ZipFile(wheel) as archive:
+        yield archive
 
 
 def described(wheel: Path, part: str) -> bytes:
@@ -141,8 +147,7 @@ def refuse_unportable(label: str, extension: Extension) -> None:
         )
     if wrong := sorted(extension.cpus - set(PORTABLE)):
         raise Refusal(
-            f"{label}: {extension.name} was compiled for {wrong[0]} (-march=native?) and may not "
-            "run elsewhere: "
+            f"{label}: {extension.name} was compiled for {wrong[0]} (-march=native?) and may not run elsewhere: "
             f"name one of {', '.join(PORTABLE)} by a setting or a patch."
         )
 
@@ -173,7 +178,7 @@ def check_metadata(wheel: Path, pin: Pin, target: Target) -> None:
         raise Refusal(
             f"{wheel.name} calls itself {name} {version}, and the recipe says {pin.label}: correct the recipe."
         )
-    with opened(wheel):
+    with readable(wheel):
         theirs = _normalised(metadata.get_all("Requires-Dist") or [], target)
     ours = _normalised(pin.release.requires, target)
     if difference := sorted(theirs ^ ours):

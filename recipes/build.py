@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sysconfig
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,9 +120,10 @@ class Builder:
     def _wheel(self, pin: Pin, tree: Tree, locked: list[tuple[Artifact, Path]], before: list[Wheel]) -> Wheel:
         inputs = self._inputs(pin, tree)
         key = digest_of(inputs)
-        if self.cache.wheel(key) is None:
-            self._build(pin, tree, inputs, locked, before)
         found = self.cache.wheel(key)
+        if found is None:
+            self._build(pin, tree, inputs, locked, before)
+            found = self.cache.wheel(key)
         assert found is not None
         path, record = found
         return Wheel(pin, path, record["sha256"], record)
@@ -283,7 +283,7 @@ class Builder:
 def _installed(patch: Mapping[str, Any], wheel: Path) -> dict[str, Any]:
     """A patch's record, with the files that it changed and the wheel installs, by their hash."""
     installed = {}
-    with zipfile.ZipFile(wheel) as archive:
+    with audit.opened(wheel) as archive:
         for file, sha256 in patch["touched"].items():
             for name in archive.namelist():
                 same_place = f"/{file}".endswith(f"/{name}")

@@ -2,10 +2,10 @@
 
     CACHE/files/SHA256/NAME            downloads; a mirror folder has the same layout
     CACHE/github.com/OWNER/NAME.git    bare git repositories, likewise
-    CACHE/trees/KEY/                   patched sources: tree/ and tree.json
+    CACHE/trees/KEY/                   patched sources: the tree, and tree.json
     CACHE/wheels/KEY/                  built wheels: NAME.whl, wheel.json, build.log
     CACHE/partial/                     what is being written; swept by the next run
-    ROOT/build/TARGET/                 env/ (the environment), evidence/, build-only things of one checkout
+    ROOT/build/TARGET/                 of one checkout: env/ (the environment), evidence/, logs of failed builds
 
 A name outside partial/ is only ever given by a rename of something complete and synced, so a killed run leaves
 nothing half-written under it.
@@ -68,17 +68,20 @@ def disk_full(path: Path) -> Refusal:
     )
 
 
+def sync(path: Path) -> None:
+    """fsync one file, or a folder's own entries."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_tree(path: Path) -> None:
     """fsync a file, or a folder with everything in it."""
-    entries = [path, *path.rglob("*")] if path.is_dir() else [path]
-    for entry in entries:
-        if entry.is_symlink():
-            continue
-        descriptor = os.open(entry, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    for entry in [path, *path.rglob("*")] if path.is_dir() else [path]:
+        if not entry.is_symlink():
+            sync(entry)
 
 
 def put(source: Path, final: Path) -> Path:
@@ -89,7 +92,7 @@ def put(source: Path, final: Path) -> Path:
         shutil.rmtree(source)
     else:
         source.rename(final)
-    sync_tree(final.parent) if final.is_file() else None
+    sync(final.parent)
     return final
 
 
@@ -105,7 +108,7 @@ def write_text(path: Path, text: str) -> None:
     try:
         with disk_named(path):
             partial.write_text(text, encoding="utf-8")
-            sync_tree(partial)
+            sync(partial)
             partial.rename(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -142,7 +142,9 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
                 check(partial, cache)
                 for wheel in wheels:
                     (partial / "fusebox").mkdir(exist_ok=True)
-                    (partial / "fusebox" / f"{wheel.pin.name}.RECORD").write_bytes(_record_of(wheel.path))
+                    (partial / "fusebox" / f"{wheel.pin.name}.RECORD").write_bytes(
+                        audit.described(wheel.path, "RECORD")
+                    )
                 write_json(partial / "fusebox" / "manifest.json", manifest)
                 if final.exists():
                     final.rename(final.with_name(f".env.{os.getpid()}.old"))
@@ -152,10 +154,6 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
                 shutil.rmtree(left)
         step.note = str(final)
     return final
-
-
-def _record_of(wheel: Path) -> bytes:
-    return audit.described(wheel, "RECORD")
 
 
 def _manifest(plan: Plan, wheels: list[Wheel]) -> dict[str, Any]:
@@ -172,7 +170,7 @@ def _manifest(plan: Plan, wheels: list[Wheel]) -> dict[str, Any]:
                 "kind": wheel.pin.release.kind,
                 "wheel": wheel.path.name,
                 "sha256": wheel.sha256,
-                "record_sha256": hashlib.sha256(_record_of(wheel.path)).hexdigest(),
+                "record_sha256": hashlib.sha256(audit.described(wheel.path, "RECORD")).hexdigest(),
                 "built_with": wheel.record.get("built_with", {}),
                 "patches": wheel.record.get("patches", []),
             }

@@ -10,7 +10,6 @@ import ast
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +23,7 @@ from recipes import environment
 from recipes.cache import sha256_of, write_json, write_text
 from recipes.model import Refusal, digest_of
 from recipes.plan import Plan
+from recipes.process import group
 from recipes.progress import console
 
 Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.Import | ast.ImportFrom
@@ -157,17 +157,14 @@ def smoke(plan: Plan, env: Path) -> int:
         str(outcomes),
     ]
     command += ["--color", "yes" if console.is_terminal else "no"]
-    process = subprocess.Popen(
-        command, cwd=plan.root, env=environment.clean_variables(env), text=True, errors="replace",
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    assert process.stdout
     lines = []
-    for line in process.stdout:
-        console.file.write(line)
-        console.file.flush()
-        lines.append(line)
-    code = process.wait()
+    with group(command, plan.root, environment.clean_variables(env)) as process:
+        assert process.stdout
+        for line in process.stdout:
+            console.file.write(line)
+            console.file.flush()
+            lines.append(line)
+        code = process.wait()
     if not outcomes.exists():
         raise Refusal(
             f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what "

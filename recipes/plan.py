@@ -99,11 +99,11 @@ def consider(catalogue: Catalogue, name: str, replaced: Mapping[str, str]) -> Ve
 
 def memory_limit() -> int:
     """Bytes of memory this process may use: the cgroup's limit (version 2 or 1) or the machine's, the smaller."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    bounds = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         if Path(path).exists() and (text := Path(path).read_text().strip()).isdigit():
-            limits.append(int(text))
-    return min(limits)
+            bounds.append(int(text))
+    return min(bounds)
 
 
 def jobs(pin: Pin) -> int:

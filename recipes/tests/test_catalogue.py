@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +10,7 @@ from recipes import lock, patch
 from recipes.evidence import Room
 from recipes.model import ROOT, Catalogue
 from recipes.plan import Plan, plan
+from recipes.tests.conftest import Checkout
 
 CATALOGUE = Catalogue()
 PLANS = [plan(CATALOGUE, name) for name in CATALOGUE.targets]
@@ -101,22 +98,13 @@ mib = {{ download = 1, installed = 1 }}
 """
 
 
-def test_a_package_and_a_target_are_data_only(tmp_path: Path) -> None:
-    for name in ("recipes", "patches", "smoke_tests"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("README.md", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "recipes" / "packages" / "tiny.toml").write_text(NEW_PACKAGE.format(sha256="0" * 64))
-    targets = tmp_path / "recipes" / "targets.toml"
-    table = targets.read_text().partition("[cpu]")[2].partition("[cpu.packages]")[0]
+def test_a_package_and_a_target_are_data_only(checkout: Checkout) -> None:
+    checkout.recipe("tiny").write_text(NEW_PACKAGE.format(sha256="0" * 64))
+    declared = checkout.targets.read_text()
+    table = declared.partition("[cpu]")[2].partition("[cpu.packages]")[0]
     added = f'[small]{table.replace("[cpu.", "[small.")}[small.packages]\ntiny = "1.0"\n'
-    targets.write_text(f"{targets.read_text()}\n{added}")
-
-    def run(*verb: str) -> str:
-        command = [sys.executable, "-m", "recipes", *verb]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-
-    assert "tiny 1.0" in run("plan", "small")
-    run("render")
-    run("render", "--check")
-    assert re.search(r"^\| `small` \|.*tiny 1\.0", (tmp_path / "README.md").read_text(), re.MULTILINE)
+    checkout.targets.write_text(f"{declared}\n{added}")
+    assert "tiny 1.0" in checkout.succeed("plan", "small")
+    checkout.succeed("render")
+    checkout.succeed("render", "--check")
+    assert re.search(r"^\| `small` \|.*tiny 1\.0", (checkout.root / "README.md").read_text(), re.MULTILINE)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from recipes.model import ROOT, Catalogue, Refusal
 from recipes.plan import jobs, memory_limit, plan
+from recipes.tests.conftest import Checkout
 
 
 def test_the_cpu_plan_is_complete() -> None:
@@ -57,13 +56,6 @@ def test_the_command_shows_every_step_within_two_seconds() -> None:
         assert word in shown.stdout
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    for name in ("recipes", "patches"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
@@ -75,19 +67,19 @@ def checkout(tmp_path: Path) -> Path:
     ],
     ids=["a patch", "a variable", "a source", "the lock", "the base image"],
 )
-def test_the_stack_key_follows_every_input(checkout: Path, file: str, old: str, new: str) -> None:
-    before = plan(Catalogue(checkout), "cpu").stack
-    path = checkout / file
+def test_the_stack_key_follows_every_input(checkout: Checkout, file: str, old: str, new: str) -> None:
+    before = plan(Catalogue(checkout.root), "cpu").stack
+    path = checkout.root / file
     text = path.read_text()
     path.write_text(text.replace(old, new, 1) if old != new else text + "# more\n")
-    assert plan(Catalogue(checkout), "cpu").stack != before
+    assert plan(Catalogue(checkout.root), "cpu").stack != before
 
 
-def test_the_stack_key_ignores_estimates(checkout: Path) -> None:
-    before = plan(Catalogue(checkout), "cpu").stack
-    path = checkout / "recipes" / "packages" / "deepspeed.toml"
+def test_the_stack_key_ignores_estimates(checkout: Checkout) -> None:
+    before = plan(Catalogue(checkout.root), "cpu").stack
+    path = checkout.root / "recipes" / "packages" / "deepspeed.toml"
     path.write_text(path.read_text().replace("minutes = 1.5", "minutes = 9"))
-    assert plan(Catalogue(checkout), "cpu").stack == before
+    assert plan(Catalogue(checkout.root), "cpu").stack == before
 
 
 def test_jobs_fit_memory_and_cores() -> None:
