@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # One patched source tree becomes one wheel, offline, with the Python on PATH: the same on a bare machine and in an image.
 #
-#   build-wheel.sh TREE OUT
+#   build-wheel.sh TREE OUT [OPTION...]
 #
 # Everything else comes from the environment: the recipe's variables, MAX_JOBS, SOURCE_DATE_EPOCH.
 set -euo pipefail
 tree=${1:?the patched source tree} out=${2:?the folder for the wheel}
+shift 2
+# Arguments of setup.py, for packages that read their switches from nowhere else.
+options=("${@/#/--config-settings=--build-option=}")
 
 above=$(dirname "$(realpath "$tree")")
 # gcc writes its options into each object (section .GCC.command.line), where the audit reads them; where it was built
@@ -15,4 +18,4 @@ export CFLAGS="${CFLAGS:-} -frecord-gcc-switches -ffile-prefix-map=$above=/build
 export GIT_CEILING_DIRECTORIES=$above
 export PIP_NO_INDEX=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONNOUSERSITE=1
 
-exec python -m pip wheel --verbose --no-deps --no-build-isolation --no-cache-dir --wheel-dir "$out" "$tree"
+exec python -m pip wheel --verbose --no-deps --no-build-isolation --no-cache-dir "${options[@]}" --wheel-dir "$out" "$tree"

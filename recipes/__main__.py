@@ -100,11 +100,11 @@ def _fetch(options: argparse.Namespace) -> int:
     """Fetch and verify every source of a target."""
     chosen, cache = _chosen(options), Cache()
     with Steps() as steps, cache.held(steps.wait):
-        files = Builder(chosen, cache, steps, options.mirror).fetch()
+        files = Builder(chosen, cache, steps, options.mirror, copies=bool(options.into)).fetch()
         if options.into and options.into.resolve() != cache.root:
             mirror = Cache(options.into.resolve())  # the layouts are the same
             with mirror.held(steps.wait):
-                Builder(chosen, mirror, steps, cache.root).fetch()
+                Builder(chosen, mirror, steps, cache.root, copies=True).fetch()
         steps.say("fetch", f"{chosen.target.name}: {len(files)} files verified", str(options.into or cache.root))
     return 0
 

@@ -173,7 +173,7 @@ def check_metadata(wheel: Path, pin: Pin, target: Target) -> None:
     """Refuse a wheel whose name, version or requirements are not what the recipe says."""
     metadata = HeaderParser().parsestr(described(wheel, "METADATA").decode(errors="replace"))
     name, version = metadata["Name"] or "nothing", metadata["Version"] or ""
-    same = is_version(version) and Version(version) == Version(pin.release.version)
+    same = is_version(version) and Version(version) == Version(pin.release.metadata_version)
     if canonicalize_name(name) != pin.name or not same:
         raise Refusal(
             f"{wheel.name} calls itself {name} {version}, and the recipe says {pin.label}: correct the recipe."

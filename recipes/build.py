@@ -45,12 +45,14 @@ class Tree:
 
 
 class Builder:
-    """Makes all wheels of a plan. `mirror` is a folder to fetch from before the network."""
+    """Makes all wheels of a plan. `mirror` is a folder to fetch from before the network; `copies` keeps all of it."""
 
-    def __init__(self, plan: Plan, cache: Cache, steps: Steps, mirror: Path | None = None) -> None:
+    def __init__(
+        self, plan: Plan, cache: Cache, steps: Steps, mirror: Path | None = None, *, copies: bool = False
+    ) -> None:
         self.plan, self.cache, self.steps = plan, cache, steps
         self.downloads = Downloads(cache, steps, mirror, plan.target)
-        self.git = Git(cache, steps, mirror)
+        self.git = Git(cache, steps, mirror, copies)
 
     def fetch(self) -> dict[str, Path]:
         """Every file of the plan, by sha256; git sources come into the cache's repositories."""
@@ -72,6 +74,8 @@ class Builder:
         trees = self.trees(files)
         wheels: list[Wheel] = []
         for pin in self.plan.pins:
+            if pin.release.kind == "provided":
+                continue
             if pin.release.kind == "wheel":
                 assert pin.release.sha256
                 wheel = Wheel(pin, files[pin.release.sha256], pin.release.sha256, {})
@@ -138,9 +142,10 @@ class Builder:
             "script": sha256_of(self._script),
             "python": f"cp{target.python.replace('.', '')}-{sysconfig.get_platform()}",
         }
+        inputs |= {key: value for key, value in _settings(pin).items() if value}
         if pin.build.compiler != "none":
             inputs |= {
-                "torch": torch.release.sha256 if torch else None,
+                "torch": torch.release.identity if torch else None,
                 "cuda": target.cuda,
                 "sm": target.sm,
                 "compiler": self._compiler(pin),
@@ -181,7 +186,8 @@ class Builder:
                 raise Refusal(f"{pin.label}: its source in {tree.path} was damaged, and is removed: run again.")
             made = scratch / "made"
             with self.steps.step("build", pin.label) as step:
-                cost = self._run(pin, [str(self._script), str(source), str(made)], scratch, step)
+                part = source / (pin.release.subfolder or "")
+                cost = self._run(pin, [str(self._script), str(part), str(made), *pin.build.options], scratch, step)
                 wheel = self._only_wheel(pin, made)
                 step.note = size(wheel.stat().st_size)
             site = environment.site_packages(scratch / "env", self.plan.target)
@@ -222,9 +228,10 @@ class Builder:
         """Run the build script; every line goes to build.log and the last one to the display."""
         for name in ("home", "tmp"):
             (scratch / name).mkdir()
+        site = str(environment.site_packages(scratch / "env", self.plan.target))
         variables = {
             key: value for key, value in environment.clean_variables(scratch / "env").items() if key in INHERITED
-        } | build_environment(pin, self.plan.target)
+        } | {key: text.replace("{site}", site) for key, text in build_environment(pin, self.plan.target).items()}
         variables |= {
             "HOME": str(scratch / "home"),
             "TMPDIR": str(scratch / "tmp"),
@@ -278,6 +285,11 @@ class Builder:
                 f"{pin.label}: the build left {len(wheels)} wheels, and one was expected: see docker/build-wheel.sh."
             )
         return wheels[0]
+
+
+def _settings(pin: Pin) -> dict[str, Any]:
+    """What else than the environment decides a build: the part of the tree, arguments of setup.py."""
+    return {"subfolder": pin.release.subfolder, "options": pin.build.options}
 
 
 def _installed(patch: Mapping[str, Any], wheel: Path) -> dict[str, Any]:

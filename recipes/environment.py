@@ -66,6 +66,8 @@ def interpreter(target: Target, cache: Cache, steps: Steps) -> str:
     """The target's Python: one of this machine, else the build of it that uv pins by hash."""
     find = ("python", "find", "--system", "--no-python-downloads", target.python)
     found = _run_uv(cache, *find)
+    if found.returncode != 0 and (switched_off := _in_pyenv(target.python)):
+        return str(switched_off)
     if found.returncode != 0:
         with steps.step("fetch", f"Python {target.python}: none on this machine, uv brings one"):
             fetched = _run_uv(cache, "python", "install", "--no-bin", target.python)
@@ -79,13 +81,20 @@ def interpreter(target: Target, cache: Cache, steps: Steps) -> str:
     return found.stdout.strip()
 
 
+def _in_pyenv(version: str) -> Path | None:
+    """pyenv's newest Python of that version; its shims answer for those only that are switched on."""
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    found = [path for path in root.glob(f"versions/{version}.*/bin/python") if path.parts[-3][-1].isdigit()]
+    return max(found, key=lambda path: int(path.parts[-3].rpartition(".")[2]), default=None)
+
+
 def create(
     path: Path, python: str, locked: Iterable[tuple[Artifact, Path]], wheels: Iterable[Wheel], cache: Cache
 ) -> None:
     """Make a virtual environment of that Python at `path` and install exactly these files, each by its sha256."""
     _uv(path, cache, "venv", "--quiet", "--relocatable", "--python", python, str(path))
     chosen = [(artifact.name, artifact.version, artifact.sha256, file) for artifact, file in locked]
-    chosen += [(wheel.pin.name, wheel.pin.release.version, wheel.sha256, wheel.path) for wheel in wheels]
+    chosen += [(wheel.pin.name, wheel.pin.release.metadata_version, wheel.sha256, wheel.path) for wheel in wheels]
     with cache.scratch("wheelhouse") as house:
         for _, _, _, file in chosen:
             (house / file.name).symlink_to(file)
@@ -165,7 +174,8 @@ def _manifest(plan: Plan, wheels: list[Wheel]) -> dict[str, Any]:
         "stack": plan.stack,
         "packages": {
             wheel.pin.name: {
-                "version": wheel.pin.release.version,
+                "version": wheel.pin.release.metadata_version,
+                "release": wheel.pin.release.version,
                 "module": wheel.pin.package.module,
                 "kind": wheel.pin.release.kind,
                 "wheel": wheel.path.name,

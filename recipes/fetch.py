@@ -33,7 +33,7 @@ from unearth.fetchers import Fetcher, PyPIClient
 from unearth.link import Link
 
 from recipes.cache import Cache, disk_full, disk_named, find_file, put, sha256_of
-from recipes.model import Pin, Refusal, Release, Target, is_version
+from recipes.model import Pin, Refusal, Source, Target, is_version
 from recipes.process import GIT_ALONE, group
 from recipes.progress import Step, Steps, size
 
@@ -355,58 +355,81 @@ def _refuse_escapes(archive: Path, members: list[tarfile.TarInfo]) -> None:
             )
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A commit of a repository, and where in the tree of a release it goes."""
+
+    label: str
+    repository: str
+    commit: str
+    tag: str | None = None
+    path: str = "."
+    without: tuple[str, ...] = ()
+
+
 @dataclass
 class Git:
-    """Git sources by commit. `mirror` holds bare repositories as HOST/OWNER/NAME.git; the cache keeps the same."""
+    """Git sources by commit. `mirror` holds bare repositories as HOST/OWNER/NAME.git; the cache keeps the same.
+
+    A mirror's repository is read where it lies; `copies` puts what is needed of it into the cache.
+    """
 
     cache: Cache
     steps: Steps
     mirror: Path | None = None
+    copies: bool = False
     seconds: int = field(default_factory=lambda: _git_seconds())
 
-    def fetch(self, label: str, release: Release) -> None:
-        """Have a git release and its submodules in the cache; a moved tag or a missing commit is refused."""
-        for part in self._parts(label, release):
-            self._repository(*part[:4])
+    def fetch(self, label: str, source: Source) -> None:
+        """Have a git source and its submodules at hand; a moved tag or a missing commit is refused."""
+        for part in self._parts(label, source):
+            self._repository(part)
 
-    def tree(self, label: str, release: Release, into: Path) -> Path:
-        """The tree of a git release with its submodules, without .git."""
-        for name, repository, commit, tag, path in self._parts(label, release):
-            self._check_out(name, self._repository(name, repository, commit, tag), commit, into / path)
+    def tree(self, label: str, source: Source, into: Path) -> Path:
+        """The tree of a git source with its submodules, without .git."""
+        for part in self._parts(label, source):
+            self._check_out(part, self._repository(part), into / part.path)
         return into
 
-    def _parts(self, label: str, release: Release) -> Iterator[tuple[str, str, str, str | None, str]]:
-        assert release.repository and release.commit
+    def _parts(self, label: str, source: Source) -> Iterator[_Part]:
+        assert source.repository and source.commit
         if shutil.which("git") is None:
             raise Refusal(f"{label}: its source is a git repository and git is not installed: install git.")
-        yield label, release.repository, release.commit, release.tag, "."
-        for submodule in release.submodules:
-            yield f"{label} {submodule.path}", submodule.repository, submodule.commit, None, submodule.path
+        yield _Part(label, source.repository, source.commit, source.tag)
+        for one in source.submodules:
+            yield _Part(f"{label} {one.path}", one.repository, one.commit, path=one.path, without=tuple(one.without))
 
-    def _check_out(self, label: str, bare: Path, commit: str, into: Path) -> None:
+    def _check_out(self, part: _Part, bare: Path, into: Path) -> None:
         into.mkdir(parents=True, exist_ok=True)
         # Not `git archive`, which leaves out and fills in what .gitattributes says; and no filters of the user's.
         with self.cache.scratch("index") as folder:
             alone = GIT_ALONE | {"GIT_INDEX_FILE": str(folder / "index")}
+            excluded = [f":(exclude){folder}" for folder in part.without]
             self._git(
-                label, "-C", into, f"--git-dir={bare}", f"--work-tree={into}",
-                "-c", f"core.attributesFile={os.devnull}", "checkout", "--quiet", "--force", commit, "--", ".",
+                part.label, "-C", into, f"--git-dir={bare}", f"--work-tree={into}",
+                "-c", f"core.attributesFile={os.devnull}", "checkout", "--quiet", "--force", part.commit,
+                "--", ".", *excluded,
                 cure=f"remove {bare} and run again", **alone,
             )  # fmt: skip
 
-    def _repository(self, label: str, repository: str, commit: str, tag: str | None) -> Path:
-        """The bare repository in the cache, with that commit in it."""
-        url = urlsplit(repository)
+    def _repository(self, part: _Part) -> Path:
+        """A bare repository with that commit in it, and with the tag that still points there."""
+        label, commit, tag = part.label, part.commit, part.tag
+        url = urlsplit(part.repository)
         place = Path(url.netloc, url.path.strip("/").removesuffix(".git") + ".git")
-        kept, source = self.cache.root / place, repository
+        kept, source = self.cache.root / place, part.repository
         if self._points(kept, commit) == commit and (tag is None or self._points(kept, f"refs/tags/{tag}") == commit):
             return kept
         if self.mirror and (self.mirror / place).is_dir():
-            source = str((self.mirror / place).resolve())
-            if self._points(Path(source), commit) != commit:
+            mirrored = (self.mirror / place).resolve()
+            if self._points(mirrored, commit) != commit:
                 raise Refusal(
-                    f"{label}: commit {commit} is not in {source}: update the mirror or correct the recipe's commit."
+                    f"{label}: commit {commit} is not in {mirrored}: update the mirror or correct the recipe's commit."
                 )
+            if not self.copies:
+                self._refuse_moved_tag(label, mirrored, commit, tag)
+                return mirrored
+            source = str(mirrored)
         refs = [f"+refs/tags/{tag}:refs/tags/{tag}"] if tag else []
         settings = ("protocol.version=2", "http.lowSpeedLimit=1000", "http.lowSpeedTime=30")
         alone = ("gc.auto=0", "maintenance.auto=false")  # nothing goes on in the background
@@ -475,10 +498,14 @@ def _git_seconds() -> int:
 
 def artifact_of(pin: Pin) -> Artifact | None:
     """The file of a release that is one."""
-    release = pin.release
-    if release.file is None or release.sha256 is None:
+    return file_of(pin.name, pin.release)
+
+
+def file_of(name: str, source: Source) -> Artifact | None:
+    """The file of a source that is one."""
+    if source.file is None or source.sha256 is None:
         return None
-    return Artifact(pin.name, release.version, release.sha256, release.file, release.index)
+    return Artifact(name, source.metadata_version, source.sha256, source.file, source.index)
 
 
 _LOCKED = re.compile(

@@ -59,6 +59,8 @@ def facts(target: Target, lock: Lock | None, replaced: Mapping[str, str]) -> dic
     held |= {name: [version] for name, version in target.packages.items()}
     held |= {"python": [target.python], "glibc": [target.glibc], "sm": target.sm}
     held |= {"cuda": [target.cuda]} if target.cuda != "none" else {}
+    base = {"driver": target.driver, "cudnn": target.cudnn, "gcc": target.gcc}
+    held |= {name: [version] for name, version in base.items() if version}
     return held | {name: [version] for name, version in replaced.items()}
 
 
@@ -99,6 +101,20 @@ def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
             has = f"{thing} here is {', '.join(theirs)}"
             said = f"{limit.package} {', '.join(mine)} needs {thing} {need}, and {has}: {limit.reason} ({limit.thread})"
             yield _Cited(thing, kept, said)
+
+
+def constraints(limits: list[Limit], target: Target) -> list[str]:
+    """What the limits ask of distributions that the target does not pin: its lock has to keep to these."""
+    held = facts(target, None, {})
+    beside = {"python", "cuda", "cudnn", "driver", "gcc", "glibc", "sm"} | set(target.packages)
+    found = {
+        f"{thing}{need}"
+        for limit in limits
+        if held.get(limit.package) and all(_within(version, limit.versions) for version in held[limit.package])
+        for thing, need in limit.needs.items()
+        if thing not in beside
+    }
+    return sorted(found)
 
 
 def _within(version: str, need: str) -> bool:

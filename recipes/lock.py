@@ -14,6 +14,7 @@ import uv
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from recipes import limits
 from recipes.cache import Cache, sha256_of, write_text
 from recipes.fetch import Downloads
 from recipes.model import Refusal, digest_of
@@ -35,7 +36,9 @@ def requirements(plan: Plan) -> list[str]:
 
 def inputs(plan: Plan) -> str:
     """The hash of all that a lock follows from; a lock whose header names another one is out of date."""
-    return digest_of([requirements(plan), plan.target.python, plan.target.glibc, sorted(pin.name for pin in plan.pins)])
+    kept_to = limits.constraints(limits.load(plan.root), plan.target)
+    own = sorted(pin.name for pin in plan.pins)
+    return digest_of([requirements(plan), kept_to, plan.target.python, plan.target.glibc, own])
 
 
 def write(plan: Plan, cache: Cache, steps: Steps) -> Path:
@@ -62,6 +65,8 @@ def _resolve(plan: Plan, downloads: Downloads) -> list[tuple[str, str]]:
         (scratch / "in.txt").write_text("\n".join(requirements(plan)) + "\n")
         # A dependency on one of the target's own packages is met by the target, never by the index.
         (scratch / "own.txt").write_text("".join(f"{pin.name}; sys_platform == 'never'\n" for pin in plan.pins))
+        kept_to = limits.constraints(limits.load(plan.root), plan.target)
+        (scratch / "constraints.txt").write_text("".join(f"{one}\n" for one in kept_to))
         command = [
             uv.find_uv_bin(),
             "--no-config",
@@ -71,7 +76,8 @@ def _resolve(plan: Plan, downloads: Downloads) -> list[tuple[str, str]]:
             "compile",
             str(scratch / "in.txt"),
         ]
-        command += ["--overrides", str(scratch / "own.txt"), "--no-header", "--no-annotate", "--only-binary", ":all:"]
+        command += ["--constraints", str(scratch / "constraints.txt"), "--overrides", str(scratch / "own.txt")]
+        command += ["--no-header", "--no-annotate", "--only-binary", ":all:"]
         command += [
             "--python-version",
             plan.target.python,

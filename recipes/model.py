@@ -72,6 +72,7 @@ Repository = Annotated[str, Field(pattern=r"^https://[^/]+(/\w[\w.-]*)+$")]
 Variables = dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], Annotated[str, Field(pattern=r"^[^\x00]*$")]]
 MiB = Annotated[int, Field(ge=0, le=2**24)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+Folder = Annotated[str, Field(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]  # inside a source tree
 
 
 class Strict(BaseModel):
@@ -97,8 +98,9 @@ class Base(Strict):
 class Target(Strict):
     """One environment: a CUDA/PyTorch pair and the packages in it.
 
-    `glibc` is the oldest C library that runs it, `sm` the GPU architectures compiled for ("9.0"), `proves_on` the
-    hardware on which a skipped smoke test counts as failed.
+    `glibc` is the oldest C library that runs it, `driver` the oldest branch of NVIDIA's, `sm` the GPU architectures
+    compiled for ("9.0"), `cudnn` and `gcc` what its wheels base compiles against and with. `proves_on` is the hardware
+    on which a skipped smoke test counts as failed; `options` says, by package, how one is limited here.
     """
 
     name: Name
@@ -106,11 +108,21 @@ class Target(Strict):
     python: Annotated[str, Field(pattern=r"^3\.\d+$")]
     cuda: Annotated[str, Field(pattern=r"^(none|\d+\.\d+)$")]
     glibc: Annotated[str, Field(pattern=r"^2\.\d+$")]
+    driver: Annotated[str, Field(pattern=r"^\d+$")] | None = None
+    cudnn: VersionText | None = None
+    gcc: Annotated[str, Field(pattern=r"^\d+$")] | None = None
     sm: list[Annotated[str, Field(pattern=r"^\d+\.\d+$")]]
     proves_on: Annotated[list[Text], Field(min_length=1)]
     publish: bool
     base: Base
     packages: Annotated[dict[Text, VersionText], Field(min_length=1)]
+    options: dict[Text, Text] = {}
+
+    @model_validator(mode="after")
+    def _options_are_of_its_packages(self) -> Self:
+        if strangers := sorted(set(self.options) - set(self.packages)):
+            raise ValueError(f'options names "{strangers[0]}", which is not one of its packages')
+        return self
 
     @property
     def marker_environment(self) -> dict[str, str]:
@@ -139,7 +151,8 @@ class Build(Strict):
     """How a package of kind "source" becomes a wheel.
 
     `requires` are distributions the build imports, `needs` packages of the target that are installed first, `env` its
-    environment ("{sm}" and the like are filled in), `minutes` one job's time and `mib_per_job` its memory.
+    environment ("{sm}" and the like are filled in), `options` arguments of its setup.py, `minutes` one job's time and
+    `mib_per_job` its memory.
     """
 
     requires: list[RequirementText] = []
@@ -148,6 +161,15 @@ class Build(Strict):
     minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     mib_per_job: Annotated[MiB, Field(gt=0)]
     env: Variables = {}
+    options: list[Annotated[str, Field(pattern=r"^--\w[\w=-]*$")]] = []
+
+
+class BuildChanges(Strict):
+    """What one release builds otherwise than its package's [build] says."""
+
+    compiler: Literal["none", "c++", "nvcc"] | None = None
+    minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    options: list[Annotated[str, Field(pattern=r"^--\w[\w=-]*$")]] | None = None
 
 
 class Size(Strict):
@@ -158,24 +180,24 @@ class Size(Strict):
 
 
 class Submodule(Strict):
-    """A git submodule: its path in the tree, its repository and commit."""
+    """A git submodule: its path in the tree, its repository and commit; `without` are folders that no build reads."""
 
-    path: Annotated[str, Field(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]
+    path: Folder
     repository: Repository
     commit: Commit
+    without: list[Folder] = []
 
 
-class Release(Strict):
-    """One pinned version of a package.
+class Source(Strict):
+    """Where one version comes from, and what identifies it.
 
-    A `wheel` or an sdist is a `file` and its `sha256`, found through pip's configured index or, if `index` is given,
-    the publisher's own; a git source is `repository` and `commit` (and the `tag` that must still point there).
-    `provided` comes with the base image. `python`, `torch` and `cuda` are the ranges it needs, `requires` its run-time
-    dependencies.
+    A wheel or an sdist is a `file` and its `sha256`, found through pip's configured index or, if `index` is given, the
+    publisher's own; a git source is `repository` and `commit` (and the `tag` that must still point there).
+    `wheel_version` is the version that its metadata names, where that differs.
     """
 
     version: VersionText
-    kind: Literal["source", "wheel", "provided"]
+    wheel_version: VersionText | None = None
     file: FileName | None = None
     sha256: Sha256 | None = None
     index: Annotated[str, Field(pattern=r"^https://")] | None = None
@@ -183,19 +205,46 @@ class Release(Strict):
     commit: Commit | None = None
     tag: Text | None = None
     submodules: list[Submodule] = []
+
+    @property
+    def identity(self) -> str:
+        """The sha256 or the commit; for what a base image provides, the version."""
+        return self.sha256 or self.commit or self.version
+
+    @property
+    def metadata_version(self) -> str:
+        """The version that the wheel calls itself."""
+        return self.wheel_version or self.version
+
+    @property
+    def _is_file(self) -> bool:
+        return self.file is not None and self.sha256 is not None
+
+    @property
+    def _is_git(self) -> bool:
+        return self.repository is not None and self.commit is not None
+
+
+class Release(Source):
+    """One pinned version of a package.
+
+    `provided` comes with the base image. `python`, `torch` and `cuda` are the ranges it needs, `requires` its run-time
+    dependencies, `subfolder` the part of the tree that is built, `build` what differs from the package's [build].
+    """
+
+    kind: Literal["source", "wheel", "provided"]
+    subfolder: Folder | None = None
     python: Specifier
     torch: Specifier = ""
     cuda: CudaRange = ""
     requires: list[RequirementText]
     env: Variables = {}
+    build: BuildChanges = BuildChanges()
     mib: Size
 
     @model_validator(mode="after")
     def _has_one_identity(self) -> Self:
-        file, git = (
-            self.file is not None and self.sha256 is not None,
-            self.repository is not None and self.commit is not None,
-        )
+        file, git = self._is_file, self._is_git
         if self.kind == "wheel" and not (file and not git):
             raise ValueError('a release of kind "wheel" needs "file" and "sha256", and no "repository"')
         if self.kind == "source" and file == git:
@@ -220,18 +269,24 @@ class Release(Strict):
 
 
 class Package(Strict):
-    """A distribution: what is imported, how it is built, which releases are pinned."""
+    """A distribution: what is imported, how it is built, which releases are pinned.
+
+    `proved_on` are sources that no target has, on which the proofs of its patches run too.
+    """
 
     name: Text
     module: Text
     summary: Text
     build: Build | None = None
+    proved_on: list[Source] = []
     release: Annotated[list[Release], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _sources_can_be_built(self) -> Self:
         if self.build is None and any(release.kind == "source" for release in self.release):
             raise ValueError('a release of kind "source" needs a [build] table')
+        if unknown := [one.version for one in self.proved_on if one._is_file == one._is_git]:
+            raise ValueError(f'proved_on {unknown[0]} needs either "file" and "sha256" or "repository" and "commit"')
         return self
 
 
@@ -253,7 +308,7 @@ class Pin(Strict):
     def build(self) -> Build:
         """How it is built; only a source release is asked, and the model saw that it has one."""
         assert self.package.build is not None
-        return self.package.build
+        return self.package.build.model_copy(update=self.release.build.model_dump(exclude_none=True))
 
 
 class Catalogue:
@@ -368,6 +423,7 @@ def substitutions(target: Target) -> dict[str, str]:
         "sm": ";".join(target.sm),
         "sm_digits": ";".join(sm.replace(".", "") for sm in target.sm),
         "cuda": target.cuda,
+        "site": "{site}",  # the build environment's site-packages, known when it is made
     }
 
 

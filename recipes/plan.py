@@ -53,7 +53,8 @@ class Plan:
                 "base": self.target.base.model_dump(),
                 "packages": [
                     {
-                        "release": pin.release.model_dump(exclude={"mib"}),
+                        "release": pin.release.model_dump(exclude={"mib"}, exclude_defaults=True),
+                        "options": pin.build.options if pin.release.kind == "source" else [],
                         "build": build_environment(pin, self.target) if pin.release.kind == "source" else None,
                         "patches": [chosen.sha256 for chosen in self.patches[pin.name]],
                     }
