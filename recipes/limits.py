@@ -57,8 +57,7 @@ def facts(target: Target, lock: Lock | None, replaced: Mapping[str, str]) -> dic
     """What a target holds: itself, its packages, its locked dependencies; then what a what-if puts in their place."""
     held = {artifact.name: [artifact.version] for artifact in lock.artifacts} if lock else {}
     held |= {name: [version] for name, version in target.packages.items()}
-    held |= {"python": [target.python], "glibc": [target.glibc], "sm": target.sm}
-    held |= {"cuda": [target.cuda]} if target.cuda != "none" else {}
+    held |= {"python": [target.python], "cuda": [target.cuda], "glibc": [target.glibc], "sm": target.sm}
     base = {"driver": target.driver, "cudnn": target.cudnn, "gcc": target.gcc}
     held |= {name: [version] for name, version in base.items() if version}
     return held | {name: [version] for name, version in replaced.items()}

@@ -234,7 +234,7 @@ class Release(Source):
 
     kind: Literal["source", "wheel", "provided"]
     subfolder: Folder | None = None
-    python: Specifier
+    python: Specifier = ""
     torch: Specifier = ""
     cuda: CudaRange = ""
     requires: list[RequirementText]
