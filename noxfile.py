@@ -107,8 +107,14 @@ def lock(session):
 
 
 @verb()
+def compat(session):
+    """Print the compatibility matrix: every target x every release of every package; allowed, refused (why), unknown."""
+    recipes(session, "compat")
+
+
+@verb()
 def render(session):
-    """Write README's tables; -- --check fails if they are not current."""
+    """Write README's tables and recipes/compatibility.md; -- --check fails if they are not current."""
     recipes(session, "render", *session.posargs)
 
 

@@ -11,13 +11,14 @@ import sys
 from pathlib import Path
 
 try:
+    from rich.table import Table
     from rich.text import Text
 
     from recipes import build, environment, evidence, limits, lock, render
     from recipes.build import Builder
     from recipes.cache import Cache
     from recipes.model import Catalogue, Refusal
-    from recipes.plan import Plan, consider, plan, show
+    from recipes.plan import Plan, changed, consider, grid, plan, show
     from recipes.progress import Steps, console, errors
 except ModuleNotFoundError as missing:
     sys.exit(
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         "command", nargs=argparse.REMAINDER, help="run this instead of a shell"
     )
     verb("lock", _lock)
+    verb("compat", _compat, target=False)
     verb("render", _render, target=False).add_argument("--check", action="store_true", help="fail instead of writing")
     verb("clean", _clean, target=False).add_argument(
         "--cache", action="store_true", help="the cache of downloads and wheels too"
@@ -86,13 +88,31 @@ def _chosen(options: argparse.Namespace) -> Plan:
 
 def _plan(options: argparse.Namespace) -> int:
     """Show what a target is made of and what it costs, or why it cannot be; --with asks whether something would fit."""
-    if options.replaced:
-        verdict = consider(Catalogue(), options.target, dict(map(limits.what_if, options.replaced)))
-        told = verdict.reasons or ("nobody declared whether these fit; try, and add what you learn to limits.toml",)
-        for reason in told:
-            console.print(f"{verdict.word}: {reason}", soft_wrap=True, markup=False)
-        return 0 if verdict.word == "allowed" else 3
-    show(plan(Catalogue(), options.target, options.sm, options.python), Cache())
+    catalogue = Catalogue()
+    if not options.replaced:
+        show(plan(catalogue, options.target, options.sm, options.python), Cache())
+        return 0
+    target = changed(catalogue.target(options.target), options.sm, options.python)
+    verdict = consider(catalogue, target, dict(map(limits.what_if, options.replaced)))
+    limits.refuse(verdict)
+    told = verdict.reasons or ("nobody declared whether these fit; try, and add what you learn to limits.toml",)
+    for reason in told:
+        console.print(f"{verdict.word}: {reason}", soft_wrap=True, markup=False)
+    return 0 if verdict.word == "allowed" else 3
+
+
+def _compat(options: argparse.Namespace) -> int:
+    """Print the compatibility matrix: every target against every release of every package, and why not."""
+    matrix = grid(Catalogue())
+    rows, reasons = render.grid_rows(matrix)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("package", *matrix.targets):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell.replace("*", "") for cell in row))
+    console.print(table)
+    for number, reason in enumerate(reasons, 1):
+        console.print(f"{number:3}  {reason}", soft_wrap=True, markup=False)
     return 0
 
 

@@ -40,11 +40,22 @@ class Limits(Strict):
 
 
 @dataclass(frozen=True)
+class Reason:
+    """Why a combination is allowed or refused: the rule by itself, and what it meets here."""
+
+    rule: str
+    here: str
+
+    def __str__(self) -> str:
+        return f"{self.here}: {self.rule}"
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Of one combination: allowed, refused or unknown, with what was cited."""
 
     word: Literal["allowed", "refused", "unknown"]
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
 
 
 def load(root: Path) -> list[Limit]:
@@ -66,18 +77,17 @@ def facts(target: Target, lock: Lock | None, replaced: Mapping[str, str]) -> dic
 def judge(limits: list[Limit], held: Facts, about: Collection[str]) -> Verdict:
     """Refused if a limit about these things is broken, allowed if one speaks of them and none is, else unknown."""
     cited = [one for limit in limits for one in _applied(limit, held) if {limit.package, one.thing} & set(about)]
-    broken = tuple(one.sentence for one in cited if not one.kept)
+    broken = tuple(one.reason for one in cited if not one.kept)
     if broken:
         return Verdict("refused", broken)
-    return Verdict("allowed", tuple(one.sentence for one in cited)) if cited else Verdict("unknown")
+    return Verdict("allowed", tuple(one.reason for one in cited)) if cited else Verdict("unknown")
 
 
-def refuse_broken(limits: list[Limit], held: Facts, about: Collection[str]) -> Verdict:
-    """The verdict, or a refusal that cites the first limit broken."""
-    verdict = judge(limits, held, about)
+def refuse(verdict: Verdict) -> None:
+    """Raise what a refused verdict says, every reason of it."""
     if verdict.word == "refused":
-        raise Refusal(f"{verdict.reasons[0]}; choose another version of one of them.")
-    return verdict
+        said = "; also, ".join(map(str, verdict.reasons))
+        raise Refusal(f"{said}; choose another version of one of them.")
 
 
 @dataclass(frozen=True)
@@ -86,7 +96,7 @@ class _Cited:
 
     thing: str
     kept: bool
-    sentence: str
+    reason: Reason
 
 
 def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
@@ -97,9 +107,9 @@ def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
         theirs = held.get(thing, [])
         if theirs:
             kept = all(_within(version, need) for version in theirs)
-            has = f"{thing} here is {', '.join(theirs)}"
-            said = f"{limit.package} {', '.join(mine)} needs {thing} {need}, and {has}: {limit.reason} ({limit.thread})"
-            yield _Cited(thing, kept, said)
+            here = f"{limit.package} {', '.join(mine)} needs {thing} {need}, and the target has {thing} {', '.join(theirs)}"
+            rule = f"{limit.reason} ({limit.thread})"
+            yield _Cited(thing, kept, Reason(rule, here))
 
 
 def constraints(limits: list[Limit], target: Target) -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -225,6 +225,16 @@ class Source(Strict):
         return self.repository is not None and self.commit is not None
 
 
+class Obstacle(NamedTuple):
+    """What a release needs, and what the target has instead."""
+
+    need: str
+    has: str
+
+    def __str__(self) -> str:
+        return f"{self.need}, and the target has {self.has}"
+
+
 class Release(Source):
     """One pinned version of a package.
 
@@ -253,18 +263,18 @@ class Release(Source):
             raise ValueError('a release of kind "provided" comes with the base image and has no source of its own')
         return self
 
-    def obstacle(self, target: Target, torch: str | None) -> str | None:
+    def obstacle(self, target: Target, torch: str | None) -> Obstacle | None:
         """Why this release cannot be in the target, or None. `torch` is the target's version of it."""
         if not SpecifierSet(self.python).contains(f"{target.python}.0"):
-            return f"needs Python {self.python}, and the target has {target.python}"
+            return Obstacle(f"needs Python {self.python}", target.python)
         if self.torch and torch and not SpecifierSet(self.torch).contains(torch, prereleases=True):
-            return f"needs torch {self.torch}, and the target has {torch}"
+            return Obstacle(f"needs torch {self.torch}", torch)
         if self.cuda == "none" and target.cuda != "none":
-            return f"is built without CUDA, and the target has CUDA {target.cuda}"
+            return Obstacle("is built without CUDA", f"CUDA {target.cuda}")
         if self.cuda not in ("", "none") and target.cuda == "none":
-            return f"needs CUDA {self.cuda}, and the target has none"
+            return Obstacle(f"needs CUDA {self.cuda}", "none")
         if self.cuda not in ("", "none") and not SpecifierSet(self.cuda).contains(target.cuda):
-            return f"needs CUDA {self.cuda}, and the target has {target.cuda}"
+            return Obstacle(f"needs CUDA {self.cuda}", target.cuda)
         return None
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from recipes import limits, patch
 from recipes.cache import Cache, sha256_of
 from recipes.fetch import Lock, artifact_of
-from recipes.limits import Verdict
+from recipes.limits import Reason, Verdict
 from recipes.model import Catalogue, Pin, Refusal, Target, build_environment, digest_of, what_if
 from recipes.patch import Patch
 from recipes.progress import console, size
@@ -65,37 +65,76 @@ class Plan:
         )
 
 
+def changed(declared: Target, sm: list[str] | None, python: str | None) -> Target:
+    """The target with other GPU architectures or another Python."""
+    if sm and declared.cuda == "none":
+        raise Refusal(
+            f"Target {declared.name} compiles no GPU code, so --sm has nothing to change: choose a target with CUDA."
+        )
+    changes = {key: value for key, value in (("sm", sm), ("python", python)) if value}
+    return what_if(declared, changes) if changes else declared
+
+
 def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: str | None = None) -> Plan:
     """The plan of a target, or of a what-if (other GPU architectures, another Python). Refuses what cannot be."""
     declared = catalogue.target(name)
-    if sm and declared.cuda == "none":
-        raise Refusal(f"Target {name} compiles no GPU code, so --sm has nothing to change: choose a target with CUDA.")
-    changes = {key: value for key, value in (("sm", sm), ("python", python)) if value}
-    target = what_if(declared, changes) if changes else declared
+    target = changed(declared, sm, python)
     pins = catalogue.pins(target)
     patches = {pin.name: patch.selected(catalogue.root, pin, target) for pin in pins}
     path = catalogue.root / "recipes" / "lock" / f"{name}.txt"
     lock = Lock.read(path, target) if path.exists() and target.python == declared.python else None
-    limits.refuse_broken(limits.load(catalogue.root), held := limits.facts(target, lock, {}), held)
+    held = limits.facts(target, lock, {})
+    limits.refuse(limits.judge(limits.load(catalogue.root), held, held))
     return Plan(catalogue.root, target, pins, patches, lock)
 
 
-def consider(catalogue: Catalogue, name: str, replaced: Mapping[str, str]) -> Verdict:
-    """Whether a target could hold other versions: refused raises, else allowed or unknown (limits.toml, releases)."""
-    declared = plan(catalogue, name)
-    held = limits.facts(declared.target, declared.lock, replaced)
-    verdict = limits.refuse_broken(limits.load(catalogue.root), held, replaced)
-    for package, version in replaced.items():
+def consider(catalogue: Catalogue, target: Target, replaced: Mapping[str, str]) -> Verdict:
+    """Whether a target could hold other versions: by learned limits, and by the ranges of the releases.
+
+    Locked dependencies do not count against it, since a lock is resolved again within the limits.
+    """
+    held = limits.facts(target, None, replaced)
+    declared = catalogue.targets[target.name]
+    asked = [*replaced, *(key for key in ("sm", "python") if getattr(target, key) != getattr(declared, key))]
+    verdict = limits.judge(limits.load(catalogue.root), held, asked)
+    obstacles, fitting = [], []
+    for package, version in {**target.packages, **replaced}.items():
         known = catalogue.packages[package].release if package in catalogue.packages else []
         releases = [release for release in known if Version(release.version) == Version(version)]
-        obstacles = [release.obstacle(declared.target, held.get("torch", [None])[0]) for release in releases]
-        if obstacles and all(obstacles):
-            raise Refusal(
-                f"{package} {version} {obstacles[0]} (recipes/packages/{package}.toml): choose another version."
-            )
-        if obstacles and verdict.word == "unknown":
-            verdict = Verdict("allowed", (f"recipes/packages/{package}.toml has {version} for this target",))
+        met = [release.obstacle(target, held.get("torch", [None])[0]) for release in releases]
+        recipe = f"recipes/packages/{package}.toml"
+        if not releases:
+            continue
+        if all(met):
+            obstacles += [Reason(recipe, f"{package} {version} {one}") for one in met[:1]]
+        elif package in replaced:
+            fitting.append(Reason(recipe, f"{package} {version} fits this target by its ranges"))
+    if obstacles:
+        return Verdict("refused", (*(verdict.reasons if verdict.word == "refused" else ()), *obstacles))
+    if fitting and verdict.word == "unknown":
+        return Verdict("allowed", tuple(fitting))
     return verdict
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every release of every package against every target; `holds` are those that the target has."""
+
+    targets: tuple[str, ...]
+    rows: dict[tuple[str, str], dict[str, Verdict]]
+    holds: frozenset[tuple[str, str, str]]
+
+
+def grid(catalogue: Catalogue) -> Grid:
+    """The whole compatibility matrix, by package and version, then target."""
+    rows: dict[tuple[str, str], dict[str, Verdict]] = {}
+    for package in catalogue.packages.values():
+        for version in dict.fromkeys(release.version for release in package.release):
+            rows[package.name, version] = {
+                name: consider(catalogue, target, {package.name: version}) for name, target in catalogue.targets.items()
+            }
+    holds = {(name, *pinned) for name, target in catalogue.targets.items() for pinned in target.packages.items()}
+    return Grid(tuple(catalogue.targets), rows, frozenset(holds))
 
 
 def memory_limit() -> int:

@@ -1,4 +1,4 @@
-"""README's tables, written between markers from data, patches, claims and promoted evidence."""
+"""README's tables, between markers, and recipes/compatibility.md: from data, patches, claims, promoted evidence."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 from recipes import evidence, patch
 from recipes.cache import write_text
 from recipes.evidence import Room
+from recipes.limits import Reason
 from recipes.model import Catalogue, Refusal
-from recipes.plan import Plan, plan
+from recipes.plan import Grid, Plan, grid, plan
 from recipes.progress import console
 
 # The seed inventory: five documents, their ids numbered from 1.
@@ -138,7 +139,48 @@ def _ranges(letter: str, numbers: list[int]) -> str:
     return ", ".join(f"{letter}{first:02}" + (f"-{letter}{last:02}" if last > first else "") for first, last in runs)
 
 
-def rendered(catalogue: Catalogue) -> tuple[Path, str]:
+_HEAD = """\
+# What fits together
+
+Rendered by `nox -s render` from targets.toml, packages/ and limits.toml; `nox -s compat` prints it. Every release of
+every package against every target (column): **in** the target, *fits* (declared, and no limit is broken), *no* with
+the numbers of the reasons below, or *?* where nobody declared it.
+
+"""
+_WORDS = {"allowed": "fits", "unknown": "?", "refused": "no"}
+
+
+def grid_rows(matrix: Grid) -> tuple[list[list[str]], list[str]]:
+    """The cells of the compatibility matrix, row by row, and the numbered reasons that refused cells cite."""
+    numbers: dict[str, int] = {}
+    rows = []
+    for (package, version), verdicts in matrix.rows.items():
+        row = [f"{package} {version}"]
+        for target, verdict in verdicts.items():
+            cell = "**in**" if (target, package, version) in matrix.holds else _WORDS[verdict.word]
+            if verdict.word == "refused":
+                cited = [numbers.setdefault(_rule(reason), len(numbers) + 1) for reason in verdict.reasons]
+                cell += f" {', '.join(map(str, sorted(set(cited))))}"
+            row.append(cell)
+        rows.append(row)
+    return rows, list(numbers)
+
+
+def _rule(reason: Reason) -> str:
+    """A reason without what it met in one target."""
+    return f"{reason.here.partition(', and the target has ')[0]}: {reason.rule}"
+
+
+def compatibility(catalogue: Catalogue) -> tuple[Path, str]:
+    """recipes/compatibility.md and the text it should have."""
+    matrix = grid(catalogue)
+    rows, reasons = grid_rows(matrix)
+    names = "|".join(f"`{name}`" for name in matrix.targets)
+    listed = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
+    return catalogue.root / "recipes" / "compatibility.md", f"{_HEAD}{_rows(f'package|{names}', rows)}\n\n{listed}\n"
+
+
+def readme(catalogue: Catalogue) -> tuple[Path, str]:
     """README.md and the text it should have."""
     path = catalogue.root / "README.md"
     text = path.read_text(encoding="utf-8")
@@ -151,17 +193,17 @@ def rendered(catalogue: Catalogue) -> tuple[Path, str]:
 
 
 def write(catalogue: Catalogue) -> int:
-    """Write README.md and return 0."""
-    path, text = rendered(catalogue)
-    if path.read_text(encoding="utf-8") != text:
-        write_text(path, text)
-        console.print(f"rendered {path.name}")
+    """Write every rendered file that is not current and return 0."""
+    for path, text in (readme(catalogue), compatibility(catalogue)):
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_text(path, text)
+            console.print(f"rendered {path.name}")
     return 0
 
 
 def check(catalogue: Catalogue) -> int:
-    """0 if README.md is current; else refused with the command that makes it so."""
-    path, text = rendered(catalogue)
-    if path.read_text(encoding="utf-8") != text:
-        raise Refusal(f"{path.name} is not what the data and the evidence say: run `nox -s render` and commit it.")
+    """0 if every rendered file is current; else refused with the command that makes it so."""
+    for path, text in (readme(catalogue), compatibility(catalogue)):
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            raise Refusal(f"{path.name} is not what the data and the evidence say: run `nox -s render` and commit it.")
     return 0

@@ -74,10 +74,10 @@ class Checkout:
         return self.root / "recipes" / "packages" / f"{name}.toml"
 
     def edit(self, path: Path, old: str, new: str) -> None:
-        """Replace a text that occurs once."""
+        """Replace the first place of a text: in targets.toml that of `cpu`, in a recipe the first release's."""
         text = path.read_text(encoding="utf-8")
-        assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {path}"
-        path.write_text(text.replace(old, new), encoding="utf-8")
+        assert old in text, f"{old!r} is not in {path}"
+        path.write_text(text.replace(old, new, 1), encoding="utf-8")
 
     def start(self, *arguments: object, before: tuple[str, ...] = (), **variables: str) -> subprocess.Popen[str]:
         """Start a verb; `before` is a command that runs it (`unshare -n`)."""

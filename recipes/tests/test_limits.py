@@ -6,7 +6,8 @@ import pytest
 
 from recipes import limits
 from recipes.limits import Limit, judge
-from recipes.model import ROOT, Refusal
+from recipes.model import ROOT, Catalogue, Refusal, what_if
+from recipes.plan import grid
 from recipes.tests.conftest import Checkout
 
 ROWS = limits.load(ROOT)
@@ -41,8 +42,8 @@ ALLOWED = {
 def test_a_combination_that_cannot_be_is_refused_with_both_sides_and_the_source(case: str) -> None:
     verdict = judge(ROWS, REFUSED[case], REFUSED[case])
     assert verdict.word == "refused"
-    assert " needs " in verdict.reasons[0]
-    assert "https://" in verdict.reasons[0]
+    assert " needs " in verdict.reasons[0].here
+    assert "https://" in verdict.reasons[0].rule
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -83,6 +84,71 @@ def test_every_row_is_complete_and_said_once() -> None:
 def test_a_what_if_names_one_version(text: str) -> None:
     with pytest.raises(Refusal, match="--with"):
         limits.what_if(text)
+
+
+# --- the real targets, asked through the command
+
+ASKED = {
+    "the excluded flash-attn": ("cu12.1-torch2.1", "flash-attn==2.1.0", "transformer-engine 1.7"),
+    "FP8 on CUDA 11.4": ("cu11.4-torch2.0", "transformer-engine==1.7", "has cuda 11.4"),
+    "a newer flash-attn's nvcc": ("cu11.4-torch1.12", "flash-attn==2.1.2", "has cuda 11.4"),
+    "cuDNN 8 for a release that wants 9": ("cu12.1-torch2.1", "transformer-engine==2.3", "has cudnn 8.9.0"),
+    "another transformer-engine beside MS-AMP": ("ms-amp", "transformer-engine==1.7", "ms-amp 0.4.0"),
+    "a newer torch beside MS-AMP": ("ms-amp", "torch==2.2", "ms-amp 0.4.0"),
+    "torch._six is gone": ("cu11.4-torch2.0", "apex==22.04-dev", "has torch 2.0.1+cu117"),
+    "xformers under CUDA 13": ("cu13.0-torch2.11", "xformers==0.0.35", "has cuda 13.0"),
+    "pkg_resources is gone": ("cu11.4-torch2.0", "setuptools==80", "torch 2.0.1+cu117"),
+    "pip dropped apex's options": ("cu12.1-torch2.1", "pip==25.3", "apex 23.05"),
+}
+WIDER = {
+    "a torch without sm_90": ("cu11.4-torch2.0", "torch 2.0.1+cu117 needs sm"),
+    "sm_90 with nvcc 11.4": ("cu11.4-torch1.12", "sm 9.0 needs cuda >=11.8"),
+}
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_a_target_refuses_what_it_cannot_hold(checkout: Checkout, case: str) -> None:
+    target, asked, other_side = ASKED[case]
+    checkout.refuse("plan", target, "--with", asked, naming=(asked.replace("==", " "), other_side, "https://"))
+
+
+@pytest.mark.parametrize("case", WIDER)
+def test_a_target_refuses_a_gpu_that_it_cannot_serve(checkout: Checkout, case: str) -> None:
+    target, cited = WIDER[case]
+    checkout.refuse("plan", target, "--sm", "9.0", naming=(cited, "https://"))
+
+
+def test_what_the_command_changes_beside_versions_is_judged_too(checkout: Checkout) -> None:
+    asked = ("plan", "cu11.4-torch1.12", "--sm", "9.0", "--with", "torch==1.13.1")
+    checkout.refuse(*asked, naming=("torch 1.13.1 needs sm <9", "sm 9.0 needs cuda >=11.8"))
+
+
+def test_without_the_rows_it_cites_no_cell_of_the_grid_is_refused_by_a_row() -> None:
+    """What a learned limit refuses, no range of a release says again."""
+    catalogue, doubled = Catalogue(), []
+    for name, target in catalogue.targets.items():
+        for package in catalogue.packages.values():
+            for release in package.release:
+                held = limits.facts(target, None, {package.name: release.version})
+                broken = [row for row in ROWS if judge([row], held, [package.name]).word == "refused"]
+                torch = held["torch"][0]
+                met = release.obstacle(target, torch)
+                doubled += [
+                    f"{package.name} {release.version} on {name}: {met.need}"
+                    for row in broken
+                    if met and row.package == package.name and met.need.split()[1].lower() in row.needs
+                ]
+    assert not doubled
+
+
+def test_a_release_that_fits_can_be_pinned() -> None:
+    """Wherever the grid says that a target could hold another release of a package it has, the plan agrees."""
+    catalogue = Catalogue()
+    for (package, version), verdicts in grid(catalogue).rows.items():
+        for name, verdict in verdicts.items():
+            target = catalogue.targets[name]
+            if verdict.word == "allowed" and package in target.packages:
+                catalogue.pins(what_if(target, {"packages": {**target.packages, package: version}}))
 
 
 def test_the_command_knows_three_answers(checkout: Checkout) -> None:

@@ -40,7 +40,9 @@ TEXTS = {
     "date-for-string": (TARGETS, 'python = "3.11"', "python = 2026-11-21", ("cpu.python", "a date")),
     "string-for-array": (TARGETS, "sm = []", 'sm = "9.0"', ("cpu.sm", "a string")),
     "wrong-item": (TARGETS, 'proves_on = ["x86-64"]', "proves_on = [64]", ("cpu.proves_on[0]", "an integer")),
-    "table-for-array": (RECIPE, "[[release]]", "[release]", ("deepspeed.toml", "release", "a table")),
+    "table-for-array": (
+        "recipes/packages/transformers.toml", "[[release]]", "[release]", ("transformers.toml", "release", "a table"),
+    ),
     "value-for-table": (TARGETS, "[cpu]", "gpu = 1\n[cpu]", ("targets.toml", "gpu", "an integer")),
     "huge-integer": (RECIPE, "mib_per_job = 2200", f"mib_per_job = {'9' * 5000}", ("deepspeed.toml",)),
     "large-integer": (RECIPE, "mib_per_job = 2200", f"mib_per_job = {'9' * 30}", ("build.mib_per_job",)),
