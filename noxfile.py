@@ -108,7 +108,7 @@ def lock(session):
 
 @verb()
 def compat(session):
-    """Print the compatibility matrix: every target x every release of every package; allowed, refused (why), unknown."""
+    """Print the compatibility matrix: every target x every release; allowed, refused (why), or unknown."""
     recipes(session, "compat")
 
 

@@ -381,21 +381,58 @@ class Git:
     seconds: int = field(default_factory=lambda: _git_seconds())
 
     def fetch(self, label: str, source: Source) -> None:
-        """Have a git source and its submodules at hand; a moved tag or a missing commit is refused."""
-        for part in self._parts(label, source):
-            self._repository(part)
+        """Have a git source and its submodules at hand; a moved tag, a missing or another commit is refused."""
+        for _ in self._checked(label, source):
+            pass
 
     def tree(self, label: str, source: Source, into: Path) -> Path:
         """The tree of a git source with its submodules, without .git."""
-        for part in self._parts(label, source):
-            self._check_out(part, self._repository(part), into / part.path)
+        for part, bare in self._checked(label, source):
+            self._check_out(part, bare, into / part.path)
         return into
+
+    def _checked(self, label: str, source: Source) -> Iterator[tuple[_Part, Path]]:
+        """Each part and the repository that holds it; the submodules have to be the commits that the tree names."""
+        parts = list(self._parts(label, source))
+        pinned, named = {part.path: part for part in parts[1:]}, set[str]()
+        for part in parts:
+            bare = self._repository(part)
+            for path, commit in self._gitlinks(part, bare):
+                here = pinned.get(path)
+                if here is None and path not in source.without:
+                    raise Refusal(
+                        f"{label}: its tree has a submodule {path} at commit {commit}, and the recipe has none: add it "
+                        "to the release's submodules, or to its without if no build reads it."
+                    )
+                if here and here.commit != commit:
+                    raise Refusal(
+                        f"{label}: its tree has {path} at commit {commit}, and the recipe pins {here.commit}: "
+                        "correct the recipe."
+                    )
+                named.add(path)
+            yield part, bare
+        if strangers := sorted(set(pinned) - named):
+            raise Refusal(
+                f"{label}: the recipe pins a submodule {strangers[0]}, and the tree has none there: "
+                "remove it from the recipe."
+            )
+
+    def _gitlinks(self, part: _Part, bare: Path) -> Iterator[tuple[str, str]]:
+        """Path in the whole tree, and commit, of each submodule that a part's tree names."""
+        command = ["git", f"--git-dir={bare}", "ls-tree", "-r", "-z", part.commit]
+        listed = subprocess.run(command, capture_output=True, text=True, env=_git_variables(), check=False)
+        if listed.returncode != 0:
+            raise Refusal(f"{part.label}: {bare} cannot be read ({listed.stderr.strip()[:200]}): remove {bare}.")
+        for entry in listed.stdout.split("\0"):
+            if entry.startswith("160000 "):
+                about, _, path = entry.partition("\t")
+                yield (PurePosixPath(part.path) / path).as_posix(), about.split()[2]
 
     def _parts(self, label: str, source: Source) -> Iterator[_Part]:
         assert source.repository and source.commit
         if shutil.which("git") is None:
             raise Refusal(f"{label}: its source is a git repository and git is not installed: install git.")
-        yield _Part(label, source.repository, source.commit, source.tag)
+        yield _Part(label, source.repository, source.commit, source.tag, without=tuple(source.without))
         for one in source.submodules:
             yield _Part(f"{label} {one.path}", one.repository, one.commit, path=one.path, without=tuple(one.without))
 

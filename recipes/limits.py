@@ -107,7 +107,8 @@ def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
         theirs = held.get(thing, [])
         if theirs:
             kept = all(_within(version, need) for version in theirs)
-            here = f"{limit.package} {', '.join(mine)} needs {thing} {need}, and the target has {thing} {', '.join(theirs)}"
+            side = f"{limit.package} {', '.join(mine)} needs {thing} {need}"
+            here = f"{side}, and the target has {thing} {', '.join(theirs)}"
             rule = f"{limit.reason} ({limit.thread})"
             yield _Cited(thing, kept, Reason(rule, here))
 

@@ -180,7 +180,7 @@ class Size(Strict):
 
 
 class Submodule(Strict):
-    """A git submodule: its path in the tree, its repository and commit; `without` are folders that no build reads."""
+    """A git submodule: its path in the tree, its repository and commit; `without` are parts that no build reads."""
 
     path: Folder
     repository: Repository
@@ -193,7 +193,8 @@ class Source(Strict):
 
     A wheel or an sdist is a `file` and its `sha256`, found through pip's configured index or, if `index` is given, the
     publisher's own; a git source is `repository` and `commit` (and the `tag` that must still point there).
-    `wheel_version` is the version that its metadata names, where that differs.
+    `submodules` are all of the tree, also of submodules, but for those in `without`. `wheel_version` is the version
+    that its metadata names, where that differs.
     """
 
     version: VersionText
@@ -205,6 +206,7 @@ class Source(Strict):
     commit: Commit | None = None
     tag: Text | None = None
     submodules: list[Submodule] = []
+    without: list[Folder] = []
 
     @property
     def identity(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import shutil
 import signal
 import socket
@@ -475,16 +476,72 @@ def test_a_moved_tag_is_refused(tiny: Tiny, upstream: Upstream, cached: bool) ->
     assert upstream.tree() == PATCHED | {"new.txt": "", "newer.txt": "", "vendor/extra/extra.txt": "extra\n"}
 
 
-@pytest.mark.parametrize("part", ["tinypkg", "vendor/extra"])
-def test_a_missing_commit_is_refused(tiny: Tiny, upstream: Upstream, part: str) -> None:
-    """Of the package or of its submodule; once the right commit is pinned, the same cache goes on."""
-    upstream.pin(*("0" * 40, None) if part == "tinypkg" else (upstream.sound, "0" * 40))
-    tiny.refuse(
-        "fetch", "tiny", naming=("tinypkg 1.0", part.removeprefix("tinypkg"), "git fetch failed", "check the commit")
-    )
+def test_a_missing_commit_is_refused(tiny: Tiny, upstream: Upstream) -> None:
+    """Once the right commit is pinned, the same cache goes on."""
+    upstream.pin("0" * 40)
+    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "git fetch failed", "check the commit"))
     upstream.pin(upstream.sound)
     tiny.succeed("patch", "tiny")
     assert upstream.tree() == PATCHED | {"vendor/extra/extra.txt": "extra\n"}
+
+
+def test_a_commit_that_a_forced_push_removed_is_refused(tiny: Tiny, upstream: Upstream) -> None:
+    """Upstream's branch was rewritten and swept: the pinned commit is nowhere, and no other is taken instead."""
+    upstream.git("tinypkg", "tag", "--delete", "v1.0")
+    upstream.git("tinypkg", "commit", "--amend", "--quiet", "--message", "rewritten")
+    upstream.git("tinypkg", "tag", "v1.0")
+    upstream.git("tinypkg", "reflog", "expire", "--expire=now", "--all")
+    upstream.git("tinypkg", "gc", "--quiet", "--prune=now")
+    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "git fetch failed", "check the commit"))
+    assert not list(tiny.cache.glob("git.example.org/*/*"))
+
+
+def test_a_submodule_at_another_commit_is_refused(tiny: Tiny, upstream: Upstream) -> None:
+    """The commit that the tree names is the one to pin."""
+    other = upstream.commit("extra", {"extra.txt": "another\n"})
+    upstream.pin(upstream.sound, other)
+    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "vendor/extra", upstream.extra, other, "correct the recipe"))
+
+
+def test_a_submodule_whose_commit_is_gone_is_refused(tiny: Tiny, upstream: Upstream) -> None:
+    """Named by its place in the tree."""
+    upstream.pin(upstream.commit("tinypkg", {}, submodule="1" * 40), "1" * 40)
+    upstream.git("tinypkg", "tag", "--force", "v1.0")
+    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0 vendor/extra", "git fetch failed", "check the commit"))
+
+
+@pytest.mark.parametrize("case", ["not declared", "left out", "not in the tree"])
+def test_every_submodule_of_the_tree_is_declared_or_left_out(tiny: Tiny, upstream: Upstream, case: str) -> None:
+    """An empty folder where a submodule should be would only be seen by the compiler."""
+    recipe = tiny.recipe("tinypkg")
+    declared = re.search(r"^submodules = .*$", recipe.read_text(), re.MULTILINE)
+    assert declared
+    match case:
+        case "not declared":
+            tiny.edit(recipe, declared[0], "")
+            tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "vendor/extra", upstream.extra, "the recipe has none"))
+        case "left out":
+            tiny.edit(recipe, declared[0], 'without = ["vendor/extra"]')
+            tiny.succeed("patch", "tiny")
+            assert upstream.tree() == PATCHED
+        case "not in the tree":
+            upstream.git("tinypkg", "rm", "--quiet", "--cached", "vendor/extra")
+            upstream.pin(upstream.commit("tinypkg", {"new.txt": ""}))
+            upstream.git("tinypkg", "tag", "--force", "v1.0")
+            tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "vendor/extra", "the tree has none there"))
+
+
+def test_a_moved_tag_of_a_mirror_is_refused(tiny: Tiny, upstream: Upstream, tmp_path: Path) -> None:
+    """A mirror is read where it lies, with the same checks."""
+    tiny.succeed("fetch", "tiny", "--into", tmp_path / "mirror")
+    bare = tmp_path / "mirror" / "git.example.org" / "acme" / "tinypkg.git"
+    tree = subprocess.run(["git", f"--git-dir={bare}", "mktree"], input="", capture_output=True, text=True, check=True)
+    subprocess.run(
+        ["git", f"--git-dir={bare}", "-c", "user.name=A", "-c", "user.email=a@example.org", "tag", "--force", "v1.0",
+         tree.stdout.strip()], capture_output=True, check=True,
+    )  # fmt: skip
+    shutil.rmtree(tiny.cache)
+    tiny.refuse("fetch", "tiny", "--mirror", tmp_path / "mirror", naming=("tinypkg 1.0", "tag v1.0"))
 
 
 def test_a_missing_tag_is_refused(tiny: Tiny, upstream: Upstream) -> None:
