@@ -69,6 +69,9 @@ class Builder:
 
     def wheels(self) -> tuple[list[tuple[Artifact, Path]], list[Wheel]]:
         """The locked dependencies and the wheels of all packages, in build order."""
+        if self.plan.on_base:
+            python = environment.interpreter(self.plan.target, self.cache, self.steps)
+            environment.check_base(self.plan, Path(python), self.cache)
         files = self.fetch()
         locked = [(artifact, files[artifact.sha256]) for artifact in self.plan.locked.artifacts]
         trees = self.trees(files)
@@ -176,7 +179,8 @@ class Builder:
         with self.cache.scratch("build") as scratch:
             interpreter = environment.interpreter(self.plan.target, self.cache, self.steps)
             with self.steps.step("prepare", f"{pin.label}: its build environment"):
-                environment.create(scratch / "env", interpreter, locked, before, self.cache)
+                on_base = self.plan.on_base
+                environment.create(scratch / "env", interpreter, locked, before, self.cache, over_base=on_base)
             python = environment.python_of(scratch / "env")
             self._refuse_missing_headers(pin, python)
             source = scratch / tree.path.name
@@ -190,8 +194,7 @@ class Builder:
                 cost = self._run(pin, [str(self._script), str(part), str(made), *pin.build.options], scratch, step)
                 wheel = self._only_wheel(pin, made)
                 step.note = size(wheel.stat().st_size)
-            site = environment.site_packages(scratch / "env", self.plan.target)
-            torch = site / "torch" if pin.build.compiler != "none" else None
+            torch = environment.module_folder(python, "torch") if pin.build.compiler != "none" else None
             record = {
                 "file": wheel.name,
                 "sha256": sha256_of(wheel),

@@ -1,7 +1,8 @@
 """A target's environment: a virtual environment made of checked wheels only, offline, complete or not there.
 
-It describes itself in PREFIX/fusebox/: manifest.json (packages, versions, hashes, patches) and each pinned wheel's own
-RECORD, so that smoke tests can tell what it should hold without this tool.
+Where a base image provides packages, it is a layer on that image's own Python instead. It describes itself in
+PREFIX/fusebox/: manifest.json (packages, versions, hashes, patches) and each pinned wheel's own RECORD, so that smoke
+tests can tell what it should hold without this tool.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import uv
+from packaging.utils import canonicalize_name
 
 from recipes import audit
 from recipes.cache import Cache, disk_full, disk_named, write_json
@@ -89,10 +91,26 @@ def _in_pyenv(version: str) -> Path | None:
 
 
 def create(
-    path: Path, python: str, locked: Iterable[tuple[Artifact, Path]], wheels: Iterable[Wheel], cache: Cache
+    path: Path,
+    python: str,
+    locked: Iterable[tuple[Artifact, Path]],
+    wheels: Iterable[Wheel],
+    cache: Cache,
+    *,
+    over_base: bool = False,
 ) -> None:
-    """Make a virtual environment of that Python at `path` and install exactly these files, each by its sha256."""
-    _uv(path, cache, "venv", "--quiet", "--relocatable", "--python", python, str(path))
+    """Make a virtual environment of that Python at `path` and install exactly these files, each by its sha256.
+
+    `over_base` lets it see what that Python itself has, as a base image provides it.
+    """
+    options = ("--system-site-packages",) if over_base else ()
+    _uv(path, cache, "venv", "--quiet", "--relocatable", *options, "--python", python, str(path))
+    _install(python_of(path), locked, wheels, cache)
+
+
+def _install(
+    python: Path, locked: Iterable[tuple[Artifact, Path]], wheels: Iterable[Wheel], cache: Cache, *options: str
+) -> None:
     chosen = [(artifact.name, artifact.version, artifact.sha256, file) for artifact, file in locked]
     chosen += [(wheel.pin.name, wheel.pin.release.metadata_version, wheel.sha256, wheel.path) for wheel in wheels]
     with cache.scratch("wheelhouse") as house:
@@ -103,7 +121,7 @@ def create(
             "".join(f"{name}=={version} --hash=sha256:{sha256}\n" for name, version, sha256, _ in chosen)
         )
         offline = ("--quiet", "--offline", "--no-index", "--no-deps", "--require-hashes", "--find-links", str(house))
-        _uv(path, cache, "pip", "install", *offline, "--python", str(python_of(path)), "-r", str(requirements))
+        _uv(python, cache, "pip", "install", *offline, *options, "--python", str(python), "-r", str(requirements))
 
 
 def check(path: Path, cache: Cache) -> None:
@@ -134,6 +152,8 @@ def _uv(path: Path, cache: Cache, *arguments: str) -> None:
 
 def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel], cache: Cache, steps: Steps) -> Path:
     """ROOT/build/TARGET/env with these wheels; an environment that already is exactly this is kept."""
+    if plan.on_base:
+        return layer(plan, Path(interpreter(plan.target, cache, steps)), locked, wheels, cache, steps)
     final = folder(plan.root, plan.target) / "env"
     manifest = _manifest(plan, wheels)
     if (final / "fusebox" / "manifest.json").exists() and json.loads(
@@ -149,12 +169,7 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
             with disk_named(partial):
                 create(partial, interpreter(plan.target, cache, steps), locked, wheels, cache)
                 check(partial, cache)
-                for wheel in wheels:
-                    (partial / "fusebox").mkdir(exist_ok=True)
-                    (partial / "fusebox" / f"{wheel.pin.name}.RECORD").write_bytes(
-                        audit.described(wheel.path, "RECORD")
-                    )
-                write_json(partial / "fusebox" / "manifest.json", manifest)
+                _describe(partial, plan, wheels)
                 if final.exists():
                     final.rename(final.with_name(f".env.{os.getpid()}.old"))
                 partial.rename(final)
@@ -163,6 +178,86 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
                 shutil.rmtree(left)
         step.note = str(final)
     return final
+
+
+def layer(
+    plan: Plan, python: Path, locked: list[tuple[Artifact, Path]], wheels: list[Wheel], cache: Cache, steps: Steps
+) -> Path:
+    """Install onto the Python of a base image that provides packages, and return its prefix.
+
+    What the target replaces is uninstalled first. A dependency that the base has stays the base's; and the base's own
+    unmet requirements (`pip check`) are no fault, but one more is.
+    """
+    prefix = Path(_said(python, "import sys; print(sys.prefix)"))
+    manifest = prefix / "fusebox" / "manifest.json"
+    if manifest.exists() and json.loads(manifest.read_text()) == _manifest(plan, wheels):
+        return prefix
+    base = check_base(plan, python, cache)
+    image = plan.target.base.runtime.image
+    unmet = _unmet(python)
+    ours = ("--break-system-packages", "--quiet", "--python", str(python))
+    with steps.step("install", f"{plan.target.name}: {len(wheels)} wheels onto {image}"):
+        if replaced := [wheel.pin.name for wheel in wheels if wheel.pin.name in base]:
+            _uv(prefix, cache, "pip", "uninstall", *ours, *replaced)
+            steps.say("replace", ", ".join(f"{name} {base[name]}" for name in replaced), "uninstalled from the base")
+        missing = [(artifact, file) for artifact, file in locked if canonicalize_name(artifact.name) not in base]
+        _install(python, missing, wheels, cache, "--break-system-packages")
+        if broken := sorted(_unmet(python) - unmet):
+            raise Refusal(
+                f"{plan.target.name}: on {image} the installation breaks a requirement ({broken[0]}): choose versions "
+                "that fit the base, and start again from the image."
+            )
+        _describe(prefix, plan, wheels)
+    return prefix
+
+
+def check_base(plan: Plan, python: Path, cache: Cache) -> dict[str, str]:
+    """What that Python has, by distribution; refused where it is not the base that the target is a layer on."""
+    base = _distributions(python, cache)
+    for pin in plan.pins:
+        if pin.release.kind == "provided" and base.get(pin.name) != pin.release.metadata_version:
+            has, image = base.get(pin.name, "none"), plan.target.base.wheels.image
+            raise Refusal(
+                f"{pin.label} comes with {image}, and {python} has {has}: build target {plan.target.name} inside that "
+                "image."
+            )
+    return base
+
+
+def _said(python: Path, script: str) -> str:
+    command = [str(python), "-I", "-c", script]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _distributions(python: Path, cache: Cache) -> dict[str, str]:
+    """Name and version of everything installed for that Python."""
+    listed = _run_uv(cache, "pip", "list", "--format", "json", "--python", str(python))
+    if listed.returncode != 0:
+        raise Refusal(f"{python} cannot be read ({listed.stderr.strip()[:200]}): check that it is the base's Python.")
+    return {canonicalize_name(one["name"]): one["version"] for one in json.loads(listed.stdout)}
+
+
+def _unmet(python: Path) -> set[str]:
+    """The requirements that are not met there, as `pip check` says them (uv does not see a base below)."""
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in (0, 1) or done.stderr.strip():
+        raise Refusal(f"{python} -m pip check failed ({done.stderr.strip()[-200:]}): mend the base's pip.")
+    return set(done.stdout.splitlines()) if done.returncode else set()
+
+
+def _describe(prefix: Path, plan: Plan, wheels: list[Wheel]) -> None:
+    """Write what an environment holds into it: each wheel's RECORD, and last the manifest."""
+    (prefix / "fusebox").mkdir(exist_ok=True)
+    for wheel in wheels:
+        (prefix / "fusebox" / f"{wheel.pin.name}.RECORD").write_bytes(audit.described(wheel.path, "RECORD"))
+    write_json(prefix / "fusebox" / "manifest.json", _manifest(plan, wheels))
+
+
+def module_folder(python: Path, module: str) -> Path:
+    """Where that Python would import a package from."""
+    script = f"import importlib.util; print(importlib.util.find_spec({module!r}).submodule_search_locations[0])"
+    return Path(_said(python, script))
 
 
 def _manifest(plan: Plan, wheels: list[Wheel]) -> dict[str, Any]:

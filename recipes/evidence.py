@@ -170,18 +170,18 @@ def smoke(plan: Plan, env: Path) -> int:
             f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what "
             "they printed above."
         )
-    written = _assemble(plan, json.loads(outcomes.read_text(encoding="utf-8")), "".join(lines), folder)
+    written = _assemble(plan, json.loads(outcomes.read_text(encoding="utf-8")), "".join(lines), folder, env)
     outcomes.unlink()
     console.print(_table(written))
     console.print(f"evidence: {folder}/{written['name']}.json", soft_wrap=True)
     return 1 if code or any(claim["outcome"] == "refuted" for claim in written["claims"]) else 0
 
 
-def _assemble(plan: Plan, outcomes: dict[str, Any], log: str, folder: Path) -> dict[str, Any]:
+def _assemble(plan: Plan, outcomes: dict[str, Any], log: str, folder: Path, env: Path) -> dict[str, Any]:
     """Outcomes with keys and what was tested, written beside the log; no path of this machine stays in it."""
     room = Room(plan.root)
     name = f"{plan.target.name}--{outcomes['hardware']['name']}"
-    manifest = json.loads((folder.parent / "env" / "fusebox" / "manifest.json").read_text(encoding="utf-8"))
+    manifest = json.loads((env / "fusebox" / "manifest.json").read_text(encoding="utf-8"))
     log = re.sub(r"\x1b\[[\d;]*m", "", log).replace(str(plan.root), ".").replace(str(Path.home()), "~")
     write_text(folder / f"{name}.log", log)
     for claim in outcomes["claims"]:

@@ -94,6 +94,12 @@ class Base(Strict):
     wheels: Image
     runtime: Image
 
+    @property
+    def unresolved(self) -> list[str]:
+        """The images whose digest nobody has asked for yet."""
+        images = dict.fromkeys((self.wheels, self.runtime))
+        return list(dict.fromkeys(one.image for one in images if one.digest == "unresolved"))
+
 
 class Target(Strict):
     """One environment: a CUDA/PyTorch pair and the packages in it.

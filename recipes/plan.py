@@ -36,6 +36,11 @@ class Plan:
         return next((pin for pin in self.pins if pin.name == "torch"), None)
 
     @property
+    def on_base(self) -> bool:
+        """Whether the base image provides packages, so that the target is a layer on its Python."""
+        return any(pin.release.kind == "provided" for pin in self.pins)
+
+    @property
     def locked(self) -> Lock:
         """The lock, which everything but a what-if needs."""
         if self.lock is None:
@@ -155,13 +160,19 @@ def show(chosen: Plan, cache: Cache) -> None:
     """Print the plan: steps, sources, patches, then disk, memory and time."""
     target = chosen.target
     cuda = "no CUDA" if target.cuda == "none" else f"CUDA {target.cuda}, sm {' '.join(target.sm)}"
-    console.print(f"[bold]{target.name}[/bold]: Python {target.python}, {cuda}. {target.reason}.", soft_wrap=True)
+    driver = f", driver {target.driver} or newer" if target.driver else ""
+    console.print(
+        f"[bold]{target.name}[/bold]: Python {target.python}, {cuda}{driver}. {target.reason}.", soft_wrap=True
+    )
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("step", "package", "what"):
         table.add_column(column, overflow="fold")
     table.add_column("cost", justify="right", no_wrap=True)
     for pin in chosen.pins:
-        table.add_row("fetch", pin.label, *_source(pin, cache))
+        if pin.release.kind == "provided":
+            table.add_row("base", pin.label, f"comes with {target.base.wheels.image}", "")
+        else:
+            table.add_row("fetch", pin.label, *_source(pin, cache))
     if chosen.lock:
         missing = sum(not _cached(cache, artifact.sha256) for artifact in chosen.lock.artifacts)
         state = f"{missing} to fetch" if missing else "cached"
@@ -178,16 +189,26 @@ def show(chosen: Plan, cache: Cache) -> None:
         if pin.release.kind == "source":
             compiler = "no compiler" if pin.build.compiler == "none" else f"{pin.build.compiler}, {jobs(pin)} jobs"
             table.add_row("build", pin.label, compiler, f"{pin.build.minutes:g} min")
-    table.add_row("install", target.name, f"build/{target.name}/env, by hash", "")
+    if chosen.on_base:
+        table.add_row("install", target.name, "onto the base's Python; what is replaced is uninstalled first", "")
+    else:
+        table.add_row("install", target.name, f"build/{target.name}/env, by hash", "")
     table.add_row("smoke", target.name, f"proves on {', '.join(target.proves_on)}", "1 min")
     console.print(table)
+    for package, option in target.options.items():
+        console.print(f"option: {package}: {option}", soft_wrap=True)
+    for image in target.base.unresolved:
+        console.print(
+            f"unresolved: the digest of {image} is not known; `nox -s lock -- {target.name}` asks its registry",
+            soft_wrap=True,
+        )
     _show_cost(chosen, cache)
 
 
 def _source(pin: Pin, cache: Cache) -> tuple[str, str]:
     artifact = artifact_of(pin)
     if artifact is None:
-        return f"{pin.release.repository}@{(pin.release.commit or 'base image')[:12]}", ""
+        return f"{pin.release.repository}@{(pin.release.commit or '')[:12]}", ""
     state = " (cached)" if _cached(cache, artifact.sha256) else ""
     return f"{artifact.file}{state}", size(pin.release.mib.download * 2**20)
 

@@ -60,8 +60,10 @@ def _targets(facts: Facts) -> str:
         target = one.target
         packages = ", ".join(pin.label + (" (patched)" if one.patches[pin.name] else "") for pin in one.pins)
         cuda = target.cuda if target.cuda == "none" else f"{target.cuda}, sm {' '.join(target.sm)}"
-        hardware, image = ", ".join(target.proves_on), target.base.wheels.image
-        rows.append([f"`{target.name}`", image, target.python, cuda, packages, hardware, target.reason])
+        hardware, image = ", ".join(target.proves_on), target.base.wheels
+        base = image.image + (" (digest unresolved)" if image.digest == "unresolved" else "")
+        packages += "".join(f"; {name}: {option}" for name, option in target.options.items())
+        rows.append([f"`{target.name}`", base, target.python, cuda, packages, hardware, target.reason])
     return _rows("target|base|Python|CUDA|packages|proves on|for", rows)
 
 

@@ -37,7 +37,7 @@ NOWHERE = [f"{name}=http://127.0.0.1:9" for name in ("http_proxy", "https_proxy"
 OFFLINE = ("unshare", "--net") if UNSHARED else ("env", *NOWHERE)
 # A refusal says what to do next: it holds one of these.
 NEXT_STEP = re.compile(
-    r"\b(add|apt-get|ask|bound|break it|build it|change|check|choose|constrain|correct|delete|export it|find out|"
+    r"\b(add|apt-get|ask|bound|break it|build it|build target|change|check|choose|constrain|correct|delete|export it|find out|"
     r"flatten|free|install|mend|name one|narrow|pass|raise|read|remove|rename|renew|replace|report|run|save|set|try|"
     r"turn|update|write)\b"
 )
@@ -182,13 +182,15 @@ def sdist(path: Path, files: Mapping[str, str | bytes]) -> str:
     return sha256_of(path)
 
 
-def wheel(folder: Path, name: str, requires: tuple[str, ...] = (), payload: bytes = b"value = 1\n") -> Path:
-    """Write NAME-1.0-py3-none-any.whl, a distribution of one module."""
-    path, info = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
+def wheel(
+    folder: Path, name: str, requires: tuple[str, ...] = (), payload: bytes = b"value = 1\n", version: str = "1.0"
+) -> Path:
+    """Write NAME-VERSION-py3-none-any.whl, a distribution of one module."""
+    path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
     needed = "".join(f"Requires-Dist: {one}\n" for one in requires)
     files = {
         f"{name}.py": payload,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needed}".encode(),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"]).encode()

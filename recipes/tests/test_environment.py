@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
+from pathlib import Path
 
-from recipes.tests.conftest import Tiny
+import pytest
+
+from recipes import environment
+from recipes.cache import Cache, sha256_of
+from recipes.model import Catalogue, Refusal
+from recipes.plan import plan
+from recipes.progress import Steps
+from recipes.tests.conftest import Tiny, wheel
 
 
 def test_it_describes_itself(tiny: Tiny) -> None:
@@ -50,3 +60,82 @@ def test_nothing_of_the_caller_s_python_gets_in(tiny: Tiny) -> None:
     script = "import tinypkg; print(tinypkg.value)"
     value = tiny.succeed("shell", "tiny", "--", "python", "-c", script, PYTHONPATH=str(tiny.root / "intruder"))
     assert value.strip().endswith("2")
+
+
+# --- a layer on the Python of a base image; here the base is a virtual environment with a history of its own
+
+
+class Base:
+    """A Python with what the base image provides: tinybase 1.0, an older tinypkg, and a requirement nobody meets."""
+
+    def __init__(self, folder: Path, tiny: Tiny, **versions: str) -> None:
+        self.tiny, shelf = tiny, folder / "base-wheels"
+        shelf.mkdir()
+        subprocess.run([sys.executable, "-m", "venv", str(folder / "base")], check=True)
+        self.python = folder / "base" / "bin" / "python"
+        held = {"tinybase": "1.0", "tinypkg": "0.9", "tinydep": "0.5", "lonely": "1.0"} | versions
+        needs = {"lonely": ("absent",), "strict": ("tinypkg<1.0",)}
+        for name, version in held.items():
+            made = wheel(shelf, name, needs.get(name, ()), f"value = {version!r}\n".encode(), version)
+            subprocess.run([self.python, "-m", "pip", "install", "--quiet", "--no-deps", str(made)], check=True)
+        provided = 'module = "tinybase"\nsummary = "a test"\n\n[[release]]\nversion = "1.0"\nkind = "provided"\n'
+        tiny.recipe("tinybase").write_text(f"{provided}requires = []\nmib = {{ download = 0, installed = 0 }}\n")
+        tiny.edit(tiny.targets, 'tinywheel = "1.0"', 'tinywheel = "1.0"\ntinybase = "1.0"')
+
+    def layer(self) -> Path:
+        """Install the target's wheels onto the base."""
+        chosen, cache = plan(Catalogue(self.tiny.root), "tiny"), Cache(self.tiny.cache)
+        wheels = [
+            environment.Wheel(pin, path, sha256_of(path), {})
+            for pin in chosen.pins
+            for path in self.tiny.shelf.glob(f"{pin.name}-1.0-*.whl")
+            if pin.release.kind != "provided"
+        ]
+        locked = [(one, next(self.tiny.shelf.glob(f"{one.name}-*.whl"))) for one in chosen.locked.artifacts]
+        with Steps() as steps, cache.held(steps.wait):
+            return environment.layer(chosen, self.python, locked, wheels, cache, steps)
+
+    def value(self, name: str) -> str:
+        """What a module of the base says."""
+        command = [str(self.python), "-c", f"import {name}; print({name}.value)"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def planted(tiny: Tiny) -> Tiny:
+    """`tiny` whose source comes as a wheel, so that nothing has to be built."""
+    wheel(tiny.shelf, "tinypkg", ("tinydep",), b"value = '1.0'\nnew = True\n")
+    return tiny
+
+
+def test_a_layer_replaces_what_it_pins_and_keeps_the_rest_of_the_base(planted: Tiny, tmp_path: Path) -> None:
+    base = Base(tmp_path, planted)
+    prefix = base.layer()
+    assert [base.value(name) for name in ("tinypkg", "tinybase", "tinydep", "tinywheel")] == ["1.0", "1.0", "0.5", "1"]
+    assert not list(prefix.glob("lib/*/site-packages/tinypkg-0.9.dist-info"))
+    manifest = json.loads((prefix / "fusebox" / "manifest.json").read_text())
+    assert list(manifest["packages"]) == ["tinypkg", "tinywheel"]
+    before = (prefix / "fusebox" / "manifest.json").stat().st_mtime_ns
+    base.layer()
+    assert (prefix / "fusebox" / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_a_layer_that_breaks_a_requirement_of_the_base_is_refused(planted: Tiny, tmp_path: Path) -> None:
+    """What was unmet before is not its fault; what is unmet now is named."""
+    base = Base(tmp_path, planted, strict="1.0")
+    with pytest.raises(Refusal, match=r"strict 1\.0 has requirement tinypkg<1\.0.*choose versions"):
+        base.layer()
+    assert not list(tmp_path.glob("base/fusebox/manifest.json"))
+
+
+@pytest.mark.parametrize("version", ["1.1", "0.9"])
+def test_another_base_is_refused(planted: Tiny, tmp_path: Path, version: str) -> None:
+    base = Base(tmp_path, planted, tinybase=version)
+    with pytest.raises(Refusal, match=rf"tinybase 1\.0 comes with python:.* has {version}: build target tiny inside"):
+        base.layer()
+    assert base.value("tinypkg") == "0.9"
+
+
+def test_a_layer_is_not_built_on_any_other_python(planted: Tiny, tmp_path: Path) -> None:
+    Base(tmp_path, planted)
+    planted.refuse("build", "tiny", naming=("tinybase 1.0 comes with python:", "has none", "inside that image"))
