@@ -14,7 +14,7 @@ try:
     from rich.table import Table
     from rich.text import Text
 
-    from recipes import build, environment, evidence, limits, lock, render
+    from recipes import build, environment, evidence, image, limits, lock, render
     from recipes.build import Builder
     from recipes.cache import Cache
     from recipes.model import Catalogue, Refusal
@@ -180,10 +180,15 @@ def _shell(options: argparse.Namespace) -> int:
 
 
 def _lock(options: argparse.Namespace) -> int:
-    """Resolve a target's dependencies again and write recipes/lock/TARGET.txt."""
+    """Resolve a target again: its dependencies (recipes/lock/TARGET.txt), and digests of its base that are missing."""
     chosen, cache = _chosen(options), Cache()
     with Steps() as steps, cache.held(steps.wait):
         steps.say("lock", chosen.target.name, str(lock.write(chosen, cache, steps)))
+        found, missing = image.resolve(Catalogue().targets_file, chosen.target)
+        for name, digest in found.items():
+            steps.say("lock", name, digest)
+        for reason in missing:
+            steps.say("lock", chosen.target.name, reason)
     return 0
 
 

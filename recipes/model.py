@@ -335,14 +335,14 @@ class Catalogue:
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
         self.targets = {
-            name: validated(Target, {"name": name, **_table(table, name, self._targets_file)}, self._targets_file, name)
-            for name, table in read_toml(self._targets_file).items()
+            name: validated(Target, {"name": name, **_table(table, name, self.targets_file)}, self.targets_file, name)
+            for name, table in read_toml(self.targets_file).items()
         }
         if not self.targets:
-            raise Refusal(f"{self._targets_file} declares no target: add a table such as [cpu].")
+            raise Refusal(f"{self.targets_file} declares no target: add a table such as [cpu].")
 
     @property
-    def _targets_file(self) -> Path:
+    def targets_file(self) -> Path:
         return self.root / "recipes" / "targets.toml"
 
     @cached_property
@@ -373,7 +373,7 @@ class Catalogue:
         torch = target.packages.get("torch")
         pins = {}
         for name, version in target.packages.items():
-            where = f"{self._targets_file} [{target.name}.packages] {name}"
+            where = f"{self.targets_file} [{target.name}.packages] {name}"
             if name not in self.packages:
                 raise Refusal(f"{where}: no recipe{_nearest(name, self.packages)}; add recipes/packages/{name}.toml.")
             releases = [release for release in self.packages[name].release if release.version == version]
@@ -411,7 +411,7 @@ class Catalogue:
                 raise Refusal(
                     f"{pin.label} needs {requirement.name}{requirement.specifier}, and target "
                     f"{target.name} has {other.label}: "
-                    f"change one of them in {self._targets_file}."
+                    f"change one of them in {self.targets_file}."
                 )
 
     def _build_order(self, pins: Mapping[str, Pin]) -> Iterable[str]:

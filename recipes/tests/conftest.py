@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from recipes.cache import Cache, sha256_of
-from recipes.model import ROOT
+from recipes.model import ROOT, Catalogue, Target
 from recipes.patch import tree_hash
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -37,9 +37,9 @@ NOWHERE = [f"{name}=http://127.0.0.1:9" for name in ("http_proxy", "https_proxy"
 OFFLINE = ("unshare", "--net") if UNSHARED else ("env", *NOWHERE)
 # A refusal says what to do next: it holds one of these.
 NEXT_STEP = re.compile(
-    r"\b(add|apt-get|ask|bound|break it|build it|build target|change|check|choose|constrain|correct|delete|export it|find out|"
-    r"flatten|free|install|mend|name one|narrow|pass|raise|read|remove|rename|renew|replace|report|run|save|set|try|"
-    r"turn|update|write)\b"
+    r"\b(add|apt-get|ask|bound|break it|build it|build target|change|check|choose|constrain|correct|delete|export it|"
+    r"find out|flatten|free|install|mend|name one|narrow|pass|raise|read|remove|rename|renew|replace|report|run|save|"
+    r"set|try|turn|update|write)\b"
 )
 
 
@@ -340,6 +340,11 @@ class Tiny(Checkout):
             size = path.stat().st_size
             lines.append(f"{name}=={path.name.split('-')[1]} --hash=sha256:{sha256_of(path)}  # {size} bytes\n")
         (self.root / "recipes" / "lock" / "tiny.txt").write_text("".join(["# inputs: none\n", *lines]))
+
+    @property
+    def declared(self) -> Target:
+        """The target as targets.toml has it now."""
+        return Catalogue(self.root).targets["tiny"]
 
     @property
     def pinned(self) -> str:
