@@ -25,10 +25,11 @@ from recipes.cache import Cache, disk_full, disk_named, put, sha256_of, write_js
 from recipes.environment import Wheel
 from recipes.fetch import Artifact, Downloads, Git, artifact_of, unpack
 from recipes.model import Pin, Refusal, build_environment, digest_of
-from recipes.patch import apply_all, tree_hash
+from recipes.patch import Patch, apply_all, tree_hash
 from recipes.plan import Plan, jobs
 from recipes.process import group
 from recipes.progress import Step, Steps, size
+from recipes.wheel import extract, repack
 
 EPOCH = "315532800"  # 1980-01-01, the oldest date a zip file can hold: wheels do not depend on when they were built
 # What a build sees of the caller's variables: nothing that could change a wheel, since its key does not hold them.
@@ -80,8 +81,7 @@ class Builder:
             if pin.release.kind == "provided":
                 continue
             if pin.release.kind == "wheel":
-                assert pin.release.sha256
-                wheel = Wheel(pin, files[pin.release.sha256], pin.release.sha256, {})
+                wheel = self._given(pin, files)
             else:
                 wheel = self._wheel(pin, trees[pin.name], locked, wheels)
             audit.check_metadata(wheel.path, pin, self.plan.target)
@@ -103,16 +103,7 @@ class Builder:
                 with self.steps.step("patch", pin.label) as step:
                     apply_all(patches, source)
                     step.note = f"{len(patches)} applied" if patches else "none"
-                touched = {file: sha256_of(source / file) for chosen in patches for file in chosen.files}
-                records = [
-                    {
-                        "file": chosen.name,
-                        "sha256": chosen.sha256,
-                        "touched": {file: touched[file] for file in chosen.files},
-                    }
-                    for chosen in patches
-                ]
-                record = {"source": pin.label, "sha256": tree_hash(source), "patches": records}
+                record = {"source": pin.label, "sha256": tree_hash(source), "patches": _touched(patches, source)}
                 write_json(made / "tree.json", record)
                 source.rename(made / source.name)
                 put(made, final)
@@ -123,6 +114,37 @@ class Builder:
         if pin.release.sha256:
             return unpack(files[pin.release.sha256], into)
         return self.git.tree(pin.label, pin.release, into / f"{pin.name}-{pin.release.version}")
+
+    def _given(self, pin: Pin, files: Mapping[str, Path]) -> Wheel:
+        """The wheel of a release that is one: as it came, or with its patches in it."""
+        assert pin.release.sha256
+        came, patches = files[pin.release.sha256], self.plan.patches[pin.name]
+        if not patches:
+            return Wheel(pin, came, pin.release.sha256, {})
+        inputs = {"package": pin.label, "wheel": pin.release.sha256, "patches": [chosen.sha256 for chosen in patches]}
+        found = self.cache.wheel(digest_of(inputs))
+        if found is None:
+            self._repack(pin, came, inputs)
+            found = self.cache.wheel(digest_of(inputs))
+        assert found is not None
+        path, record = found
+        return Wheel(pin, path, record["sha256"], record)
+
+    def _repack(self, pin: Pin, came: Path, inputs: dict[str, Any]) -> None:
+        patches = self.plan.patches[pin.name]
+        with self.cache.scratch("repack") as scratch, self.steps.step("patch", pin.label) as step:
+            (scratch / "made").mkdir()
+            final = scratch / "made" / came.name
+            touched = patched_wheel(came, patches, final, scratch / f"{pin.name}-{pin.release.version}")
+            record = {
+                "file": came.name,
+                "sha256": sha256_of(final),
+                "inputs": inputs,
+                "patches": [_installed(patch, final) for patch in touched],
+            }
+            write_json(final.with_name("wheel.json"), record)
+            put(final.parent, self.cache.root / "wheels" / digest_of(inputs))
+            step.note = f"{len(patches)} applied, repacked"
 
     def _wheel(self, pin: Pin, tree: Tree, locked: list[tuple[Artifact, Path]], before: list[Wheel]) -> Wheel:
         inputs = self._inputs(pin, tree)
@@ -138,6 +160,7 @@ class Builder:
     def _inputs(self, pin: Pin, tree: Tree) -> dict[str, Any]:
         """What decides the bytes of a wheel; its hash is the wheel's key."""
         target, torch = self.plan.target, self.plan.torch
+        patched = [chosen.sha256 for chosen in self.plan.patches["torch"]] if torch else []
         inputs: dict[str, Any] = {
             "package": pin.label,
             "tree": tree.sha256,
@@ -149,6 +172,7 @@ class Builder:
         if pin.build.compiler != "none":
             inputs |= {
                 "torch": torch.release.identity if torch else None,
+                **({"torch_patches": patched} if patched else {}),
                 "cuda": target.cuda,
                 "sm": target.sm,
                 "compiler": self._compiler(pin),
@@ -295,6 +319,28 @@ def _settings(pin: Pin) -> dict[str, Any]:
     return {"subfolder": pin.release.subfolder, "options": pin.build.options}
 
 
+def patched_wheel(came: Path, patches: list[Patch], final: Path, tree: Path) -> list[dict[str, Any]]:
+    """Write a wheel with its patches in it as `final`; `tree` is a new folder for the files that they touch."""
+    files = sorted({file for chosen in patches for file in chosen.files})
+    tree.mkdir()
+    extract(came, files, tree)
+    apply_all(patches, tree)
+    repack(came, tree, files, final)
+    return _touched(patches, tree)
+
+
+def _touched(patches: list[Patch], tree: Path) -> list[dict[str, Any]]:
+    """The patches' records, with the files that each changed, by their hash in the patched tree."""
+    return [
+        {
+            "file": chosen.name,
+            "sha256": chosen.sha256,
+            "touched": {file: sha256_of(tree / file) for file in chosen.files},
+        }
+        for chosen in patches
+    ]
+
+
 def _installed(patch: Mapping[str, Any], wheel: Path) -> dict[str, Any]:
     """A patch's record, with the files that it changed and the wheel installs, by their hash."""
     installed = {}
@@ -357,5 +403,7 @@ def _check_exported(folder: Path) -> None:
             f"{label}: {wheel} {f'has sha256 {found}' if wheel.is_file() else 'is missing'}, and its "
             f"record says {sha256}: export it again."
         )
+    if "wheel" in inputs:
+        return  # repacked: its objects are the publisher's, whose hash is in the key
     for extension in audit.extensions(wheel):
         audit.refuse_unportable(label, extension)

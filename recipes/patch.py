@@ -1,8 +1,10 @@
 """Version patches: which apply to a release, and their strict application to an unpacked tree.
 
-A patch is a unified diff with a DEP-3 header (https://dep-team.pages.debian.net/deps/dep3/) and the field X-Applies-To:
-a version range, and a marker for the target's Python if need be. It applies exactly or not at all: an offset, fuzz,
-no effect and "already upstream" are errors, since each means that nobody has looked at this patch on this version.
+A patch is a unified diff with a DEP-3 header (https://dep-team.pages.debian.net/deps/dep3/) and up to three fields of
+ours: X-Applies-To, a version range, and a marker for the target's Python if need be; X-Lines, where its hunks are in
+each release, if its text is the same in several; X-Needs, what else the target must have for the patch to be safe. It
+applies exactly or not at all: an offset, fuzz, no effect and "already upstream" are errors, since each means that
+nobody has looked at this patch on this version.
 """
 
 from __future__ import annotations
@@ -13,28 +15,39 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.message import Message
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from recipes.cache import disk_full, sha256_of
-from recipes.model import Pin, Refusal, Target
+from recipes.model import Pin, Refusal, Target, is_version
 from recipes.process import GIT_ALONE
 
 REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "X-Applies-To")
+FILE = r"^--- \S.*\n\+\+\+ (\S+)"  # the two lines before a file's hunks; no removed line has the second one after it
+HUNK = r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@"
 
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch file: `header` is its DEP-3 part, `files` the paths it touches, below the tree."""
+    """One patch file: `header` is its DEP-3 part, `diff` the rest, `files` the paths it touches, below the tree.
+
+    `lines` holds, by version, the line at which each hunk starts in that release; empty without X-Lines. Of `needs`,
+    one must hold in a target: a requirement on another package of it, or a patch that is selected for it.
+    """
 
     path: Path
     package: str
     header: Message = field(compare=False)
+    diff: str = field(compare=False, repr=False)
     applies_to: Requirement
     files: tuple[str, ...]
+    lines: dict[Version, tuple[int, ...]] = field(compare=False)
+    needs: tuple[Requirement | Patch, ...] = field(compare=False)
 
     @property
     def name(self) -> str:
@@ -50,12 +63,55 @@ class Patch:
         """The first line of the description."""
         return str(self.header["Description"]).splitlines()[0]
 
+    def covers(self, version: str) -> bool:
+        """Whether the version is in the patch's range."""
+        return self.applies_to.specifier.contains(version, prereleases=True)
+
     def selects(self, version: str, target: Target) -> bool:
         """Whether the patch is for that version of its package in that target."""
-        return self.applies_to.specifier.contains(version, prereleases=True) and target.applies(self.applies_to)
+        needed = not self.needs or any(_holds(need, target) for need in self.needs)
+        return self.covers(version) and target.applies(self.applies_to) and needed
+
+    def at(self, version: str) -> Patch:
+        """The patch with its hunks where they are in that release; one that X-Lines does not know is refused."""
+        if not self.lines:
+            return self
+        if Version(version) not in self.lines:
+            raise Refusal(
+                f"{self.name}: nobody has looked at this patch on {self.package} {version}, which X-Applies-To covers: "
+                "add the version to X-Lines with the lines of its hunks and prove it, or bound X-Applies-To."
+            )
+        return replace(self, diff=_moved(self.diff, self.lines[Version(version)]))
 
 
-def read(path: Path) -> Patch:
+def _holds(need: Requirement | Patch, target: Target) -> bool:
+    version = target.packages.get(need.package if isinstance(need, Patch) else canonicalize_name(need.name))
+    if version is None:
+        return False
+    if isinstance(need, Patch):
+        return need.selects(version, target)
+    return need.specifier.contains(version, prereleases=True) and target.applies(need)
+
+
+def _moved(diff: str, lines: tuple[int, ...]) -> str:
+    """The diff with its hunks' old sides starting at these lines; a new side is later by what was added before it."""
+    starts, grown = iter(lines), 0
+
+    def renewed(match: re.Match[str]) -> str:
+        nonlocal grown
+        if match[0].startswith("---"):  # of the next file
+            grown = 0
+            return match[0]
+        old, new = (int(count or 1) for count in (match[2], match[4]))
+        start = next(starts)
+        header = f"@@ -{start},{old} +{start + grown},{new} @@"
+        grown += new - old
+        return header
+
+    return re.sub(rf"{HUNK}|{FILE}", renewed, diff, flags=re.MULTILINE)
+
+
+def read(path: Path, needed_by: tuple[Path, ...] = ()) -> Patch:
     """Parse a patch file; a header that lacks a field, or no diff at all, is refused."""
     text = path.read_bytes().decode("utf-8")  # not read_text, which would hide CRLF
     if "\r" in text:
@@ -65,16 +121,79 @@ def read(path: Path) -> Patch:
     for name in REQUIRED:
         if not header[name]:
             raise Refusal(f"{path}: the header has no {name}: add it (DEP-3; see patches/README.md).")
-    files = tuple(match.removeprefix("b/") for match in re.findall(r"^\+\+\+ (\S+)", diff, re.MULTILINE))
-    if not separator or not files:
+    files = tuple(match.removeprefix("b/") for match in re.findall(FILE, diff, re.MULTILINE))
+    hunks = [part for part in re.split(r"^(?=@@ |--- \S.*\n\+\+\+ )", diff, flags=re.MULTILINE) if part[:2] == "@@"]
+    if not separator or not files or not hunks:
         raise Refusal(f'{path} holds no diff after its header and the line "---": add one, or delete the file.')
-    try:
-        applies_to = Requirement(f"{path.parent.name} {header['X-Applies-To']}")
-    except InvalidRequirement:
+    if idle := next((hunk for hunk in hunks if _side(hunk, "-") == _side(hunk, "+")), None):
+        raise Refusal(f"{path}: the hunk {idle.splitlines()[0]} changes nothing: mend it, or delete the file.")
+    if outside := next((file for file in files if file.startswith("/") or ".." in Path(file).parts), None):
+        raise Refusal(
+            f"{path} changes {outside}, outside the tree that it is for: correct the path or delete the file."
+        )
+    applies_to = _requirement(f"{path.parent.name} {header['X-Applies-To']}")
+    if applies_to is None:
         raise Refusal(
             f'{path}: X-Applies-To {header["X-Applies-To"]!r} is not a range such as ">=1.8,<1.9": correct it.'
-        ) from None
-    return Patch(path, path.parent.name, header, applies_to, files)
+        )
+    lines = _lines(path, header["X-Lines"], applies_to, diff) if "X-Lines" in header else {}
+    needs = _needs(path, str(header["X-Needs"]), (*needed_by, path)) if "X-Needs" in header else ()
+    return Patch(path, path.parent.name, header, diff, applies_to, files, lines, needs)
+
+
+def _side(hunk: str, sign: str) -> list[str]:
+    return [line[1:] for line in hunk.splitlines() if line.startswith(sign)]
+
+
+def _requirement(text: str) -> Requirement | None:
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        return None
+
+
+def _lines(path: Path, text: str, applies_to: Requirement, diff: str) -> dict[Version, tuple[int, ...]]:
+    """X-Lines: one version a line, then the old-side start of each hunk in it."""
+    own = tuple(int(match[1]) for match in re.finditer(HUNK, diff, re.MULTILINE))
+    found: dict[Version, tuple[int, ...]] = {}
+    for line in text.splitlines():
+        version, *starts = line.split() or [""]
+        if not is_version(version) or not all(start.isdecimal() for start in starts) or len(starts) != len(own):
+            raise Refusal(
+                f"{path}: X-Lines {line.strip()!r} is not a version and the first line of each of {len(own)} hunks, "
+                'as in "4.36.2 3898": correct it.'
+            )
+        if Version(version) in found:
+            raise Refusal(f"{path}: X-Lines names {version} twice: remove one.")
+        if not applies_to.specifier.contains(version, prereleases=True):
+            raise Refusal(f"{path}: X-Lines names {version}, outside X-Applies-To: widen that, or remove the line.")
+        found[Version(version)] = tuple(map(int, starts))
+    if own not in found.values():
+        raise Refusal(
+            f"{path}: its hunks start at {own}, and X-Lines says so of no version: write it as for one of them."
+        )
+    return found
+
+
+def _needs(path: Path, text: str, chain: tuple[Path, ...]) -> tuple[Requirement | Patch, ...]:
+    """X-Needs: requirements on packages of the target, or names of patches, with ", or " between them."""
+    found: list[Requirement | Patch] = []
+    for one in (part.strip() for part in " ".join(text.split()).split(", or ")):
+        if one.startswith("patches/"):
+            other = path.parents[2] / one
+            if not other.is_file():
+                raise Refusal(f"{path}: X-Needs names {one}, which does not exist: correct the name.")
+            if other in chain:
+                raise Refusal(f"{path}: X-Needs goes round in a circle through {one}: break it.")
+            found.append(read(other, chain))
+        elif requirement := _requirement(one):
+            found.append(requirement)
+        else:
+            raise Refusal(
+                f'{path}: X-Needs {one!r} is neither a requirement such as "torch >=2.0" nor a patch '
+                '("patches/torch/0001-....patch"): correct it.'
+            )
+    return tuple(found)
 
 
 def every(root: Path) -> list[Patch]:
@@ -82,10 +201,15 @@ def every(root: Path) -> list[Patch]:
     return [read(path) for path in sorted((root / "patches").glob("*/*.patch"))]
 
 
+def of_package(root: Path, package: str) -> list[Patch]:
+    """The patches of one package, in the order of their numbers."""
+    return [read(path) for path in sorted((root / "patches" / package).glob("*.patch"))]
+
+
 def selected(root: Path, pin: Pin, target: Target) -> list[Patch]:
-    """The patches for a pinned package of a target, in the order of their numbers."""
-    patches = [read(path) for path in sorted((root / "patches" / pin.name).glob("*.patch"))]
-    return [patch for patch in patches if patch.selects(pin.release.version, target)]
+    """The patches for a pinned package of a target, in order, each with its hunks where they are in that version."""
+    version = pin.release.version
+    return [patch.at(version) for patch in of_package(root, pin.name) if patch.selects(version, target)]
 
 
 def tree_hash(tree: Path) -> str:
@@ -107,6 +231,9 @@ def apply(patch: Patch, tree: Path) -> None:
         raise Refusal(f"{patch.name} needs `git apply`, and git is not installed: install git.")
     if _git_apply(patch, tree, "--reverse", "--check").returncode == 0:
         raise Refusal(f"{patch.name} is already in {tree.name}: set Applied-Upstream and bound X-Applies-To.")
+    if crlf := next((file for file in patch.files if (tree / file).is_file() and _has_crlf(tree / file)), None):
+        raise Refusal(f"{patch.name} has LF line ends, and {crlf} of {tree.name} has CRLF: unpack that source anew.")
+    before = {file: _hash_or_none(tree / file) for file in patch.files}
     done = _git_apply(patch, tree, "--verbose")
     said = done.stderr.strip().splitlines() or ["no message"]
     if any("No space left on device" in line for line in said):
@@ -116,40 +243,39 @@ def apply(patch: Patch, tree: Path) -> None:
             f"{patch.name} does not apply to {tree.name} ({_first_error(said)}): renew it for this version "
             "or bound X-Applies-To."
         )
-    if moved := next((line for line in said if "offset" in line or "fuzz" in line), None):
+    if moved := next((line for line in said if re.search(r"\(offset|fuzz", line)), None):
         raise Refusal(
             f"{patch.name} applies to {tree.name} only away from its place ({moved.strip()}): renew its line numbers."
         )
-    missing = next((file for file in patch.files if not (tree / file).is_file()), None)
-    if missing:
+    if idle := next((file for file in patch.files if _hash_or_none(tree / file) == before[file]), None):
         raise Refusal(
-            f"{patch.name} had no effect on {missing} of {tree.name}: check that the tree is not inside a "
-            "git repository."
+            f"{patch.name} had no effect on {idle} of {tree.name}: check that the tree is not inside a git repository."
         )
+
+
+def _has_crlf(path: Path) -> bool:
+    return b"\r\n" in path.read_bytes()
 
 
 def _git_apply(patch: Patch, tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
     # Inside a repository `git apply` skips files outside the current folder's prefix, with exit code 0.
     ours = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
     environment = ours | GIT_ALONE | {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent), "LC_ALL": "C"}
-    command = ["git", "apply", *options, "-p1", str(patch.path.resolve())]
-    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    command = ["git", "apply", *options, "-p1"]
+    return subprocess.run(
+        command, cwd=tree, env=environment, input=patch.diff, capture_output=True, text=True, check=False
+    )
 
 
 def _first_error(said: list[str]) -> str:
-    return next((line.removeprefix("error: ") for line in said if line.startswith("error:")), said[-1])
+    errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+    return next((error for error in errors if not error.startswith("while searching")), said[-1])
 
 
 def apply_all(patches: list[Patch], tree: Path) -> None:
-    """Apply patches in order; each must change the tree."""
+    """Apply patches in order."""
     for patch in patches:
-        before = {file: _hash_or_none(tree / file) for file in patch.files}
         apply(patch, tree)
-        unchanged = next((file for file in patch.files if _hash_or_none(tree / file) == before[file]), None)
-        if unchanged:
-            raise Refusal(
-                f"{patch.name} left {unchanged} of {tree.name} as it was: it has no effect, delete or mend it."
-            )
 
 
 def _hash_or_none(path: Path) -> str | None:

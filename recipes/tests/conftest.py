@@ -5,8 +5,10 @@ Every test works on the real thing: the command as a subprocess, a server on thi
 
 from __future__ import annotations
 
+import base64
 import copy
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -182,6 +184,11 @@ def sdist(path: Path, files: Mapping[str, str | bytes]) -> str:
     return sha256_of(path)
 
 
+def entry(data: bytes) -> str:
+    """Hash and size as a wheel's RECORD has them."""
+    return f"sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip('=')},{len(data)}"
+
+
 def wheel(
     folder: Path, name: str, requires: tuple[str, ...] = (), payload: bytes = b"value = 1\n", version: str = "1.0"
 ) -> Path:
@@ -193,7 +200,8 @@ def wheel(
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"]).encode()
+    files[f"{info}/RECORD"] = "".join(f"{file},{entry(data)}\n" for file, data in files.items()).encode()
+    files[f"{info}/RECORD"] += f"{info}/RECORD,,\n".encode()
     with zipfile.ZipFile(path, "w") as archive:
         for file, data in files.items():
             archive.writestr(zipfile.ZipInfo(file), data)
