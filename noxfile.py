@@ -106,6 +106,16 @@ def lock(session):
     recipes(session, "lock", *session.posargs)
 
 
+@nox.session
+def bump(session):
+    """Raise a pin: nox -s bump -- cpu torchao==0.19.0; then the proofs of that package's patches run again."""
+    install(session, "tests")
+    session.run("python", "-m", "recipes", "bump", *session.posargs)
+    package = session.posargs[1].partition("==")[0]
+    if Path("patches", package).is_dir():
+        session.run("python", "-m", "pytest", f"patches/{package}")
+
+
 @verb()
 def compat(session):
     """Print the compatibility matrix: every target x every release; allowed, refused (why), or unknown."""

@@ -16,6 +16,7 @@ try:
 
     from recipes import build, environment, evidence, image, limits, lock, render
     from recipes.build import Builder
+    from recipes.bump import Bump
     from recipes.cache import Cache
     from recipes.model import Catalogue, Refusal
     from recipes.plan import Plan, changed, consider, grid, plan, show
@@ -72,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     verb("lock", _lock)
     verb("compat", _compat, target=False)
+    raised = verb("bump", _bump, mirror=True)
+    raised.add_argument("pin", metavar="PACKAGE==VERSION")
     verb("render", _render, target=False).add_argument("--check", action="store_true", help="fail instead of writing")
     verb("clean", _clean, target=False).add_argument(
         "--cache", action="store_true", help="the cache of downloads and wheels too"
@@ -190,6 +193,19 @@ def _lock(options: argparse.Namespace) -> int:
         for reason in missing:
             steps.say("lock", chosen.target.name, reason)
     return 0
+
+
+def _bump(options: argparse.Namespace) -> int:
+    """Raise a pin of a target: release, pin, lock; says what becomes of its patches, whose proofs nox then runs."""
+    cache, (package, version) = Cache(), limits.what_if(options.pin)
+    with Steps() as steps, cache.held(steps.wait):
+        for line in Bump(Catalogue().root, options.target, package, version).run(cache, steps, options.mirror):
+            steps.say("todo", line)
+        try:
+            return render.write(Catalogue())
+        except Refusal as refusal:  # until a patch is renewed, the new pin cannot be planned
+            steps.say("todo", str(refusal))
+            return 0
 
 
 def _render(options: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,10 @@ class Builder:
     def _tree(self, pin: Pin, files: Mapping[str, Path]) -> Tree:
         patches = self.plan.patches[pin.name]
         key = digest_of(
-            [pin.release.model_dump(include={"sha256", "commit", "submodules"}), [chosen.sha256 for chosen in patches]]
+            [
+                pin.release.model_dump(include={"sha256", "commit", "submodules", "without"}),
+                [chosen.sha256 for chosen in patches],
+            ]
         )
         final = self.cache.root / "trees" / key
         record = self.cache.record(final / "tree.json", "sha256", "patches")
@@ -108,6 +111,15 @@ class Builder:
                 source.rename(made / source.name)
                 put(made, final)
         return Tree(next(path for path in final.iterdir() if path.is_dir()), record["sha256"], tuple(record["patches"]))
+
+    def pristine(self, pin: Pin, wanted: Iterable[str], into: Path) -> Path:
+        """The unpatched source of a pin; of a wheel, the wanted files."""
+        artifact = artifact_of(pin)
+        files = {artifact.sha256: self.downloads.file(artifact)} if artifact else {}
+        if pin.release.kind != "wheel":
+            return self._source(pin, files, into)
+        extract(next(iter(files.values())), wanted, into)
+        return into
 
     def _source(self, pin: Pin, files: Mapping[str, Path], into: Path) -> Path:
         into.mkdir()

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TypeVar, cast
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 import httpx2
 from packaging.utils import canonicalize_name
@@ -33,7 +33,7 @@ from unearth.fetchers import Fetcher, PyPIClient
 from unearth.link import Link
 
 from recipes.cache import Cache, disk_full, disk_named, find_file, put, sha256_of
-from recipes.model import Pin, Refusal, Source, Target, is_version
+from recipes.model import Pin, Refusal, Source, Submodule, Target, is_version
 from recipes.process import GIT_ALONE, group
 from recipes.progress import Step, Steps, size
 
@@ -182,6 +182,17 @@ class Downloads:
             fit = f"Python {self._target.python} and glibc {self._target.glibc}"
             raise Refusal(f"{name} {version} has no wheel for {fit}: constrain it in the recipe that needs it.")
         return self._download(links[0].url_without_fragment, links[0].filename, Artifact(name, version, ""))
+
+    def published(self, name: str, version: str, *, wheel: bool) -> Path:
+        """The sdist of that version, or the wheel that fits the target, whatever its hash: what a recipe then pins."""
+        if wheel:
+            return self.choose(name, version)
+        asked = Artifact(name, version, "", file="")
+        links = self._links(asked, self.settings.indexes, self.settings.find_links)
+        sdist = next((link for link in links if link.filename.endswith(".tar.gz")), None)
+        if sdist is None:
+            raise Refusal(f"{name} {version} has no sdist on pip's configured index: check the version.")
+        return self._download(sdist.url_without_fragment, sdist.filename, asked)
 
     def _links(self, artifact: Artifact, indexes: tuple[str, ...], find_links: tuple[str, ...] = ()) -> list[Link]:
         """The files of that version, the best first: of a package any, of a dependency those that fit."""
@@ -436,6 +447,53 @@ class Git:
         for one in source.submodules:
             yield _Part(f"{label} {one.path}", one.repository, one.commit, path=one.path, without=tuple(one.without))
 
+    def commit_of(self, label: str, repository: str, tag: str) -> str:
+        """The commit that a tag points to, in the mirror or upstream."""
+        place = self._place(repository)
+        source = str((self.mirror / place).resolve()) if self.mirror and (self.mirror / place).is_dir() else repository
+        cure = "check the version and the network, or pass --mirror DIR"
+        refs = (f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}")  # the second of an annotated tag, and then the last
+        lines = self._git(label, "ls-remote", source, *refs, cure=cure).splitlines()
+        if not lines:
+            raise Refusal(f"{label}: {source} has no tag {tag}: check the version.")
+        return lines[-1].split()[0]
+
+    def submodules(self, label: str, source: Source) -> list[Submodule]:
+        """Every submodule that a git source names, also inside submodules, but for those in its `without`."""
+        assert source.repository and source.commit
+        pending, found = [_Part(label, source.repository, source.commit, source.tag)], []
+        while pending:
+            part = pending.pop(0)
+            bare = self._repository(part)
+            urls = self._submodule_urls(part, bare)
+            for path, commit in self._gitlinks(part, bare):
+                if path not in source.without:
+                    found.append(Submodule(path=path, repository=urls[path], commit=commit))
+                    pending.append(_Part(f"{label} {path}", urls[path], commit, path=path))
+        return found
+
+    def _submodule_urls(self, part: _Part, bare: Path) -> dict[str, str]:
+        """The repository of each submodule by its path in the whole tree (gitmodules(5))."""
+        settings = ("config", "--blob", f"{part.commit}:.gitmodules", "--get-regexp", r"^submodule\..*\.(path|url)$")
+        command = ["git", f"--git-dir={bare}", *settings]
+        listed = subprocess.run(command, capture_output=True, text=True, env=_git_variables(), check=False).stdout
+        values: dict[str, dict[str, str]] = {}
+        for line in listed.splitlines():
+            key, _, value = line.partition(" ")
+            name, _, kind = key.rpartition(".")
+            values.setdefault(name, {})[kind] = value
+        found = {}
+        for one in values.values():
+            url = urljoin(f"{part.repository}/", one["url"]).removesuffix(".git")  # "../other.git" is beside this one
+            found[(PurePosixPath(part.path) / one["path"]).as_posix()] = url
+        return found
+
+    @staticmethod
+    def _place(repository: str) -> Path:
+        """Where a repository lies in a mirror or the cache."""
+        url = urlsplit(repository)
+        return Path(url.netloc, url.path.strip("/").removesuffix(".git") + ".git")
+
     def _check_out(self, part: _Part, bare: Path, into: Path) -> None:
         into.mkdir(parents=True, exist_ok=True)
         # Not `git archive`, which leaves out and fills in what .gitattributes says; and no filters of the user's.
@@ -452,8 +510,7 @@ class Git:
     def _repository(self, part: _Part) -> Path:
         """A bare repository with that commit in it, and with the tag that still points there."""
         label, commit, tag = part.label, part.commit, part.tag
-        url = urlsplit(part.repository)
-        place = Path(url.netloc, url.path.strip("/").removesuffix(".git") + ".git")
+        place = self._place(part.repository)
         kept, source = self.cache.root / place, part.repository
         if self._points(kept, commit) == commit and (tag is None or self._points(kept, f"refs/tags/{tag}") == commit):
             return kept
@@ -502,7 +559,8 @@ class Git:
 
     def _git(
         self, label: str, *arguments: object, cure: str = "check what git says and run again", **variables: str
-    ) -> None:
+    ) -> str:
+        """Run git within the time limit and return what it said; a failure is refused."""
         environment = _git_variables() | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"} | variables
         with group(["git", *map(str, arguments)], self.cache.partial, environment) as process:
             try:
@@ -515,9 +573,10 @@ class Git:
         if "No space left on device" in said:
             raise disk_full(self.cache.root)
         if process.returncode != 0:
-            verb = next(word for word in arguments if word in ("init", "fetch", "checkout"))
+            verb = next(word for word in arguments if word in ("init", "fetch", "checkout", "ls-remote"))
             last = (said.splitlines() or ["no message"])[-1].rstrip(".")
             raise Refusal(f"{label}: git {verb} failed ({last}): {cure}.")
+        return said
 
 
 def _git_variables() -> dict[str, str]:

@@ -132,12 +132,12 @@ def _within(version: str, need: str) -> bool:
 
 
 def what_if(text: str) -> tuple[str, str]:
-    """NAME==VERSION of a what-if; anything else is refused."""
+    """PACKAGE==VERSION as a command has it; anything else is refused."""
     try:
         asked = Requirement(text)
         (only,) = asked.specifier
     except (InvalidRequirement, ValueError):
-        raise Refusal(f"--with {text!r} is not PACKAGE==VERSION: write it as flash-attn==2.5.8.") from None
+        raise Refusal(f"{text!r} is not PACKAGE==VERSION: write it as flash-attn==2.5.8.") from None
     if only.operator != "==" or not is_version(only.version):
-        raise Refusal(f"--with {text!r} names no single version: write it as flash-attn==2.5.8.")
+        raise Refusal(f"{text!r} names no single version: write it as flash-attn==2.5.8.")
     return canonicalize_name(asked.name), only.version
