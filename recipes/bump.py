@@ -102,9 +102,10 @@ class Bump:
 
     def _published(self, pin: Pin, builder: Builder) -> tuple[str, Message]:
         """The file of an index: its name and sha256, and what it says of itself."""
-        wheel = pin.release.kind == "wheel"
-        path = builder.downloads.published(self.package, self.version, wheel=wheel)
-        described = audit.described(path, "METADATA") if wheel else _pkg_info(path)
+        assert pin.release.file
+        like = pin.release.file.replace(pin.release.metadata_version, self.version)
+        path = builder.downloads.published(self.package, self.version, like)
+        described = audit.described(path, "METADATA") if pin.release.kind == "wheel" else _pkg_info(path)
         return (
             f'file = "{path.name}"\nsha256 = "{path.parent.name}"\n',
             HeaderParser().parsestr(described.decode(errors="replace")),
@@ -219,7 +220,7 @@ def _standing(one: Patch, version: str, tree: Path, scratch: Path) -> str:
     except Refusal as refusal:
         if "already in" in str(refusal):
             return "retires: its change is in this version; delete it with its proof once no target needs it"
-        return f"renew it: {refusal}"
+        return f"renew it: {str(refusal).removeprefix(f'{one.name} ')}"
     if known is one and one.lines:
         return f"fits: add {version} to X-Lines and run its proof again"
     return "stays" if one.covers(version) else f"fits: widen X-Applies-To to {version} and run its proof again"

@@ -183,16 +183,17 @@ class Downloads:
             raise Refusal(f"{name} {version} has no wheel for {fit}: constrain it in the recipe that needs it.")
         return self._download(links[0].url_without_fragment, links[0].filename, Artifact(name, version, ""))
 
-    def published(self, name: str, version: str, *, wheel: bool) -> Path:
-        """The sdist of that version, or the wheel that fits the target, whatever its hash: what a recipe then pins."""
-        if wheel:
-            return self.choose(name, version)
-        asked = Artifact(name, version, "", file="")
+    def published(self, name: str, version: str, like: str) -> Path:
+        """The file of that version that is named `like`, else its sdist or fitting wheel: what a recipe then pins."""
+        asked = Artifact(name, version, "", file=like)
         links = self._links(asked, self.settings.indexes, self.settings.find_links)
-        sdist = next((link for link in links if link.filename.endswith(".tar.gz")), None)
-        if sdist is None:
+        same = next((link for link in links if link.filename == like), None)
+        if same is None and like.endswith(".whl"):
+            return self.choose(name, version)
+        found = same or next((link for link in links if link.filename.endswith(".tar.gz")), None)
+        if found is None:
             raise Refusal(f"{name} {version} has no sdist on pip's configured index: check the version.")
-        return self._download(sdist.url_without_fragment, sdist.filename, asked)
+        return self._download(found.url_without_fragment, found.filename, asked)
 
     def _links(self, artifact: Artifact, indexes: tuple[str, ...], find_links: tuple[str, ...] = ()) -> list[Link]:
         """The files of that version, the best first: of a package any, of a dependency those that fit."""
