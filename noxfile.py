@@ -88,6 +88,13 @@ def smoke(session, target):
 
 @verb()
 @for_each_target
+def image(session, target):
+    """Build the image with docker and let it prove itself; -- [--standin NAME=REF] [--mirror DIR] [--ca FILE]."""
+    recipes(session, "image", target, *session.posargs)
+
+
+@verb()
+@for_each_target
 def promote(session, target):
     """Keep the evidence of the last smoke run in smoke_tests/evidence/ and render README."""
     recipes(session, "promote", target)

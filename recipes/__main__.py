@@ -60,11 +60,23 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     what_if = verb("plan", _plan)
-    what_if.add_argument("--sm", type=lambda text: text.split(","), help='other GPU architectures, as "8.0,9.0"')
+    what_if.add_argument("--sm", type=_listed, help='other GPU architectures, as "8.0,9.0"')
     what_if.add_argument("--python", help="another Python, as 3.12")
     what_if.add_argument("--with", dest="replaced", action="append", metavar="PACKAGE==VERSION", help="would it fit?")
     verb("fetch", _fetch, mirror=True).add_argument("--into", type=Path, help="also fill this folder, as a mirror")
-    verb("patch", _patch, mirror=True)
+    patched = verb("patch", _patch, mirror=True)
+    patched.add_argument("--into", type=Path, help="lay out what the stages of an image build from")
+    patched.add_argument("--wheelcache", type=Path, help="a folder of exported wheels: none of them is built again")
+    patched.add_argument("--sm", type=_listed, help='other GPU architectures, as "8.0,9.0"')
+    audited = verb("audit", _audit)
+    audited.add_argument("--sm", type=_listed, help='other GPU architectures, as "8.0,9.0"')
+    for name, holds in (("out", "what `patch --into` wrote"), ("wheels", "NAME/*.whl"), ("into", "to be installed")):
+        audited.add_argument(f"--{name}", type=Path, required=True, help=holds)
+    built = verb("image", _image, mirror=True)
+    built.add_argument("--standin", action="append", default=[], metavar="NAME=REF", help="another image for a base")
+    built.add_argument("--wheelcache", type=Path, help="a folder of exported wheels")
+    built.add_argument("--ca", type=Path, help="certificates for a machine behind a proxy")
+    built.add_argument("--sm", type=_listed, help='GPU architectures to compile for, as "9.0"')
     verb("build", _build, mirror=True)
     verb("smoke", _smoke, mirror=True)
     verb("promote", _promote)
@@ -85,8 +97,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _listed(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
 def _chosen(options: argparse.Namespace) -> Plan:
-    return plan(Catalogue(), options.target)
+    return plan(Catalogue(), options.target, getattr(options, "sm", None))
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -133,13 +149,33 @@ def _fetch(options: argparse.Namespace) -> int:
 
 
 def _patch(options: argparse.Namespace) -> int:
-    """Fetch and patch every source of a target."""
+    """Fetch and patch every source of a target; --into lays out what the stages of its image build from."""
     chosen, cache = _chosen(options), Cache()
     with Steps() as steps, cache.held(steps.wait):
         builder = Builder(chosen, cache, steps, options.mirror)
+        if options.into:
+            image.lay_out(chosen, builder, options.into, options.wheelcache)
+            return 0
         for name, tree in builder.trees(builder.fetch()).items():
             steps.say("patch", f"{name}: tree {tree.sha256[:12]}", str(tree.path))
     return 0
+
+
+def _audit(options: argparse.Namespace) -> int:
+    """Check the wheels that the stages of an image built, and write what its environment is made of."""
+    image.gather(_chosen(options), options.out, options.wheels, options.into)
+    return 0
+
+
+def _image(options: argparse.Namespace) -> int:
+    """Build a target's image with docker buildx, print its size by layer, and let it prove itself here."""
+    chosen = _chosen(options)
+    pairs = [text.partition("=") for text in options.standin]
+    standins = {name: reference for name, _, reference in pairs}
+    given = image.Options(standins, options.mirror, options.wheelcache, options.ca, tuple(options.sm or ()))
+    console.print(f"{image.tag(chosen.target)}: {image.build(chosen, given)}", soft_wrap=True)
+    image.show(chosen)
+    return image.smoke(chosen)
 
 
 def _installed(options: argparse.Namespace) -> tuple[Plan, Path]:

@@ -138,6 +138,36 @@ def audit(wheel: Path, pin: Pin, torch: Path | None, glibc: str) -> dict[str, ob
     }
 
 
+def architectures(listing: str) -> dict[str, set[str]]:
+    """GPU architectures by shared object, as "9.0" or "9.0a": `cuobjdump --list-elf --list-ptx` after "== FILE"."""
+    found: dict[str, set[str]] = {}
+    name = ""
+    for line in listing.splitlines():
+        if line.startswith("== "):
+            name = line.removeprefix("== ")
+        elif match := re.search(r"\.sm_(\d+)(\d)([af]?)\.(cubin|ptx)", line):
+            found.setdefault(name, set()).add(f"{match[1]}.{match[2]}{match[3]}")
+    return found
+
+
+def check_architectures(pin: Pin, target: Target, listing: str) -> dict[str, list[str]]:
+    """Refuse a CUDA wheel with an extension that lacks one of the target's architectures; else what each has.
+
+    More than the target's are no fault: some packages cannot be narrowed (transformer-engine before 1.11).
+    """
+    found = architectures(listing)
+    if not found:
+        raise Refusal(f"{pin.label}: its wheel holds no GPU code at all: see the recipe's env, FORCE_CUDA and its kin.")
+    for name, has in sorted(found.items()):
+        plain = {one.rstrip("af") for one in has}
+        if missing := [sm for sm in target.sm if sm not in plain]:
+            raise Refusal(
+                f"{pin.label}: {name} is compiled for sm {', '.join(sorted(has))} and target {target.name} is for "
+                f"{missing[0]}: set the package's architectures in its recipe's env."
+            )
+    return {name: sorted(has) for name, has in sorted(found.items())}
+
+
 def refuse_unportable(label: str, extension: Extension) -> None:
     """Refuse an extension compiled for the machine that built it."""
     if not extension.cpus:

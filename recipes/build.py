@@ -81,7 +81,7 @@ class Builder:
             if pin.release.kind == "provided":
                 continue
             if pin.release.kind == "wheel":
-                wheel = self._given(pin, files)
+                wheel = self.given(pin, files)
             else:
                 wheel = self._wheel(pin, trees[pin.name], locked, wheels)
             audit.check_metadata(wheel.path, pin, self.plan.target)
@@ -127,7 +127,7 @@ class Builder:
             return unpack(files[pin.release.sha256], into)
         return self.git.tree(pin.label, pin.release, into / f"{pin.name}-{pin.release.version}")
 
-    def _given(self, pin: Pin, files: Mapping[str, Path]) -> Wheel:
+    def given(self, pin: Pin, files: Mapping[str, Path]) -> Wheel:
         """The wheel of a release that is one: as it came, or with its patches in it."""
         assert pin.release.sha256
         came, patches = files[pin.release.sha256], self.plan.patches[pin.name]
@@ -152,14 +152,15 @@ class Builder:
                 "file": came.name,
                 "sha256": sha256_of(final),
                 "inputs": inputs,
-                "patches": [_installed(patch, final) for patch in touched],
+                "patches": [installed(patch, final) for patch in touched],
             }
             write_json(final.with_name("wheel.json"), record)
             put(final.parent, self.cache.root / "wheels" / digest_of(inputs))
             step.note = f"{len(patches)} applied, repacked"
 
     def _wheel(self, pin: Pin, tree: Tree, locked: list[tuple[Artifact, Path]], before: list[Wheel]) -> Wheel:
-        inputs = self._inputs(pin, tree)
+        compiler = self._compiler(pin) if pin.build.compiler != "none" else "none"
+        inputs = self.inputs(pin, tree, compiler, f"bare, {' '.join(platform.libc_ver())}")
         key = digest_of(inputs)
         found = self.cache.wheel(key)
         if found is None:
@@ -169,8 +170,8 @@ class Builder:
         path, record = found
         return Wheel(pin, path, record["sha256"], record)
 
-    def _inputs(self, pin: Pin, tree: Tree) -> dict[str, Any]:
-        """What decides the bytes of a wheel; its hash is the wheel's key."""
+    def inputs(self, pin: Pin, tree: Tree, compiler: str, base: str) -> dict[str, Any]:
+        """What decides the bytes of a wheel, built by that compiler on that base; its hash is the wheel's key."""
         target, torch = self.plan.target, self.plan.torch
         patched = [chosen.sha256 for chosen in self.plan.patches["torch"]] if torch else []
         inputs: dict[str, Any] = {
@@ -187,8 +188,8 @@ class Builder:
                 **({"torch_patches": patched} if patched else {}),
                 "cuda": target.cuda,
                 "sm": target.sm,
-                "compiler": self._compiler(pin),
-                "base": f"bare, {' '.join(platform.libc_ver())}",
+                "compiler": compiler,
+                "base": base,
             }
         return inputs
 
@@ -236,7 +237,7 @@ class Builder:
                 "sha256": sha256_of(wheel),
                 "inputs": inputs,
                 "audit": audit.audit(wheel, pin, torch, platform.libc_ver()[1]),
-                "patches": [_installed(patch, wheel) for patch in tree.patches],
+                "patches": [installed(patch, wheel) for patch in tree.patches],
                 "built_with": {
                     "python": self._version(python),
                     "compiler": inputs.get("compiler", "none"),
@@ -353,7 +354,7 @@ def _touched(patches: list[Patch], tree: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _installed(patch: Mapping[str, Any], wheel: Path) -> dict[str, Any]:
+def installed(patch: Mapping[str, Any], wheel: Path) -> dict[str, Any]:
     """A patch's record, with the files that it changed and the wheel installs, by their hash."""
     installed = {}
     with audit.opened(wheel) as archive:
@@ -391,7 +392,7 @@ def import_wheels(cache: Cache, source: Path) -> int:
     if not found:
         raise Refusal(f"{source} holds no exported wheels (KEY/wheel.json): choose a folder that `cache export` wrote.")
     for folder in found:
-        _check_exported(folder)
+        check_exported(folder)
     for folder in found:
         with cache.scratch("import") as scratch:
             shutil.copytree(folder, scratch / folder.name)
@@ -399,7 +400,8 @@ def import_wheels(cache: Cache, source: Path) -> int:
     return len(found)
 
 
-def _check_exported(folder: Path) -> None:
+def check_exported(folder: Path) -> None:
+    """Refuse a folder KEY/ of exported wheels that is not what its record and its name say."""
     try:
         record = json.loads((folder / "wheel.json").read_text(encoding="utf-8"))
         inputs, wheel, sha256 = record["inputs"], folder / record["file"], record["sha256"]

@@ -169,7 +169,7 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
             with disk_named(partial):
                 create(partial, interpreter(plan.target, cache, steps), locked, wheels, cache)
                 check(partial, cache)
-                _describe(partial, plan, wheels)
+                describe(partial, plan, wheels)
                 if final.exists():
                     final.rename(final.with_name(f".env.{os.getpid()}.old"))
                 partial.rename(final)
@@ -207,7 +207,7 @@ def layer(
                 f"{plan.target.name}: on {image} the installation breaks a requirement ({broken[0]}): choose versions "
                 "that fit the base, and start again from the image."
             )
-        _describe(prefix, plan, wheels)
+        describe(prefix, plan, wheels)
     return prefix
 
 
@@ -246,7 +246,7 @@ def _unmet(python: Path) -> set[str]:
     return set(done.stdout.splitlines()) if done.returncode else set()
 
 
-def _describe(prefix: Path, plan: Plan, wheels: list[Wheel]) -> None:
+def describe(prefix: Path, plan: Plan, wheels: list[Wheel]) -> None:
     """Write what an environment holds into it: each wheel's RECORD, and last the manifest."""
     (prefix / "fusebox").mkdir(exist_ok=True)
     for wheel in wheels:

@@ -1,15 +1,231 @@
-"""Images: what a registry says of a base image, asked through the Docker engine (the docker SDK)."""
+"""Images: the Dockerfile of each target, what its stages `sources` and `audit` do, and docker's part of it.
+
+`docker build` runs `patch --into` (lay_out) in the stage `sources`, compiles each package in a stage of its own from
+one folder of it, and runs `audit` (gather) on the wheels; the runtime stage installs what that wrote.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import docker
+import jinja2
 from docker.errors import DockerException
 
-from recipes.cache import write_text
-from recipes.model import Refusal, Target
+from recipes import audit, environment
+from recipes.build import Builder, check_exported, installed
+from recipes.cache import sha256_of, write_json, write_text
+from recipes.environment import Wheel
+from recipes.model import Image, Pin, Refusal, Target, build_environment, digest_of
+from recipes.plan import Plan
+from recipes.progress import console
+
+SOURCES = Image(
+    image="python:3.12-slim-bookworm", digest="sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254"
+)
+_QUIET_APT = " ".join(f"--mount=type=tmpfs,target=/var/{name}" for name in ("cache", "lib/apt/lists", "log"))
+
+
+# --- the Dockerfile
+
+
+def dockerfile(plan: Plan) -> str:
+    """The text of docker/TARGET.Dockerfile."""
+    folder = plan.root / "docker"
+    template = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False
+    ).get_template("Dockerfile.template")
+    own = {pin.name for pin in plan.pins if pin.release.kind == "source"}
+    return template.render(
+        target=plan.target,
+        sources=SOURCES.reference,
+        image=lambda image: image.reference,
+        apt=_apt,
+        apt_mounts=_QUIET_APT,
+        uv="type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv",
+        built=[pin for pin in plan.pins if pin.release.kind == "source"],
+        needs=lambda pin: [name for name in pin.build.needs if name in own],
+        labels=labels(plan),
+        quoted=json.dumps,
+    )
+
+
+def _apt(image: Image) -> str:
+    """The one layer of a stage that comes from its distribution; nothing where it needs none."""
+    if not image.apt:
+        return ""
+    install = "apt-get install --yes --no-install-recommends"
+    return (
+        f"# hadolint ignore=DL3008\nRUN {_QUIET_APT} \\\n"
+        f"    apt-get update && DEBIAN_FRONTEND=noninteractive {install} {' '.join(image.apt)}\n"
+    )
+
+
+def labels(plan: Plan) -> dict[str, str]:
+    """What an image says of itself that follows from the data (OCI image annotations, and ours)."""
+    target = plan.target
+    said = {
+        "org.opencontainers.image.title": f"fusebox {target.name}",
+        "org.opencontainers.image.description": target.reason,
+        "org.opencontainers.image.base.name": target.base.runtime.image,
+        "org.opencontainers.image.base.digest": target.base.runtime.digest,
+        "fusebox.target": target.name,
+        "fusebox.python": target.python,
+        "fusebox.cuda": target.cuda,
+        "fusebox.sm": " ".join(target.sm) or "none",
+        "fusebox.driver": target.driver or "none",
+        "fusebox.packages": ", ".join(pin.label for pin in plan.pins),
+    }
+    return said | {f"fusebox.option.{package}": option for package, option in target.options.items()}
+
+
+# --- stage `sources`
+
+
+def base_of(target: Target) -> str:
+    """What wheels are compiled on: image and digest, and what is installed there."""
+    return " + ".join([target.base.wheels.reference, *target.base.wheels.apt])
+
+
+def lay_out(plan: Plan, builder: Builder, into: Path, wheelcache: Path | None) -> None:
+    """Write what the later stages read: environment/ to build in, and packages/NAME/ for each that is built."""
+    files = builder.fetch()
+    house = into / "environment" / "wheelhouse"
+    house.mkdir(parents=True)
+    lines = []
+    for artifact in plan.locked.artifacts:
+        shutil.copy(files[artifact.sha256], house)
+        lines.append(f"{artifact.name}=={artifact.version} --hash=sha256:{artifact.sha256}\n")
+    for pin in plan.pins:
+        if pin.release.kind == "wheel":
+            wheel = builder.given(pin, files)
+            shutil.copy(wheel.path, house)
+            lines.append(f"{pin.name}=={pin.release.metadata_version} --hash=sha256:{wheel.sha256}\n")
+            write_json(into / "given" / f"{pin.name}.json", dict(wheel.record))
+    options = "--system-site-packages\n" if plan.on_base else ""
+    _write(into / "environment", requirements_txt="".join(lines), python=f"{plan.target.python}\n", options=options)
+    for name, tree in builder.trees(files).items():
+        pin = next(pin for pin in plan.pins if pin.name == name)
+        folder = into / "packages" / name
+        shutil.copytree(tree.path, folder / "source" / tree.path.name, symlinks=True)
+        inputs = builder.inputs(pin, tree, pin.build.compiler, base_of(plan.target))
+        env = build_environment(pin, plan.target)
+        _write(
+            folder, build_env="".join(f"{key}={value}\n" for key, value in env.items()),
+            options="".join(f"{option}\n" for option in pin.build.options), subfolder=pin.release.subfolder or ".",
+            mib_per_job=f"{pin.build.mib_per_job}\n",
+        )  # fmt: skip
+        write_json(into / "inputs" / f"{name}.json", {"inputs": inputs, "patches": list(tree.patches)})
+        if wheelcache and (wheelcache / digest_of(inputs) / "wheel.json").exists():
+            check_exported(wheelcache / digest_of(inputs))
+            shutil.copytree(wheelcache / digest_of(inputs), folder / "wheel")
+            builder.steps.say("cached", pin.label, digest_of(inputs)[:12])
+
+
+def _write(folder: Path, **texts: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / {"requirements_txt": "requirements.txt", "build_env": "build.env"}.get(name, name)).write_text(text)
+
+
+# --- stage `audit`
+
+
+def gather(plan: Plan, out: Path, wheels: Path, into: Path) -> None:
+    """Audit every wheel that was built, and write what the runtime stage installs and what the image says it holds.
+
+    `out` is what `lay_out` wrote; `wheels` holds NAME/ of each built package.
+    """
+    house = out / "environment" / "wheelhouse"
+    made: list[Wheel] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        torch = _torch(plan, house, Path(scratch))
+        for pin in plan.pins:
+            if pin.release.kind == "wheel":
+                record = json.loads((out / "given" / f"{pin.name}.json").read_text())
+                path = _named(house, pin)
+                made.append(Wheel(pin, path, sha256_of(path), record))
+            elif pin.release.kind == "source":
+                made.append(_audited(plan, pin, out, wheels / pin.name, torch, into))
+    for wheel in made:
+        audit.check_metadata(wheel.path, wheel.pin, plan.target)
+    environment.describe(into, plan, made)
+    requirements = (out / "environment" / "requirements.txt").read_text()
+    for wheel in made:
+        if wheel.pin.release.kind == "source":
+            requirements += f"{wheel.pin.name}=={wheel.pin.release.metadata_version} --hash=sha256:{wheel.sha256}\n"
+    _write(into, requirements_txt=requirements, python=f"{plan.target.python}\n", options="")
+    if plan.on_base:
+        _write(into, replaced="".join(f"{wheel.pin.name}\n" for wheel in made))
+
+
+def _named(house: Path, pin: Pin) -> Path:
+    """The wheel of a pinned package in a folder of wheels."""
+    assert pin.release.file
+    return house / pin.release.file
+
+
+def _torch(plan: Plan, house: Path, scratch: Path) -> Path | None:
+    """The libraries of the target's torch, unpacked; None where it comes with the base image or is not there."""
+    if plan.torch is None or plan.torch.release.kind != "wheel":
+        return None
+    with zipfile.ZipFile(_named(house, plan.torch)) as archive:
+        archive.extractall(scratch, [name for name in archive.namelist() if re.match(r"torch/lib/[^/]*\.so", name)])
+    return scratch / "torch"
+
+
+def _audited(plan: Plan, pin: Pin, out: Path, built: Path, torch: Path | None, into: Path) -> Wheel:
+    """A wheel that a stage built, with its record; kept as CACHE/wheels/KEY is, so that it can be taken out again."""
+    planned = json.loads((out / "inputs" / f"{pin.name}.json").read_text())
+    key = digest_of(planned["inputs"])
+    if (built / "wheel.json").exists():  # it came from the wheel cache, with its record
+        record = json.loads((built / "wheel.json").read_text())
+        path = built / record["file"]
+    else:
+        found = list(built.glob("*.whl"))
+        if len(found) != 1:
+            raise Refusal(f"{pin.label}: its stage left {len(found)} wheels, and one was expected: read its build.log.")
+        path = found[0]
+        said = (built / "compiler.txt").read_text().splitlines()
+        compiled, glibc = pin.build.compiler != "none", plan.target.base.glibc or plan.target.glibc
+        checked: dict[str, Any] = audit.audit(path, pin, torch if compiled else None, glibc)
+        if pin.build.compiler == "nvcc":
+            listing = path.with_name(f"{path.name}.cuobjdump.txt")
+            checked["sm"] = audit.check_architectures(pin, plan.target, listing.read_text() if listing.exists() else "")
+        record = {
+            "file": path.name,
+            "sha256": sha256_of(path),
+            "inputs": planned["inputs"],
+            "audit": checked,
+            "patches": [installed(patch, path) for patch in planned["patches"]],
+            "built_with": {
+                "python": plan.target.python,
+                "compiler": "; ".join(said) if compiled else "none",
+                "where": base_of(plan.target) if compiled else "any",
+            },
+        }
+    kept = into / "wheels" / key
+    kept.mkdir(parents=True)
+    shutil.copy(path, kept)
+    if (built / "build.log").exists():
+        shutil.copy(built / "build.log", kept)
+    write_json(kept / "wheel.json", record)
+    (into / "wheelhouse").mkdir(exist_ok=True)
+    os.link(kept / path.name, into / "wheelhouse" / path.name)
+    return Wheel(pin, kept / path.name, record["sha256"], record)
+
+
+# --- docker
 
 
 def engine() -> docker.DockerClient:
@@ -55,3 +271,59 @@ def resolve(targets_file: Path, target: Target) -> tuple[dict[str, str], list[st
     if found:
         write_text(targets_file, text)
     return found, missing
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an image is built here: what stands in for bases, folders to take from, certificates, GPU architectures."""
+
+    standins: dict[str, str]
+    mirror: Path | None = None
+    wheelcache: Path | None = None
+    ca: Path | None = None
+    sm: tuple[str, ...] = ()
+
+    def arguments(self, target: Target) -> list[str]:
+        """Options of `docker buildx build`; the Dockerfile stays as it is."""
+        bases = {image.image: image.reference for image in (SOURCES, target.base.wheels, target.base.runtime)}
+        if strangers := sorted(set(self.standins) - set(bases)):
+            raise Refusal(f"--standin {strangers[0]} is no base of {target.name}: choose one of {', '.join(bases)}.")
+        said = [f"--build-context={bases[name]}=docker-image://{other}" for name, other in self.standins.items()]
+        said += [f"--build-context=mirror={self.mirror}"] if self.mirror else []
+        said += [f"--build-context=wheelcache={self.wheelcache}"] if self.wheelcache else []
+        said += [f"--secret=id=ca,src={self.ca}"] if self.ca else []
+        said += [f"--build-arg=SM={','.join(self.sm)}"] if self.sm else []
+        return said
+
+
+def tag(target: Target) -> str:
+    """The name of the image on this machine."""
+    return f"fusebox:{target.name}"
+
+
+def build(plan: Plan, options: Options, stage: str = "runtime") -> str:
+    """Build the image of a target (or one stage of it) with `docker buildx build` and return its id."""
+    engine()
+    command = [
+        "docker", "buildx", "build", "--file", str(plan.root / "docker" / f"{plan.target.name}.Dockerfile"),
+        "--target", stage, "--tag", tag(plan.target), "--load", "--provenance=false", "--network=host",
+        *options.arguments(plan.target), str(plan.root),
+    ]  # fmt: skip
+    if subprocess.run(command, check=False).returncode != 0:
+        raise Refusal(f"docker buildx build of {plan.target.name} failed: read what it printed above.")
+    return str(engine().images.get(tag(plan.target)).id)
+
+
+def smoke(plan: Plan, *options: str, command: Iterable[str] = ("smoke",)) -> int:
+    """Run the image's own `smoke` and return its exit code; `options` are those of `docker run`."""
+    run = ["docker", "run", "--rm", *(["--gpus=all"] if plan.target.cuda != "none" else [])]
+    return subprocess.run([*run, *options, tag(plan.target), *command], check=False).returncode
+
+
+def show(plan: Plan) -> None:
+    """Print the size of the image by layer."""
+    image = engine().images.get(tag(plan.target))
+    for layer in image.history():
+        if layer["Size"]:
+            console.print(f"{layer['Size'] / 2**20:8.1f} MiB  {layer['CreatedBy'][:100]}", soft_wrap=True, markup=False)
+    console.print(f"{image.attrs['Size'] / 2**20:8.1f} MiB  {tag(plan.target)}", soft_wrap=True)

@@ -82,23 +82,35 @@ class Strict(BaseModel):
 
 
 class Image(Strict):
-    """A base image: `digest` is "sha256:..." or "unresolved" where no registry has been asked yet."""
+    """A base image: `digest` is "sha256:..." or "unresolved" where no registry has been asked yet.
+
+    `apt` are the packages of its distribution that are installed on it.
+    """
 
     image: Text
     digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64}|unresolved)$")]
+    apt: list[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]+$")]] = []
+
+    @property
+    def reference(self) -> str:
+        """NAME:TAG@DIGEST, or NAME:TAG while the digest is unresolved."""
+        return self.image if self.digest == "unresolved" else f"{self.image}@{self.digest}"
 
 
 class Base(Strict):
-    """The images that a target's wheels are compiled on and that its environment runs on."""
+    """The images that a target's wheels are compiled on and that its environment runs on.
+
+    `glibc` is the C library of the latter, where the target itself also runs on older ones.
+    """
 
     wheels: Image
     runtime: Image
+    glibc: Annotated[str, Field(pattern=r"^2\.\d+$")] | None = None
 
     @property
     def unresolved(self) -> list[str]:
         """The images whose digest nobody has asked for yet."""
-        images = dict.fromkeys((self.wheels, self.runtime))
-        return list(dict.fromkeys(one.image for one in images if one.digest == "unresolved"))
+        return list(dict.fromkeys(one.image for one in (self.wheels, self.runtime) if one.digest == "unresolved"))
 
 
 class Target(Strict):

@@ -1,4 +1,4 @@
-"""README's tables, between markers, and recipes/compatibility.md: from data, patches, claims, promoted evidence."""
+"""README's tables, recipes/compatibility.md and the Dockerfiles, from data, patches, claims and promoted evidence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes import evidence, patch
+from recipes import evidence, image, patch
 from recipes.cache import write_text
 from recipes.evidence import Room
 from recipes.limits import Reason
@@ -194,9 +194,23 @@ def readme(catalogue: Catalogue) -> tuple[Path, str]:
     return path, text
 
 
+def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
+    """Every rendered file and the text it should have."""
+    folder = catalogue.root / "docker"
+    dockerfiles = [
+        (folder / f"{name}.Dockerfile", image.dockerfile(plan(catalogue, name))) for name in catalogue.targets
+    ]
+    return [readme(catalogue), compatibility(catalogue), *dockerfiles]
+
+
 def write(catalogue: Catalogue) -> int:
-    """Write every rendered file that is not current and return 0."""
-    for path, text in (readme(catalogue), compatibility(catalogue)):
+    """Write every rendered file that is not current and return 0; the Dockerfile of no target is removed."""
+    texts = dict(every(catalogue))
+    for path in catalogue.root.glob("docker/*.Dockerfile"):
+        if path not in texts:
+            path.unlink()
+            console.print(f"removed {path.name}")
+    for path, text in texts.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_text(path, text)
             console.print(f"rendered {path.name}")
@@ -205,7 +219,10 @@ def write(catalogue: Catalogue) -> int:
 
 def check(catalogue: Catalogue) -> int:
     """0 if every rendered file is current; else refused with the command that makes it so."""
-    for path, text in (readme(catalogue), compatibility(catalogue)):
+    texts = dict(every(catalogue))
+    if stray := next((path for path in catalogue.root.glob("docker/*.Dockerfile") if path not in texts), None):
+        raise Refusal(f"{stray.name} is of no target: run `nox -s render` and commit it.")
+    for path, text in texts.items():
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             raise Refusal(f"{path.name} is not what the data and the evidence say: run `nox -s render` and commit it.")
     return 0

@@ -56,7 +56,7 @@ def key(tiny: Tiny) -> str:
     with Steps() as steps, cache.held(steps.wait):
         builder = Builder(chosen, cache, steps)
         trees = builder.trees({tiny.pinned: tiny.shelf / "tinypkg-1.0.tar.gz"})
-        return json.dumps(builder._inputs(pin, trees["tinypkg"]), sort_keys=True)
+        return json.dumps(builder.inputs(pin, trees["tinypkg"], "none", "bare"), sort_keys=True)
 
 
 def test_a_wheel_is_the_same_wherever_it_was_built(tiny: Tiny, tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# One package of an image: IN (its patched source and how to build it) becomes the wheel in OUT, offline.
+#
+#   build-package.sh IN OUT
+#
+# IN holds source/NAME (the tree), build.env, options (arguments of setup.py, a line each), subfolder, mib_per_job; or
+# wheel/, when it was built before from the same inputs. /needs/NAME holds the wheels of packages that it is built
+# beside. OUT gets the wheel, build.log, compiler.txt and, of CUDA code, NAME.cuobjdump.txt with its architectures.
+set -euo pipefail
+in=${1:?what to build} out=${2:?the folder for the wheel}
+mkdir -p "$out"
+if [ -d "$in/wheel" ]; then
+  cp "$in"/wheel/* "$out/"
+  exit
+fi
+export PATH=/opt/build/bin:$PATH VIRTUAL_ENV=/opt/build
+for need in /needs/*/*.whl; do
+  [ -e "$need" ] && uv pip install --quiet --offline --no-deps --python /opt/build/bin/python "$need"
+done
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/home" "$work/tmp"
+cp -r "$in/source" "$work/source"
+tree=$(echo "$work"/source/*)
+
+# As many jobs as there are cores, or as memory allows.
+memory=$(awk '/MemTotal/ { print int($2 / 1024) }' /proc/meminfo)
+for limit in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do
+  [ -r "$limit" ] && memory=$(awk -v have="$memory" '$1 ~ /^[0-9]+$/ && $1 / 1048576 < have { have = int($1 / 1048576) } END { print have }' "$limit")
+done
+jobs=$((memory / $(cat "$in/mib_per_job")))
+jobs=$((jobs < 1 ? 1 : jobs > $(nproc) ? $(nproc) : jobs))
+
+mapfile -t options < "$in/options"
+site=$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+# Nothing but this decides the wheel.
+clean=(env -i "PATH=$PATH" "VIRTUAL_ENV=$VIRTUAL_ENV" "HOME=$work/home" "TMPDIR=$work/tmp" "MAX_JOBS=$jobs"
+  SOURCE_DATE_EPOCH=315532800 LC_ALL=C.UTF-8 PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1)
+while IFS= read -r line; do
+  [ -n "$line" ] && clean+=("${line//\{site\}/$site}")
+done < "$in/build.env"
+
+(c++ --version; nvcc --version) 2> /dev/null | grep -E '[0-9]+\.[0-9]+' > "$out/compiler.txt" || true
+if ! "${clean[@]}" "$(dirname "$0")/build-wheel.sh" "$tree/$(cat "$in/subfolder")" "$out" "${options[@]}" > "$out/build.log" 2>&1; then
+  grep -E -m 20 '(fatal )?error:' "$out/build.log" >&2 || true
+  tail -n 40 "$out/build.log" >&2
+  exit 1
+fi
+if grep -E '[[:space:]]-m(arch|cpu|tune)=native([[:space:]]|$)' "$out/build.log" >&2; then
+  echo "fusebox: it compiles with -march=native, which ties the wheel to this machine's CPU: turn it off." >&2
+  exit 2
+fi
+if command -v cuobjdump > /dev/null; then
+  for wheel in "$out"/*.whl; do
+    python -m zipfile -e "$wheel" "$work/unpacked"
+    find "$work/unpacked" -name '*.so' -printf '%P\n' | sort | while IFS= read -r file; do
+      echo "== $file"
+      cuobjdump --list-elf --list-ptx "$work/unpacked/$file" 2>&1 || true
+    done > "$wheel.cuobjdump.txt"
+  done
+fi

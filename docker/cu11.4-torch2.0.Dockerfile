@@ -1,0 +1,106 @@
+# Rendered by `nox -s render` from docker/Dockerfile.template and recipes/: change those.
+# cu11.4-torch2.0: the A800 article's comparison
+#
+#   docker build -f docker/cu11.4-torch2.0.Dockerfile -t fusebox:cu11.4-torch2.0 .
+
+# Both are empty here: --build-context mirror=DIR (or wheelcache=DIR) puts a folder in their place.
+FROM scratch AS mirror
+FROM scratch AS wheelcache
+
+# All that comes from the network, fetched, verified and patched by the tool on a Python of its own.
+FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254 AS sources
+# hadolint ignore=DL3008
+RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
+    apt-get update && apt-get install --yes --no-install-recommends git
+WORKDIR /fusebox
+COPY docker/tool.sh docker/
+COPY pyproject.toml ./
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf docker/tool.sh install
+COPY patches patches
+COPY recipes/packages recipes/packages
+COPY recipes/*.py recipes/*.toml recipes/
+COPY recipes/lock/cu11.4-torch2.0.txt recipes/lock/
+COPY docker/build-wheel.sh docker/
+ARG SM=
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
+    --mount=from=mirror,target=/mirror --mount=from=wheelcache,target=/wheelcache \
+    --mount=type=cache,id=fusebox,target=/cache,sharing=locked \
+    docker/tool.sh patch cu11.4-torch2.0 --sm "$SM" --mirror /mirror --wheelcache /wheelcache --into /out
+
+# Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
+FROM nvidia/cuda:11.4.3-cudnn8-devel-ubuntu20.04 AS toolchain
+# hadolint ignore=DL3008
+RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
+    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.8-dev
+COPY docker/build-wheel.sh docker/build-package.sh docker/make-environment.sh /fusebox/docker/
+RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
+    --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
+    /fusebox/docker/make-environment.sh /opt/build /in /in/wheelhouse
+
+FROM toolchain AS wheel-flash-attn
+RUN --network=none --mount=from=sources,source=/out/packages/flash-attn,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+FROM toolchain AS wheel-rotary-emb
+RUN --network=none --mount=from=sources,source=/out/packages/rotary-emb,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+FROM toolchain AS wheel-xentropy-cuda-lib
+RUN --network=none --mount=from=sources,source=/out/packages/xentropy-cuda-lib,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+FROM toolchain AS wheel-dropout-layer-norm
+RUN --network=none --mount=from=sources,source=/out/packages/dropout-layer-norm,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+FROM toolchain AS wheel-apex
+RUN --network=none --mount=from=sources,source=/out/packages/apex,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+FROM toolchain AS wheel-xformers
+RUN --network=none --mount=from=sources,source=/out/packages/xformers,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+# Is each wheel what it says, and will it load? Then what the image holds is written down.
+FROM sources AS audit
+COPY --from=wheel-flash-attn /wheel /wheels/flash-attn
+COPY --from=wheel-rotary-emb /wheel /wheels/rotary-emb
+COPY --from=wheel-xentropy-cuda-lib /wheel /wheels/xentropy-cuda-lib
+COPY --from=wheel-dropout-layer-norm /wheel /wheels/dropout-layer-norm
+COPY --from=wheel-apex /wheel /wheels/apex
+COPY --from=wheel-xformers /wheel /wheels/xformers
+RUN --network=none docker/tool.sh audit cu11.4-torch2.0 --sm "$SM" --out /out --wheels /wheels --into /install
+
+FROM ubuntu:20.04@sha256:8feb4d8ca5354def3d8fce243717141ce31e2c428701f6682bd2fafe15388214 AS runtime
+# hadolint ignore=DL3008
+RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
+    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3.8-dev
+RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \
+    --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
+    --mount=from=audit,source=/install,target=/in \
+    --mount=type=bind,source=docker/make-environment.sh,target=/make-environment.sh \
+    /make-environment.sh /opt/fusebox /in /in/wheelhouse /wheelhouse
+COPY docker/smoke.sh /usr/local/bin/smoke
+COPY smoke_tests /opt/fusebox/smoke_tests
+ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
+    HOME=/tmp USER=fusebox XDG_CACHE_HOME=/tmp/cache PYTHONPYCACHEPREFIX=/tmp/cache/python \
+    TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
+LABEL org.opencontainers.image.title="fusebox cu11.4-torch2.0"
+LABEL org.opencontainers.image.description="the A800 article's comparison"
+LABEL org.opencontainers.image.base.name="ubuntu:20.04"
+LABEL org.opencontainers.image.base.digest="sha256:8feb4d8ca5354def3d8fce243717141ce31e2c428701f6682bd2fafe15388214"
+LABEL fusebox.target="cu11.4-torch2.0"
+LABEL fusebox.python="3.8"
+LABEL fusebox.cuda="11.4"
+LABEL fusebox.sm="8.0"
+LABEL fusebox.driver="450"
+LABEL fusebox.packages="torch 2.0.1+cu117, flash-attn 2.1.0, rotary-emb 2.1.0, xentropy-cuda-lib 2.1.0, dropout-layer-norm 2.1.0, apex 23.05, xformers 0.0.23"
+USER 10001:10001
+WORKDIR /tmp
+CMD ["bash"]

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# An environment of checked wheels, offline: a virtual environment at PREFIX, or a layer on the Python that is there.
+#
+#   make-environment.sh PREFIX IN WHEELHOUSE...
+#
+# IN holds requirements.txt (one hash each), python (its version), options (of `uv venv`), what to copy into the
+# environment (fusebox/, if it is there), and `replaced` (if it is there): then the base image provides packages, those
+# named are uninstalled first, what the base has of the rest stays, and its `pip check` may not get worse.
+set -euo pipefail
+prefix=${1:?the environment} in=${2:?what it is made of}
+shift 2
+houses=("${@/#/--find-links=}")
+export UV_NO_CONFIG=1 UV_CACHE_DIR=/tmp/uv UV_LINK_MODE=copy UV_NO_PROGRESS=1 UV_NO_INSTALLER_METADATA=1
+python=python$(cat "$in/python")
+wanted=$in/requirements.txt
+install=(uv pip install --quiet --offline --no-index --no-deps --require-hashes "${houses[@]}")
+
+if [ -e "$in/replaced" ]; then
+  prefix=$("$python" -c 'import sys; print(sys.prefix)')
+  "$python" -m pip --disable-pip-version-check check > /tmp/before || true
+  xargs --no-run-if-empty uv pip uninstall --break-system-packages --quiet --python "$python" < "$in/replaced"
+  uv pip freeze --python "$python" | sed 's/[=@ ].*/==/' | tr '[:upper:]_.' '[:lower:]--' > /tmp/kept
+  wanted=/tmp/wanted
+  grep --invert-match --fixed-strings --file /tmp/kept "$in/requirements.txt" > "$wanted"
+  "${install[@]}" --break-system-packages --python "$python" -r "$wanted"
+  "$python" -m pip --disable-pip-version-check check > /tmp/after || true
+  if worse=$(grep --invert-match --line-regexp --fixed-strings --file /tmp/before /tmp/after); then
+    echo "fusebox: on this base the installation breaks a requirement: $worse; choose versions that fit the base." >&2
+    exit 2
+  fi
+else
+  xargs uv venv --quiet --relocatable --python "$python" "$prefix" < "$in/options"
+  "${install[@]}" --python "$prefix/bin/python" -r "$wanted"
+fi
+if [ -e "$in/fusebox" ]; then
+  uv pip check --quiet --python "$prefix/bin/python"
+  cp -r "$in/fusebox" "$prefix/fusebox"
+fi
+rm -rf /tmp/uv /tmp/before /tmp/after /tmp/kept /tmp/wanted

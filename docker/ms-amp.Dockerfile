@@ -1,0 +1,107 @@
+# Rendered by `nox -s render` from docker/Dockerfile.template and recipes/: change those.
+# ms-amp: FP8 optimizer states; MS-AMP needs its own transformer-engine
+#
+#   docker build -f docker/ms-amp.Dockerfile -t fusebox:ms-amp .
+
+# Both are empty here: --build-context mirror=DIR (or wheelcache=DIR) puts a folder in their place.
+FROM scratch AS mirror
+FROM scratch AS wheelcache
+
+# All that comes from the network, fetched, verified and patched by the tool on a Python of its own.
+FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254 AS sources
+# hadolint ignore=DL3008
+RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
+    apt-get update && apt-get install --yes --no-install-recommends git
+WORKDIR /fusebox
+COPY docker/tool.sh docker/
+COPY pyproject.toml ./
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf docker/tool.sh install
+COPY patches patches
+COPY recipes/packages recipes/packages
+COPY recipes/*.py recipes/*.toml recipes/
+COPY recipes/lock/ms-amp.txt recipes/lock/
+COPY docker/build-wheel.sh docker/
+ARG SM=
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
+    --mount=from=mirror,target=/mirror --mount=from=wheelcache,target=/wheelcache \
+    --mount=type=cache,id=fusebox,target=/cache,sharing=locked \
+    docker/tool.sh patch ms-amp --sm "$SM" --mirror /mirror --wheelcache /wheelcache --into /out
+
+# Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
+FROM nvidia/cuda:12.1.1-cudnn8-devel-ubuntu22.04@sha256:21196d81f56b48dbee70494d5f10322e1a77cc47ffe202a3bf68eab81533c20f AS toolchain
+# hadolint ignore=DL3008
+RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
+    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.10-dev
+COPY docker/build-wheel.sh docker/build-package.sh docker/make-environment.sh /fusebox/docker/
+RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
+    --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
+    /fusebox/docker/make-environment.sh /opt/build /in /in/wheelhouse
+
+FROM toolchain AS wheel-flash-attn
+RUN --network=none --mount=from=sources,source=/out/packages/flash-attn,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+FROM toolchain AS wheel-transformer-engine
+RUN --network=none --mount=from=sources,source=/out/packages/transformer-engine,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+FROM toolchain AS wheel-deepspeed
+RUN --network=none --mount=from=sources,source=/out/packages/deepspeed,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+FROM toolchain AS wheel-ms-amp
+RUN --network=none --mount=from=sources,source=/out/packages/ms-amp,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+FROM toolchain AS wheel-msamp-arithmetic
+RUN --network=none --mount=from=sources,source=/out/packages/msamp-arithmetic,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+FROM toolchain AS wheel-msamp-adamw
+RUN --network=none --mount=from=sources,source=/out/packages/msamp-adamw,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+# Is each wheel what it says, and will it load? Then what the image holds is written down.
+FROM sources AS audit
+COPY --from=wheel-flash-attn /wheel /wheels/flash-attn
+COPY --from=wheel-transformer-engine /wheel /wheels/transformer-engine
+COPY --from=wheel-deepspeed /wheel /wheels/deepspeed
+COPY --from=wheel-ms-amp /wheel /wheels/ms-amp
+COPY --from=wheel-msamp-arithmetic /wheel /wheels/msamp-arithmetic
+COPY --from=wheel-msamp-adamw /wheel /wheels/msamp-adamw
+RUN --network=none docker/tool.sh audit ms-amp --sm "$SM" --out /out --wheels /wheels --into /install
+
+FROM ubuntu:22.04@sha256:0eb0f877e1c869a300c442c41120e778db7161419244ee5cbc6fa5f134e74736 AS runtime
+# hadolint ignore=DL3008
+RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
+    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3.10-dev
+RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \
+    --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
+    --mount=from=audit,source=/install,target=/in \
+    --mount=type=bind,source=docker/make-environment.sh,target=/make-environment.sh \
+    /make-environment.sh /opt/fusebox /in /in/wheelhouse /wheelhouse
+COPY docker/smoke.sh /usr/local/bin/smoke
+COPY smoke_tests /opt/fusebox/smoke_tests
+ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
+    HOME=/tmp USER=fusebox XDG_CACHE_HOME=/tmp/cache PYTHONPYCACHEPREFIX=/tmp/cache/python \
+    TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
+LABEL org.opencontainers.image.title="fusebox ms-amp"
+LABEL org.opencontainers.image.description="FP8 optimizer states; MS-AMP needs its own transformer-engine"
+LABEL org.opencontainers.image.base.name="ubuntu:22.04"
+LABEL org.opencontainers.image.base.digest="sha256:0eb0f877e1c869a300c442c41120e778db7161419244ee5cbc6fa5f134e74736"
+LABEL fusebox.target="ms-amp"
+LABEL fusebox.python="3.10"
+LABEL fusebox.cuda="12.1"
+LABEL fusebox.sm="9.0"
+LABEL fusebox.driver="525"
+LABEL fusebox.packages="torch 2.1.2, flash-attn 2.3.3, transformer-engine 1.1, deepspeed 0.13.1, ms-amp 0.4.0, msamp-arithmetic 0.4.0, msamp-adamw 0.4.0"
+LABEL fusebox.option.ms-amp="torch's own NCCL: no FP8 all-reduce"
+USER 10001:10001
+WORKDIR /tmp
+CMD ["bash"]

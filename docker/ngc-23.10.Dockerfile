@@ -1,0 +1,88 @@
+# Rendered by `nox -s render` from docker/Dockerfile.template and recipes/: change those.
+# ngc-23.10: the HARE guide's own image
+#
+#   docker build -f docker/ngc-23.10.Dockerfile -t fusebox:ngc-23.10 .
+
+# Both are empty here: --build-context mirror=DIR (or wheelcache=DIR) puts a folder in their place.
+FROM scratch AS mirror
+FROM scratch AS wheelcache
+
+# All that comes from the network, fetched, verified and patched by the tool on a Python of its own.
+FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254 AS sources
+# hadolint ignore=DL3008
+RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
+    apt-get update && apt-get install --yes --no-install-recommends git
+WORKDIR /fusebox
+COPY docker/tool.sh docker/
+COPY pyproject.toml ./
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf docker/tool.sh install
+COPY patches patches
+COPY recipes/packages recipes/packages
+COPY recipes/*.py recipes/*.toml recipes/
+COPY recipes/lock/ngc-23.10.txt recipes/lock/
+COPY docker/build-wheel.sh docker/
+ARG SM=
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
+    --mount=from=mirror,target=/mirror --mount=from=wheelcache,target=/wheelcache \
+    --mount=type=cache,id=fusebox,target=/cache,sharing=locked \
+    docker/tool.sh patch ngc-23.10 --sm "$SM" --mirror /mirror --wheelcache /wheelcache --into /out
+
+# Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
+FROM nvcr.io/nvidia/pytorch:23.10-py3 AS toolchain
+COPY docker/build-wheel.sh docker/build-package.sh docker/make-environment.sh /fusebox/docker/
+RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
+    --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
+    /fusebox/docker/make-environment.sh /opt/build /in /in/wheelhouse
+
+FROM toolchain AS wheel-transformers
+RUN --network=none --mount=from=sources,source=/out/packages/transformers,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+FROM toolchain AS wheel-transformer-engine
+RUN --network=none --mount=from=sources,source=/out/packages/transformer-engine,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+FROM toolchain AS wheel-flash-attn
+RUN --network=none --mount=from=sources,source=/out/packages/flash-attn,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+FROM toolchain AS wheel-deepspeed
+RUN --network=none --mount=from=sources,source=/out/packages/deepspeed,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
+# Is each wheel what it says, and will it load? Then what the image holds is written down.
+FROM sources AS audit
+COPY --from=wheel-transformers /wheel /wheels/transformers
+COPY --from=wheel-transformer-engine /wheel /wheels/transformer-engine
+COPY --from=wheel-flash-attn /wheel /wheels/flash-attn
+COPY --from=wheel-deepspeed /wheel /wheels/deepspeed
+RUN --network=none docker/tool.sh audit ngc-23.10 --sm "$SM" --out /out --wheels /wheels --into /install
+
+FROM nvcr.io/nvidia/pytorch:23.10-py3 AS runtime
+RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \
+    --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
+    --mount=from=audit,source=/install,target=/in \
+    --mount=type=bind,source=docker/make-environment.sh,target=/make-environment.sh \
+    /make-environment.sh /opt/fusebox /in /in/wheelhouse /wheelhouse
+COPY docker/smoke.sh /usr/local/bin/smoke
+COPY smoke_tests /opt/fusebox/smoke_tests
+ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
+    HOME=/tmp USER=fusebox XDG_CACHE_HOME=/tmp/cache PYTHONPYCACHEPREFIX=/tmp/cache/python \
+    TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
+LABEL org.opencontainers.image.title="fusebox ngc-23.10"
+LABEL org.opencontainers.image.description="the HARE guide's own image"
+LABEL org.opencontainers.image.base.name="nvcr.io/nvidia/pytorch:23.10-py3"
+LABEL org.opencontainers.image.base.digest="unresolved"
+LABEL fusebox.target="ngc-23.10"
+LABEL fusebox.python="3.10"
+LABEL fusebox.cuda="12.2"
+LABEL fusebox.sm="9.0"
+LABEL fusebox.driver="525"
+LABEL fusebox.packages="torch 2.1.0a0+32f93b1, transformers 4.40.2, transformer-engine 1.7, flash-attn 2.5.8, deepspeed 0.13.1"
+USER 10001:10001
+WORKDIR /tmp
+CMD ["bash"]
