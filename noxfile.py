@@ -73,6 +73,12 @@ def patch(session, target):
 
 
 @verb()
+def patches(session):
+    """Show all patches: for which versions and targets, what became of each upstream, on what it is proved."""
+    recipes(session, "patches")
+
+
+@verb()
 @for_each_target
 def build(session, target):
     """Fetch, patch, compile and install the environment: build/TARGET/env."""

@@ -2,29 +2,59 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
-from dataclasses import dataclass
+import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from recipes import environment
+
+LINES = 8  # of an output that are kept
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Both trees of a release and the environment of a target that applies the patch."""
+    """Both trees of a release, the Python that runs them, and what every run so far printed.
+
+    `path` comes after the tree on the path and before the environment's own packages; `places` are folders of this
+    machine, each with the word that stands for it in a record.
+    """
 
     pristine: Path
     patched: Path
     python: Path
+    version: str
+    path: tuple[Path, ...] = ()
+    places: dict[Path, str] = field(default_factory=dict)
+    runs: list[dict[str, Any]] = field(default_factory=list)
 
     def run(
         self, script: str, **variables: str
     ) -> tuple[subprocess.CompletedProcess[str], subprocess.CompletedProcess[str]]:
         """Run a Python script with each tree as the current folder and first on the path; pristine, then patched."""
-        return self._run(self.pristine, script, variables), self._run(self.patched, script, variables)
+        pristine, patched = (self._run(tree, script, variables) for tree in (self.pristine, self.patched))
+        self.runs.append({"pristine": self._told(pristine), "patched": self._told(patched)})
+        return pristine, patched
 
     def _run(self, tree: Path, script: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        path = f"{tree / 'src'}:{tree}"
-        ours = environment.clean_variables(self.python.parent.parent) | {"PYTHONPATH": path, **variables}
+        ours = environment.clean_variables(self.python.parent.parent)
+        # Nothing of this machine decides what is printed: no GPU, no warnings, which differ between machines.
+        ours |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore", "PYTHONDONTWRITEBYTECODE": "1"}
+        ours |= {"PYTHONPATH": ":".join(map(str, (tree / "src", tree, *self.path)))}
         command = [str(self.python), "-c", script]
-        return subprocess.run(command, cwd=tree, env=ours, capture_output=True, text=True, check=False, timeout=120)
+        with tempfile.TemporaryDirectory() as home:  # the user's could hold settings and caches
+            ours |= {"HOME": home, "TMPDIR": home, **variables}
+            done = subprocess.run(command, cwd=tree, env=ours, capture_output=True, text=True, check=False, timeout=120)
+        for stream in ("stdout", "stderr"):
+            setattr(done, stream, getattr(done, stream).replace(home, "HOME"))
+        return done
+
+    def _told(self, done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+        """Exit code and last lines, the same on every machine. What a run that succeeds logs to stderr is not."""
+        text = done.stdout + (done.stderr if done.returncode else "")
+        for place in sorted(self.places, key=lambda place: -len(str(place))):
+            text = text.replace(str(place), self.places[place])
+        text = re.sub(r"\b0x[0-9a-f]{6,}\b", "0x...", re.sub(r"\btmp[a-z0-9_]{8}\b", "tmp...", text))
+        return {"code": done.returncode, "output": text.splitlines()[-LINES:]}

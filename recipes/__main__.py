@@ -14,7 +14,7 @@ try:
     from rich.table import Table
     from rich.text import Text
 
-    from recipes import build, environment, evidence, image, limits, lock, render
+    from recipes import build, environment, evidence, image, limits, lock, proof, render
     from recipes.build import Builder
     from recipes.bump import Bump
     from recipes.cache import Cache
@@ -77,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     built.add_argument("--wheelcache", type=Path, help="a folder of exported wheels")
     built.add_argument("--ca", type=Path, help="certificates for a machine behind a proxy")
     built.add_argument("--sm", type=_listed, help='GPU architectures to compile for, as "9.0"')
+    verb("patches", _patches, target=False)
     verb("build", _build, mirror=True)
     verb("smoke", _smoke, mirror=True)
     verb("promote", _promote)
@@ -176,6 +177,12 @@ def _image(options: argparse.Namespace) -> int:
     console.print(f"{image.tag(chosen.target)}: {image.build(chosen, given)}", soft_wrap=True)
     image.show(chosen)
     return image.smoke(chosen)
+
+
+def _patches(options: argparse.Namespace) -> int:
+    """Show every patch: for which versions and targets, what became of it upstream, on what it is proved."""
+    proof.show(Catalogue())
+    return 0
 
 
 def _installed(options: argparse.Namespace) -> tuple[Plan, Path]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes import evidence, image, patch
+from recipes import evidence, image, proof
 from recipes.cache import write_text
 from recipes.evidence import Room
 from recipes.limits import Reason
@@ -95,12 +95,11 @@ def _cell(facts: Facts, one: Plan, run: dict[str, Any], package: str) -> tuple[s
 
 def _patches(facts: Facts) -> str:
     rows = []
-    for one in patch.every(facts.root):
-        chosen = [each.target.name for each in facts.plans if one in each.patches.get(one.package, [])]
-        upstream = str(one.header["Applied-Upstream"] or "not upstream")
+    for row in proof.rows(facts.root, facts.plans):
+        one = row.patch
         versions, link = str(one.header["X-Applies-To"]), f"[{one.package} {one.path.name[:4]}]({one.name})"
-        rows.append([link, one.summary, versions, upstream, ", ".join(chosen)])
-    return _rows("patch|what it does|versions|upstream|targets", rows)
+        rows.append([link, one.summary, versions, row.upstream, row.proved, ", ".join(row.targets)])
+    return _rows("patch|what it does|versions|upstream|proved on|targets", rows)
 
 
 def _ledger(facts: Facts) -> str:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from recipes.build import Builder
+from recipes import patch
+from recipes.build import Builder, Tree
 from recipes.cache import Cache
-from recipes.model import Catalogue
+from recipes.model import ROOT, Catalogue
 from recipes.plan import plan
 from recipes.progress import Steps
 from recipes.tests.conftest import Tiny
@@ -66,3 +67,15 @@ def test_a_wheel_is_the_same_wherever_it_was_built(tiny: Tiny, tmp_path: Path) -
     tiny.variables["FUSEBOX_CACHE"] = str(tiny.cache)
     tiny.succeed("build", "tiny")
     assert records(tiny)["tinypkg 1.0"]["sha256"] == first
+
+
+def test_what_is_compiled_for_a_patched_torch_is_compiled_for_no_other(tmp_path: Path) -> None:
+    chosen, cache = plan(Catalogue(), "cpu"), Cache(tmp_path)
+    pin = next(pin for pin in chosen.pins if pin.name == "deepspeed")
+    tree = Tree(tmp_path, "0" * 64, ())
+    with Steps() as steps:
+        builder = Builder(chosen, cache, steps)
+        before = builder._inputs(pin, tree)
+        chosen.patches["torch"] = patch.of_package(ROOT, "torch")
+        after = builder._inputs(pin, tree)
+    assert after == before | {"torch_patches": [one.sha256 for one in chosen.patches["torch"]]} != before
