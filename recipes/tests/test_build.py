@@ -75,7 +75,7 @@ def test_what_is_compiled_for_a_patched_torch_is_compiled_for_no_other(tmp_path:
     tree = Tree(tmp_path, "0" * 64, ())
     with Steps() as steps:
         builder = Builder(chosen, cache, steps)
-        before = builder._inputs(pin, tree)
+        before = builder.inputs(pin, tree, "c++", "bare")
         chosen.patches["torch"] = patch.of_package(ROOT, "torch")
-        after = builder._inputs(pin, tree)
+        after = builder.inputs(pin, tree, "c++", "bare")
     assert after == before | {"torch_patches": [one.sha256 for one in chosen.patches["torch"]]} != before
