@@ -101,6 +101,13 @@ def image(session, target):
 
 @verb()
 @for_each_target
+def publish(session, target):
+    """Push the image by digest, prove what was pushed, tag it last: -- --registry HOST[:PORT][/PATH] [as for image]."""
+    recipes(session, "publish", target, *session.posargs)
+
+
+@verb()
+@for_each_target
 def promote(session, target):
     """Keep the evidence of the last smoke run in smoke_tests/evidence/ and render README."""
     recipes(session, "promote", target)

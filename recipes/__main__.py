@@ -72,11 +72,13 @@ def _parser() -> argparse.ArgumentParser:
     audited.add_argument("--sm", type=_listed, help='other GPU architectures, as "8.0,9.0"')
     for name, holds in (("out", "what `patch --into` wrote"), ("wheels", "NAME/*.whl"), ("into", "to be installed")):
         audited.add_argument(f"--{name}", type=Path, required=True, help=holds)
-    built = verb("image", _image, mirror=True)
-    built.add_argument("--standin", action="append", default=[], metavar="NAME=REF", help="another image for a base")
-    built.add_argument("--wheelcache", type=Path, help="a folder of exported wheels")
-    built.add_argument("--ca", type=Path, help="certificates for a machine behind a proxy")
-    built.add_argument("--sm", type=_listed, help='GPU architectures to compile for, as "9.0"')
+    published = verb("publish", _publish, mirror=True)
+    published.add_argument("--registry", required=True, help="where to push to: HOST[:PORT][/PATH]")
+    for built in (verb("image", _image, mirror=True), published):
+        built.add_argument("--standin", action="append", default=[], metavar="NAME=REF", help="stands for a base image")
+        built.add_argument("--wheelcache", type=Path, help="a folder of exported wheels")
+        built.add_argument("--ca", type=Path, help="certificates for a machine behind a proxy")
+        built.add_argument("--sm", type=_listed, help='GPU architectures to compile for, as "9.0"')
     verb("patches", _patches, target=False)
     verb("build", _build, mirror=True)
     verb("smoke", _smoke, mirror=True)
@@ -171,12 +173,22 @@ def _audit(options: argparse.Namespace) -> int:
 def _image(options: argparse.Namespace) -> int:
     """Build a target's image with docker buildx, print its size by layer, and let it prove itself here."""
     chosen = _chosen(options)
-    pairs = [text.partition("=") for text in options.standin]
-    standins = {name: reference for name, _, reference in pairs}
-    given = image.Options(standins, options.mirror, options.wheelcache, options.ca, tuple(options.sm or ()))
-    console.print(f"{image.tag(chosen.target)}: {image.build(chosen, given)}", soft_wrap=True)
+    console.print(f"{image.tag(chosen.target)}: {image.build(chosen, _of_image(options))}", soft_wrap=True)
     image.show(chosen)
-    return image.smoke(chosen)
+    return image.smoke(chosen.target, image.tag(chosen.target))
+
+
+def _publish(options: argparse.Namespace) -> int:
+    """Build a target's image from the commit, push it by digest, prove what was pushed, and set its tags last."""
+    chosen = _chosen(options)
+    folder = image.publish(chosen, _of_image(options), options.registry, evidence.against_moving(chosen))
+    console.print(f"contents: {folder}/image.md", soft_wrap=True)
+    return 0
+
+
+def _of_image(options: argparse.Namespace) -> image.Options:
+    standins = {name: reference for name, _, reference in (text.partition("=") for text in options.standin)}
+    return image.Options(standins, options.mirror, options.wheelcache, options.ca, tuple(options.sm or ()))
 
 
 def _patches(options: argparse.Namespace) -> int:

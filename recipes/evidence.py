@@ -16,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
 from rich.markup import escape
 from rich.table import Table
 
@@ -31,11 +32,33 @@ Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.I
 
 @dataclass(frozen=True)
 class Claim:
-    """One test's sentence, read from its source. `id` is FILE::TEST, without parameters."""
+    """One test's sentence, read from its source. `id` is FILE::TEST, without parameters.
+
+    `rows` are the test's parameters, `package`, `since` and `needs_gpu` what smoke_tests/claims.py says they are.
+    """
 
     id: str
     sentence: str
     seeds: tuple[str, ...]
+    rows: frozenset[str]
+    package: str | None
+    since: str
+    needs_gpu: bool
+
+    def about(self, plan: Plan) -> str | None:
+        """The package of the target that it is about; None where it speaks of each, or of none that the target has."""
+        if self.rows & {"package", "patch"}:
+            return None
+        stem = self.id.split("::")[0].rpartition("/")[2].removeprefix("test_").removesuffix(".py")
+        name = self.package or next((pin.name for pin in plan.pins if pin.package.module == stem), stem)
+        held = next((pin.release.metadata_version for pin in plan.pins if pin.name == name), None)
+        return name if held and Version(held).release >= Version(self.since).release else None
+
+    def is_expected(self, plan: Plan) -> bool:
+        """Whether a run of the target has to have it. One row per patched file may be none; one per package is not."""
+        if self.needs_gpu and plan.target.cuda == "none":
+            return False
+        return "package" in self.rows or self.about(plan) is not None
 
 
 class Room:
@@ -66,9 +89,9 @@ class Room:
         found = {}
         for module in sorted(name for name in self._paths if name.split(".")[-1].startswith("test_")):
             for name, node in self._definitions[module].items():
-                if isinstance(node, ast.FunctionDef) and (mark := _proves(node)):
+                if isinstance(node, ast.FunctionDef) and (mark := _mark(node, "proves")):
                     file = self._paths[module].relative_to(self.folder).as_posix()
-                    found[f"{file}::{name}"] = Claim(f"{file}::{name}", *mark)
+                    found[f"{file}::{name}"] = _claim(f"{file}::{name}", node, mark)
         return found
 
     def key(self, identity: str) -> str | None:
@@ -134,12 +157,24 @@ def _names(statement: Definition) -> list[str]:
             return [part.id for target in statement.targets for part in ast.walk(target) if isinstance(part, ast.Name)]
 
 
-def _proves(node: ast.FunctionDef) -> tuple[str, tuple[str, ...]] | None:
-    for call in node.decorator_list:
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "proves":
-            seeds = next((ast.literal_eval(pair.value) for pair in call.keywords if pair.arg == "seed"), ())
-            return ast.literal_eval(call.args[0]), (seeds,) if isinstance(seeds, str) else tuple(seeds)
-    return None
+def _mark(node: ast.FunctionDef, name: str) -> ast.Call | None:
+    calls = (call for call in node.decorator_list if isinstance(call, ast.Call) and isinstance(call.func, ast.Name))
+    return next((call for call in calls if isinstance(call.func, ast.Name) and call.func.id == name), None)
+
+
+def _claim(identity: str, node: ast.FunctionDef, mark: ast.Call) -> Claim:
+    named = {pair.arg: ast.literal_eval(pair.value) for pair in mark.keywords}
+    seeds, needs = named.get("seed", ()), _mark(node, "needs")
+    gpu = {pair.arg for pair in needs.keywords} & {"cuda", "sm", "gpus"} if needs else set()
+    return Claim(
+        id=identity,
+        sentence=ast.literal_eval(mark.args[0]),
+        seeds=(seeds,) if isinstance(seeds, str) else tuple(seeds),
+        rows=frozenset(argument.arg for argument in node.args.args),
+        package=named.get("package"),
+        since=named.get("since", "0"),
+        needs_gpu=bool(gpu),
+    )
 
 
 def smoke(plan: Plan, env: Path) -> int:
@@ -260,6 +295,26 @@ def promote(plan: Plan) -> list[Path]:
 def promoted(root: Path, target: str) -> list[dict[str, Any]]:
     """The committed evidence of a target, one per hardware."""
     return [read(path) for path in sorted((root / "smoke_tests" / "evidence").glob(f"{target}--*.json"))]
+
+
+def against_moving(plan: Plan) -> str | None:
+    """Why a target's floating tag must stay where it is: a claim of its stack that is refuted, stale or missing."""
+    room, runs = Room(plan.root), promoted(plan.root, plan.target.name)
+    if not runs:
+        return "nothing of this target was ever proved"
+    for run in runs:
+        for row in run["claims"]:
+            if (word := state(plan, room, run, [row])) != "proved":
+                return f"{row['id']} is {word} in {run['name']}"
+        if missing := missing_claims(plan, room, run):
+            return f"{missing[0].id} was not run in {run['name']}"
+    return None
+
+
+def missing_claims(plan: Plan, room: Room, run: dict[str, Any]) -> list[Claim]:
+    """The claims that a run of the target should have and has not."""
+    ran = {row["id"].split("[")[0] for row in run["claims"]}
+    return [claim for claim in room.claims.values() if claim.is_expected(plan) and claim.id not in ran]
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -90,7 +90,11 @@ def _cell(facts: Facts, one: Plan, run: dict[str, Any], package: str) -> tuple[s
     good = sum(row["outcome"] == "proved" for row in claims)
     built = run["packages"].get(package, {}).get("built_with", {})
     how = f"{built['compiler']}, {built['where']}" if built.get("compiler", "none") != "none" else ""
-    return f"{facts.state(one, run, claims)} ({good} of {len(claims)})", how
+    missing = sum(claim.about(one) in (None, package) for claim in evidence.missing_claims(one, facts.room, run))
+    word = (
+        f"{facts.state(one, run, claims)} ({good} of {len(claims)}{f', {missing} claims not run' if missing else ''})"
+    )
+    return word, how
 
 
 def _patches(facts: Facts) -> str:
