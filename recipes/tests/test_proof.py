@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from recipes import patch, proof, render
 from recipes.cache import sha256_of
 from recipes.model import ROOT, Catalogue, Refusal
 from recipes.patch import Patch
-from recipes.tests.conftest import PATCH, SOURCE, Checkout, Tiny, wheel
+from recipes.tests.conftest import PATCH, PYTHON, SOURCE, Checkout, Tiny, wheel
 
 PATCHES = patch.every(ROOT)
 for_each_patch = pytest.mark.parametrize("one", PATCHES, ids=lambda one: one.name.removeprefix("patches/"))
@@ -54,6 +55,11 @@ def test_a_patch_that_is_gone_is_missed(checkout: Checkout, one: Patch) -> None:
 def test_a_patch_without_proof_or_record_is_named(checkout: Checkout, one: Patch, part: str) -> None:
     moved(checkout, proof.test_of(one) if part == "proof" else proof.record_of(one)).unlink()
     assert any(f"{one.name} has no {part}" in fault for fault in faults(checkout.root))
+
+
+@for_each_patch
+def test_a_record_names_no_place_of_the_machine_that_made_it(one: Patch) -> None:
+    assert not re.search(r"/(home|opt|root|tmp|usr|var|work)/", proof.record_of(one).read_text())
 
 
 ONE = next(one for one in PATCHES if one.package == "deepspeed")  # of the newest release, for all targets that have it
@@ -261,3 +267,12 @@ def test_a_repository_out_of_reach_leaves_a_proof_unproven_here(proving: Proving
         assert "unproven here: https://127.0.0.1:9/own/er cannot be reached" in said and "1 skipped" in said
         assert "not recorded" in proving.fails("--record")
         assert not proving.record.exists()
+
+
+def test_a_python_that_cannot_be_had_leaves_a_proof_unproven_here(proving: Proving) -> None:
+    tiny = proving.tiny
+    table = tiny.targets.read_text().partition("[tiny]")
+    tiny.targets.write_text(table[0] + table[1] + table[2].replace(f'python = "{PYTHON}"', 'python = "3.99"', 1))
+    said = proving.passes()
+    assert "unproven here: No Python 3.99 is on this machine" in said and "1 skipped" in said
+    assert "not recorded" in proving.fails("--record")
