@@ -117,8 +117,9 @@ def _code(file: Path, root: Path) -> Iterator[ast.Module]:
     yield code
     imported = {node.module or "" for node in ast.walk(code) if isinstance(node, ast.ImportFrom)}
     for module in sorted(imported - {"patches.proof"}):  # what runs every proof is not part of one
-        if module.startswith("patches."):
-            yield from _code(root / f"{module.replace('.', '/')}.py", root)
+        other = root / f"{module.replace('.', '/')}.py"
+        if module.startswith("patches.") and other.is_file():
+            yield from _code(other, root)
 
 
 def written(one: Patch) -> dict[str, Any] | None:
@@ -235,12 +236,21 @@ def rows(root: Path, every: list[Plan]) -> list[Row]:
 def show(catalogue: Catalogue) -> None:
     """Print all patches: range, Python, what each needs, targets, upstream, proof."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("patch", "versions", "Python", "needs", "targets", "upstream", "proved on"):
+    table.add_column("patch", no_wrap=True)
+    for column in ("what it does", "versions", "Python", "needs", "targets", "upstream", "proved on"):
         table.add_column(column, overflow="fold")
     for row in rows(catalogue.root, plans(catalogue)):
-        name = f"{row.patch.package} {row.patch.path.name[:4]}: {row.patch.summary}"
-        cells = [row.versions, row.marker, row.needs, ", ".join(row.targets), row.upstream, row.proved]
-        table.add_row(*map(escape, [name, *cells]))
+        cells = [
+            f"{row.patch.package} {row.patch.path.name[:4]}",
+            row.patch.summary,
+            row.versions,
+            row.marker,
+            row.needs,
+            ", ".join(row.targets),
+            row.upstream,
+            row.proved,
+        ]
+        table.add_row(*map(escape, cells))
     console.print(table)
 
 

@@ -92,6 +92,23 @@ def test_a_changed_patch_proof_or_pin_makes_the_record_old(spoilt: Checkout) -> 
     assert faults(spoilt.root) == []
 
 
+def test_a_changed_script_makes_the_records_old_of_the_proofs_that_import_it(checkout: Checkout) -> None:
+    scripts = checkout.root / "patches" / "scripts.py"
+    proofs = [proof.test_of(one) for one in PATCHES]
+    users = [
+        test.name for test in proofs if "patches.scripts" in test.read_text() or "patches.apex" in test.read_text()
+    ]
+    assert users and len(users) < len(proofs)
+    kept = scripts.read_text()
+    scripts.write_text("# a remark\n" + kept)
+    assert faults(checkout.root) == []
+    scripts.write_text(kept.replace("makedirs", "removedirs"))
+    changed = faults(checkout.root)
+    assert [fault.partition(",")[0] for fault in changed] == users
+    scripts.unlink()
+    assert faults(checkout.root) == changed
+
+
 def first_identity() -> str:
     record = proof.written(ONE)
     assert record
@@ -158,7 +175,7 @@ def test_a_proof_that_does_not_say_where_it_runs_is_refused(tmp_path: Path, text
 def test_the_table_shows_every_patch(checkout: Checkout) -> None:
     said = checkout.succeed("patches")
     for one in PATCHES:
-        (line,) = [line for line in said.splitlines() if line.startswith(f"{one.package} {one.path.name[:4]}: ")]
+        (line,) = [line for line in said.splitlines() if line.startswith(f"{one.package} {one.path.name[:4]} ")]
         assert str(one.applies_to.specifier) in line
     (torch,) = [one for one in PATCHES if one.package == "torch"]
     assert proof.told(torch).startswith("1.12.1, 1.13.0, 1.13.1 (CPython 3.8")

@@ -1,0 +1,104 @@
+"""Scripts that several proofs run."""
+
+# A release's own setup.py, up to its call of setup(): the extensions that it asks for are then in `extensions`.
+# NVCC is the version that nvcc prints, FOLDER where setup.py lies, OPTIONS what it is called with.
+SETUP = """
+import os, sys
+
+cuda = os.path.abspath("cuda")
+os.makedirs(cuda + "/bin")
+with open(cuda + "/bin/nvcc", "w") as nvcc:
+    nvcc.write("#!/bin/sh\\necho Cuda compilation tools, release {0}, V{0}.100\\n".format(os.environ["NVCC"]))
+os.chmod(nvcc.name, 0o755)
+os.environ["CUDA_HOME"] = cuda
+
+import setuptools, torch
+torch.version.cuda = os.environ.get("TORCH_CUDA", torch.version.cuda)
+
+extensions = []
+setuptools.setup = lambda ext_modules, **_: extensions.extend(ext_modules)
+os.chdir(os.environ.get("FOLDER", "."))
+sys.argv = ["setup.py", *os.environ.get("OPTIONS", "").split()]
+with open("setup.py") as script:
+    exec(compile(script.read(), "setup.py", "exec"), {"__name__": "__main__", "__file__": "setup.py"})
+"""
+
+# Transformer Engine's own checkpoint(), forward and backward, on a CPU. Prints a line per way of calling it: its name,
+# "forward" and "backward" as far as it came, and then what went wrong, or "equal" if output and gradients are, bit for
+# bit, those of the same block without checkpoint().
+CHECKPOINT = """
+import contextlib, functools, os, sys
+from types import ModuleType
+from unittest.mock import MagicMock
+import torch, torch.utils.checkpoint
+
+if not hasattr(torch, "_disable_dynamo"):
+    torch._disable_dynamo = lambda function: function
+    torch.utils.checkpoint.noop_context_fn = lambda: (contextlib.nullcontext(), contextlib.nullcontext())
+if not hasattr(functools, "cache"):
+    functools.cache = functools.lru_cache(maxsize=None)  # what 0001 is about, and would end the pristine tree here
+
+for name in ("transformer_engine", "transformer_engine.pytorch"):  # without their __init__, which loads the libraries
+    sys.modules[name] = ModuleType(name)
+    sys.modules[name].__path__ = [os.path.join(os.getcwd(), *name.split("."))]
+for name in ("transformer_engine_torch", "transformer_engine.common", "transformer_engine.common.recipe",
+             "transformer_engine.pytorch.cpp_extensions"):
+    sys.modules[name] = MagicMock()
+
+import transformer_engine.pytorch.distributed as distributed
+assert distributed.__file__.startswith(os.getcwd()), distributed.__file__
+assert sys.version_info[:2] == (3, 8), sys.version
+distributed.has_te_modules = lambda function: True  # its answer for any function; it imports all modules first
+distributed._get_cuda_rng_state = lambda **_: torch.zeros(1)
+distributed._set_cuda_rng_state = lambda state, **_: None
+
+weight = torch.randn(8, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+runs = []
+
+def block(x):
+    runs.append(1)
+    return torch.nn.functional.dropout(torch.tanh(x @ weight), 0.5).square()
+
+def scaled(double, scale, other, x):
+    return block(scale(x) + other)
+
+class Tracker:
+    def get_states(self):
+        return {}
+    def set_states(self, states):
+        pass
+
+def stages(call, expected_runs):
+    x = torch.linspace(-1, 1, 32).reshape(4, 8).requires_grad_()
+    weight.grad = None
+    runs.clear()
+    torch.manual_seed(1)
+    out = call(x)
+    yield "forward"
+    torch.manual_seed(2)  # the recomputation must bring the forward's own random state back
+    out.sum().backward()
+    yield "backward"
+    assert len(runs) == expected_runs, runs
+    yield out.detach(), x.grad, weight.grad
+
+zeros, group = torch.zeros(4, 8), torch.distributed.ProcessGroup(0, 1)
+checkpoint = distributed.checkpoint
+calls = {
+    "reentrant": lambda x: checkpoint(block, x, get_rng_state_tracker=Tracker),
+    "non-reentrant": lambda x: checkpoint(block, x, get_rng_state_tracker=Tracker, use_reentrant=False),
+    "positional": lambda x: checkpoint(block, False, Tracker, None, x),
+    "positional-with-group": lambda x: checkpoint(block, False, Tracker, group, x),
+    "arguments-of-the-block": lambda x: checkpoint(scaled, False, torch.clone, zeros, x),
+}
+*_, plain = stages(block, 1)
+assert all(tensor.abs().sum() > 0 for tensor in plain)
+for name, call in calls.items():
+    said = [name]
+    try:
+        for stage in stages(call, 2):
+            said.append(stage)
+        said[-1] = "equal" if all(map(torch.equal, stage, plain)) else "unequal"
+    except Exception as error:
+        said.append(type(error).__name__ + ": " + str(error))
+    print(*said)
+"""
