@@ -16,7 +16,7 @@ def test_every_verb_says_what_it_does(checkout: Checkout) -> None:
 def test_the_menu_offers_every_verb(checkout: Checkout) -> None:
     sessions = re.findall(r"^def (\w+)\(session", (checkout.root / "noxfile.py").read_text(), re.MULTILINE)
     verbs = re.findall(r'verb\("(\w+)"', (checkout.root / "recipes" / "__main__.py").read_text())
-    assert set(verbs) <= set(sessions)
+    assert set(verbs) - {"audit"} <= set(sessions)  # a step of `docker build` alone
 
 
 def test_the_exit_code_of_a_command_in_the_shell_is_ours(tiny: Tiny) -> None:
