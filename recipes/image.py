@@ -177,12 +177,12 @@ def _named(house: Path, pin: Pin) -> Path:
 
 
 def _torch(plan: Plan, house: Path, scratch: Path) -> Path | None:
-    """The libraries of the target's torch, unpacked; None where it comes with the base image or is not there."""
-    if plan.torch is None or plan.torch.release.kind != "wheel":
-        return None
-    with zipfile.ZipFile(_named(house, plan.torch)) as archive:
-        archive.extractall(scratch, [name for name in archive.namelist() if re.match(r"torch/lib/[^/]*\.so", name)])
-    return scratch / "torch"
+    """The libraries of the target's torch, unpacked; none where it has no torch, None where the base image has it."""
+    if plan.torch and plan.torch.release.kind == "wheel":
+        with zipfile.ZipFile(_named(house, plan.torch)) as archive:
+            libraries = [name for name in archive.namelist() if re.match(r"torch/lib/[^/]*\.so", name)]
+            archive.extractall(scratch, libraries)
+    return None if plan.torch and plan.torch.release.kind == "provided" else scratch / "torch"
 
 
 def _audited(plan: Plan, pin: Pin, out: Path, built: Path, torch: Path | None, into: Path) -> Wheel:
