@@ -18,13 +18,17 @@ if sys.version_info < (3, 11):
 import nox
 
 PROJECT = nox.project.load_toml("pyproject.toml")
-TARGETS = list(nox.project.load_toml("recipes/targets.toml"))
+TARGETS = nox.project.load_toml("recipes/targets.toml")
 
 nox.options.sessions = []  # bare `nox` runs nothing costly
 nox.options.reuse_venv = "yes"
 nox.options.default_venv_backend = "virtualenv"  # its pip reads the user's pip configuration
 
-for_each_target = nox.parametrize("target", TARGETS, ids=TARGETS)
+for_each_target = nox.parametrize("target", list(TARGETS), ids=list(TARGETS))
+# `nox -l --json -s publish` is CI's matrix: each image that is published, and the runner for it as its tag.
+for_each_published = nox.parametrize(
+    "target", [nox.param(name, id=name, tags=[one["runner"]]) for name, one in TARGETS.items() if one.get("publish")]
+)
 
 
 def install(session, group):
@@ -100,7 +104,7 @@ def image(session, target):
 
 
 @verb()
-@for_each_target
+@for_each_published
 def publish(session, target):
     """Push the image by digest, prove what was pushed, tag it last: -- --registry HOST[:PORT][/PATH] [as for image]."""
     recipes(session, "publish", target, *session.posargs)

@@ -9,7 +9,6 @@ FROM scratch AS wheelcache
 
 # All that comes from the network, fetched, verified and patched by the tool on a Python of its own.
 FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254 AS sources
-# hadolint ignore=DL3008
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && apt-get install --yes --no-install-recommends git
 WORKDIR /fusebox
@@ -29,7 +28,6 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 # Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
 FROM nvidia/cuda:11.4.3-cudnn8-devel-ubuntu20.04 AS toolchain
-# hadolint ignore=DL3008
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.8-dev
 COPY docker/build-wheel.sh docker/build-package.sh docker/make-environment.sh /fusebox/docker/
@@ -78,7 +76,6 @@ COPY --from=wheel-xformers /wheel /wheels/xformers
 RUN --network=none docker/tool.sh audit cu11.4-torch2.0 --sm "$SM" --out /out --wheels /wheels --into /install
 
 FROM ubuntu:20.04@sha256:8feb4d8ca5354def3d8fce243717141ce31e2c428701f6682bd2fafe15388214 AS runtime
-# hadolint ignore=DL3008
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3.8-dev
 RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \

@@ -9,7 +9,6 @@ FROM scratch AS wheelcache
 
 # All that comes from the network, fetched, verified and patched by the tool on a Python of its own.
 FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254 AS sources
-# hadolint ignore=DL3008
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && apt-get install --yes --no-install-recommends git
 WORKDIR /fusebox
@@ -29,7 +28,6 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 # Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
 FROM nvidia/cuda:13.0.0-cudnn-devel-ubuntu24.04@sha256:c2621d98e7de80c2aec5eb8403b19c67454c8f5b0c929e8588fd3563c9b6558d AS toolchain
-# hadolint ignore=DL3008
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.12-dev
 COPY docker/build-wheel.sh docker/build-package.sh docker/make-environment.sh /fusebox/docker/
@@ -66,7 +64,6 @@ COPY --from=wheel-transformer-engine-torch /wheel /wheels/transformer-engine-tor
 RUN --network=none docker/tool.sh audit cu13.0-torch2.11 --sm "$SM" --out /out --wheels /wheels --into /install
 
 FROM ubuntu:24.04@sha256:4fbb8e6a8395de5a7550b33509421a2bafbc0aab6c06ba2cef9ebffbc7092d90 AS runtime
-# hadolint ignore=DL3008
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3.12-dev
 RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \

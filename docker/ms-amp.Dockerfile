@@ -9,7 +9,6 @@ FROM scratch AS wheelcache
 
 # All that comes from the network, fetched, verified and patched by the tool on a Python of its own.
 FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254 AS sources
-# hadolint ignore=DL3008
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && apt-get install --yes --no-install-recommends git
 WORKDIR /fusebox
@@ -29,7 +28,6 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 # Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
 FROM nvidia/cuda:12.1.1-cudnn8-devel-ubuntu22.04@sha256:21196d81f56b48dbee70494d5f10322e1a77cc47ffe202a3bf68eab81533c20f AS toolchain
-# hadolint ignore=DL3008
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.10-dev
 COPY docker/build-wheel.sh docker/build-package.sh docker/make-environment.sh /fusebox/docker/
@@ -78,7 +76,6 @@ COPY --from=wheel-msamp-adamw /wheel /wheels/msamp-adamw
 RUN --network=none docker/tool.sh audit ms-amp --sm "$SM" --out /out --wheels /wheels --into /install
 
 FROM ubuntu:22.04@sha256:0eb0f877e1c869a300c442c41120e778db7161419244ee5cbc6fa5f134e74736 AS runtime
-# hadolint ignore=DL3008
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3.10-dev
 RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \

@@ -67,8 +67,7 @@ def _apt(image: Image) -> str:
         return ""
     install = "apt-get install --yes --no-install-recommends"
     return (
-        f"# hadolint ignore=DL3008\nRUN {_QUIET_APT} \\\n"
-        f"    apt-get update && DEBIAN_FRONTEND=noninteractive {install} {' '.join(image.apt)}\n"
+        f"RUN {_QUIET_APT} \\\n    apt-get update && DEBIAN_FRONTEND=noninteractive {install} {' '.join(image.apt)}\n"
     )
 
 
@@ -373,7 +372,8 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
     `floating` says why the target's own tag must not move, or None. Returns the folder with image.json and image.md.
     """
     if not plan.target.publish:
-        raise Refusal(f"Target {plan.target.name} says publish = false: see the reason in recipes/targets.toml.")
+        reason = plan.target.unpublished
+        raise Refusal(f"Target {plan.target.name} is not published ({reason}): build it with `nox -s image`.")
     engine()
     commit, name = Commit.of(plan.root), f"{registry}/fusebox"
     folder = environment.folder(plan.root, plan.target) / "image"

@@ -118,7 +118,8 @@ class Target(Strict):
 
     `glibc` is the oldest C library that runs it, `driver` the oldest branch of NVIDIA's, `sm` the GPU architectures
     compiled for ("9.0"), `cudnn` and `gcc` what its wheels base compiles against and with. `proves_on` is the hardware
-    on which a skipped smoke test counts as failed; `options` says, by package, how one is limited here.
+    on which a skipped smoke test counts as failed; `options` says, by package, how one is limited here. `runner` is the
+    label of the CI machine that builds, proves and publishes its image, `unpublished` why none does.
     """
 
     name: Name
@@ -132,6 +133,8 @@ class Target(Strict):
     sm: list[Annotated[str, Field(pattern=r"^\d+\.\d+$")]]
     proves_on: Annotated[list[Text], Field(min_length=1)]
     publish: bool
+    unpublished: Text | None = None
+    runner: Name | None = None
     base: Base
     packages: Annotated[dict[Text, VersionText], Field(min_length=1)]
     options: dict[Text, Text] = {}
@@ -140,6 +143,14 @@ class Target(Strict):
     def _options_are_of_its_packages(self) -> Self:
         if strangers := sorted(set(self.options) - set(self.packages)):
             raise ValueError(f'options names "{strangers[0]}", which is not one of its packages')
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_published_has_a_runner(self) -> Self:
+        if self.publish and self.runner is None:
+            raise ValueError('publish = true needs "runner", the label of the CI machine that builds and proves it')
+        if self.publish == (self.unpublished is not None):
+            raise ValueError('publish = false needs "unpublished", the reason, and publish = true has none')
         return self
 
     @property

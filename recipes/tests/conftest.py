@@ -264,6 +264,7 @@ glibc = "2.28"
 sm = []
 proves_on = ["x86-64"]
 publish = false
+unpublished = "a test"
 
 [tiny.base]
 wheels = {{ image = "python:{PYTHON}-slim", digest = "unresolved" }}

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
+import tomllib
 
 import pytest
 
@@ -26,6 +30,22 @@ def test_every_range_admits_its_target(chosen: Plan) -> None:
 @for_each_plan
 def test_the_lock_is_of_these_requirements(chosen: Plan) -> None:
     assert chosen.locked.inputs == lock.inputs(chosen), f"run `nox -s lock -- {chosen.target.name}`"
+
+
+def test_the_bases_of_what_is_published_are_pinned() -> None:
+    assert not [one.target.name for one in PLANS if one.target.publish and one.target.base.unresolved]
+
+
+def test_the_matrix_of_ci_is_what_is_published_and_where() -> None:
+    command = [sys.executable, "-m", "nox", "--list", "--json", "--session", "publish"]
+    listed = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
+    matrix = {one["call_spec"]["target"]: one["tags"] for one in listed if one["name"] == "publish"}
+    assert matrix == {one.target.name: [one.target.runner] for one in PLANS if one.target.publish}
+
+
+def test_nox_is_the_same_everywhere() -> None:
+    (pinned,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["nox"]
+    assert f" {pinned}\n" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_every_package_and_release_is_used() -> None:

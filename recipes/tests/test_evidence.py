@@ -160,3 +160,39 @@ def test_nothing_is_promoted_before_a_run(chosen: Plan, tmp_path: Path) -> None:
     elsewhere = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
     with pytest.raises(Refusal, match="holds no evidence"):
         evidence.promote(elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        pytest.param({}, None, id="all proved"),
+        pytest.param({"outcome": "refuted"}, "is refuted in", id="refuted"),
+        pytest.param({"key": "0" * 64}, "is stale in", id="stale"),
+        pytest.param(None, "was not run in", id="missing"),
+    ],
+)
+def test_a_floating_tag_moves_only_where_every_claim_is_proved(
+    chosen: Plan, monkeypatch: pytest.MonkeyPatch, change: dict[str, str] | None, why: str | None
+) -> None:
+    room = Room(chosen.root)
+    rows = [
+        {"id": claim.id, "claim": claim.sentence, "outcome": "proved", "key": room.key(claim.id)}
+        for claim in room.claims.values()
+        if claim.is_expected(chosen)
+    ]
+    assert len(rows) > 10
+    rows = rows[1:] if change is None else [rows[0] | change, *rows[1:]]
+    run = {"name": "cpu--x86-64", "stack": chosen.stack, "claims": rows}
+    monkeypatch.setattr(evidence, "promoted", lambda root, target: [run])
+    said = evidence.against_moving(chosen)
+    assert said is None if why is None else said and why in said
+    monkeypatch.setattr(evidence, "promoted", lambda root, target: [])
+    assert evidence.against_moving(chosen) == "nothing of this target was ever proved"
+
+
+def test_the_claims_of_a_run_are_those_that_are_expected(chosen: Plan) -> None:
+    """What is read from the source, without importing it, is what pytest selected for the committed run."""
+    room, (run,) = Room(chosen.root), evidence.promoted(chosen.root, "cpu")
+    ran = {row["id"].split("[")[0] for row in run["claims"]}
+    expected = {claim.id for claim in room.claims.values() if claim.is_expected(chosen)}
+    assert expected == {name for name in ran if "patch" not in room.claims[name].rows}

@@ -200,9 +200,16 @@ def buildx(tiny: Tiny, standin: str, mirror: Path, stage: str) -> str:
     return done.stderr
 
 
+def test_what_stands_for_the_bases_is_no_richer_than_they_are(standin: str) -> None:
+    """It has Python, and neither compiler nor git: what a build needs beyond that, its Dockerfile brings."""
+    look = "command -v python3; for tool in cc gcc g++ make git nvcc; do command -v $tool; done; true"
+    found = subprocess.run(["docker", "run", "--rm", standin, "sh", "-c", look], capture_output=True, text=True)
+    assert (found.returncode, [Path(line).name for line in found.stdout.split()]) == (0, ["python3"])
+
+
 def test_adding_a_package_builds_only_that_package(tiny: Tiny, standin: str, tmp_path: Path) -> None:
     """Each package is a stage of its own, cached by what it reads; what another package reads changes nothing."""
-    more = {name: text.replace("tinypkg", "tinymore") for name, text in SOURCE.items()}
+    more = {name.replace("tinypkg", "tinymore"): text.replace("tinypkg", "tinymore") for name, text in SOURCE.items()}
     tiny.plant("tinymore", more, requires=("tinydep",))
     tiny.succeed("render")
     tiny.succeed("fetch", "tiny", "--into", tmp_path / "first")
@@ -339,4 +346,37 @@ def test_an_image_is_published_from_a_commit(tmp_path: Path) -> None:
 
 
 def test_a_target_that_is_not_published_says_why(checkout: Checkout) -> None:
-    checkout.refuse("publish", "ngc-23.10", "--registry", REGISTRY, naming=("publish = false", "targets.toml"))
+    checkout.refuse(
+        "publish", "ngc-23.10", "--registry", REGISTRY, naming=("not published", "another publisher's image")
+    )
+
+
+def build_check(name: str, dockerfile: Path, standin: str) -> subprocess.CompletedProcess[str]:
+    """What docker itself says against a target's Dockerfile; `standin` is its every base."""
+    target = Catalogue().target(name)
+    bases = {base.image: standin for base in (image.SOURCES, target.base.wheels, target.base.runtime)}
+    given = image.Options(bases).arguments(target)
+    command = ["docker", "buildx", "build", "--check", "--file", str(dockerfile), *given, str(ROOT)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", Catalogue().targets)
+def test_docker_has_nothing_against_a_dockerfile(name: str, pushed: tuple[str, str]) -> None:
+    done = build_check(name, ROOT / "docker" / f"{name}.Dockerfile", "@".join(pushed))
+    assert done.returncode == 0 and "no warnings found" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "fault", "rule"),
+    [
+        (" AS toolchain", " as toolchain", "FromAsCasing"),
+        ("WORKDIR /fusebox", "WORKDIR /$FUSEBOX", "UndefinedVar"),
+        ("ARG SM=", "ARG GITHUB_TOKEN=", "SecretsUsedInArgOrEnv"),
+    ],
+)
+def test_docker_sees_a_planted_fault(text: str, fault: str, rule: str, pushed: tuple[str, str], tmp_path: Path) -> None:
+    declared = (ROOT / "docker" / "cpu.Dockerfile").read_text()
+    assert text in declared
+    (tmp_path / "Dockerfile").write_text(declared.replace(text, fault, 1))
+    done = build_check("cpu", tmp_path / "Dockerfile", "@".join(pushed))
+    assert done.returncode != 0 and rule in done.stdout, done.stdout + done.stderr

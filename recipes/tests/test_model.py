@@ -34,6 +34,7 @@ TEXTS = {
     "unknown-key-in-base": (TARGETS, "[cpu.base]", "[cpu.base]\nruntme = 1", ("cpu.base.runtme", "'runtime'")),
     "missing-key": (TARGETS, "publish = true", "", ("targets.toml", "cpu.publish")),
     "missing-key-in-recipe": (RECIPE, 'version = "0.19.8"', "", ("deepspeed.toml", "release[0].version")),
+    "published-without-runner": (TARGETS, 'runner = "ubuntu-24.04"', "", ("targets.toml", "cpu", '"runner"')),
     "string-for-boolean": (TARGETS, "publish = true", 'publish = "yes"', ("cpu.publish", "a string")),
     "integer-for-string": (TARGETS, 'python = "3.11"', "python = 3", ("cpu.python", "an integer")),
     "float-for-string": (TARGETS, 'python = "3.11"', "python = 3.11", ("cpu.python", "a float")),
