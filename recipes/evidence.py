@@ -58,7 +58,7 @@ class Claim:
         """Whether a run of the target has to have it. One row per patched file may be none; one per package is not."""
         if self.needs_gpu and plan.target.cuda == "none":
             return False
-        return "package" in self.rows or self.about(plan) is not None
+        return self.rows & {"package", "patch"} == {"package"} or self.about(plan) is not None
 
 
 class Room:

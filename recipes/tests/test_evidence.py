@@ -175,7 +175,7 @@ def test_a_floating_tag_moves_only_where_every_claim_is_proved(
     chosen: Plan, monkeypatch: pytest.MonkeyPatch, change: dict[str, str] | None, why: str | None
 ) -> None:
     room = Room(chosen.root)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"id": claim.id, "claim": claim.sentence, "outcome": "proved", "key": room.key(claim.id)}
         for claim in room.claims.values()
         if claim.is_expected(chosen)
