@@ -12,7 +12,7 @@ from recipes import evidence, image, proof
 from recipes.cache import write_text
 from recipes.evidence import Room
 from recipes.limits import Reason
-from recipes.model import Catalogue, Refusal
+from recipes.model import Catalogue, Pin, Refusal
 from recipes.plan import Grid, Plan, grid, plan
 from recipes.progress import console
 
@@ -73,13 +73,25 @@ def _matrix(facts: Facts) -> str:
     for one in facts.plans:
         runs = [run for other, run in facts.runs if other is one]
         if not runs:
-            rows += [[f"`{one.target.name}`", "", pin.label, "declared", ""] for pin in one.pins]
+            patched = [pin.label for pin in one.pins if _proofs_ran(one, pin)]
+            others = [pin.label for pin in one.pins if not _proofs_ran(one, pin)]
+            rows += [
+                [f"`{one.target.name}`", "", ", ".join(labels), word, ""]
+                for word, labels in (("patched", patched), ("declared", others))
+                if labels
+            ]
         for run in runs:
             hardware = f"{run['hardware']['name']} ({run['hardware']['cpu']})"
             rows += [
                 [f"`{one.target.name}`", hardware, pin.label, *_cell(facts, one, run, pin.name)] for pin in one.pins
             ]
     return _rows("target|hardware|package|state|built with", rows)
+
+
+def _proofs_ran(one: Plan, pin: Pin) -> bool:
+    """Whether a package is patched and the proof of each of its patches ran on its very release."""
+    found = [proof.entry(proof.written(each), pin.release) for each in one.patches[pin.name]]
+    return bool(found) and all(entry and "unproven" not in entry for entry in found)
 
 
 def _cell(facts: Facts, one: Plan, run: dict[str, Any], package: str) -> tuple[str, str]:
