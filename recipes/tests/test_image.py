@@ -9,6 +9,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import tarfile
 import threading
@@ -303,8 +304,16 @@ REFUSING = {
 }
 
 
+@pytest.fixture
+def crane(pushed: tuple[str, str]) -> None:
+    """What publishes, and a registry that takes it."""
+    if shutil.which("crane") is None:
+        pytest.skip("unproven here: crane is not installed")
+
+
+@pytest.mark.usefixtures("crane")
 @pytest.mark.parametrize("case", REFUSING)
-def test_a_registry_that_refuses_leaves_no_tag(engine: docker.DockerClient, tmp_path: Path, case: str) -> None:
+def test_a_registry_that_refuses_leaves_no_tag(tmp_path: Path, case: str) -> None:
     refused, sentence = REFUSING[case]
     oci, digest = oci_image(tmp_path / "oci")
     repository = f"fusebox/{uuid.uuid4().hex[:8]}"
