@@ -18,9 +18,9 @@ for need in /needs/*/*.whl; do
   [ -e "$need" ] && uv pip install --quiet --offline --no-deps --python /opt/build/bin/python "$need"
 done
 
-work=$(mktemp -d)
+work=/tmp/build      # always the same, since gcc writes the folders that it was told into the objects
 trap 'rm -rf "$work"' EXIT
-mkdir "$work/home" "$work/tmp"
+mkdir -p "$work/home" "$work/tmp"
 cp -r "$in/source" "$work/source"
 tree=$(echo "$work"/source/*)
 

@@ -16,6 +16,8 @@ above=$(dirname "$(realpath "$tree")")
 export CFLAGS="${CFLAGS:-} -frecord-gcc-switches -ffile-prefix-map=$above=/build"
 # Versions come from the source, never from a git repository that happens to lie around it.
 export GIT_CEILING_DIRECTORIES=$above
+# deepspeed's setup.py makes its list of requirements from a set.
+export PYTHONHASHSEED=0
 export PIP_NO_INDEX=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONNOUSERSITE=1
 
 exec python -m pip wheel --verbose --no-deps --no-build-isolation --no-cache-dir "${options[@]}" --wheel-dir "$out" "$tree"
