@@ -10,7 +10,7 @@ import ast
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -179,44 +179,54 @@ def _claim(identity: str, node: ast.FunctionDef, mark: ast.Call) -> Claim:
 
 def smoke(plan: Plan, env: Path) -> int:
     """Run every claim in the environment, write evidence and log, print the table; 1 if one is refuted."""
-    folder = environment.folder(plan.root, plan.target) / "evidence"
+    folder = _folder(plan)
     outcomes = folder / "outcomes.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [
-        str(environment.python_of(env)),
-        "-m",
-        "pytest",
-        str(plan.root / "smoke_tests"),
-        "--no-header",
-        "--evidence",
-        str(outcomes),
-    ]
+    python, tests = str(environment.python_of(env)), str(plan.root / "smoke_tests")
+    command = [python, "-m", "pytest", tests, "--no-header", "--evidence", str(outcomes)]
     command += ["--color", "yes" if console.is_terminal else "no"]
+    code, log = watched(command, plan.root, environment.clean_variables(env))
+    manifest = (env / "fusebox" / "manifest.json").read_text(encoding="utf-8")
+    return keep(plan, outcomes, code, log, manifest)
+
+
+def _folder(plan: Plan) -> Path:
+    folder = environment.folder(plan.root, plan.target) / "evidence"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def watched(command: list[str], folder: Path, variables: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command, show what it prints, and return its exit code and all of that."""
     lines = []
-    with group(command, plan.root, environment.clean_variables(env)) as process:
+    with group(command, folder, variables) as process:
         assert process.stdout
         for line in process.stdout:
             console.file.write(line)
             console.file.flush()
             lines.append(line)
-        code = process.wait()
+        return process.wait(), "".join(lines)
+
+
+def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: str, image: str | None = None) -> int:
+    """Make evidence of a run's outcomes, show it, and return 1 if a claim was refuted; `image` is where it ran."""
     if not outcomes.exists():
         raise Refusal(
             f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what "
             "they printed above."
         )
-    written = _assemble(plan, json.loads(outcomes.read_text(encoding="utf-8")), "".join(lines), folder, env)
+    written = _assemble(plan, json.loads(outcomes.read_text(encoding="utf-8")), log, json.loads(manifest), image)
     outcomes.unlink()
     console.print(_table(written))
-    console.print(f"evidence: {folder}/{written['name']}.json", soft_wrap=True)
+    console.print(f"evidence: {_folder(plan)}/{written['name']}.json", soft_wrap=True)
     return 1 if code or any(claim["outcome"] == "refuted" for claim in written["claims"]) else 0
 
 
-def _assemble(plan: Plan, outcomes: dict[str, Any], log: str, folder: Path, env: Path) -> dict[str, Any]:
+def _assemble(
+    plan: Plan, outcomes: dict[str, Any], log: str, manifest: dict[str, Any], image: str | None
+) -> dict[str, Any]:
     """Outcomes with keys and what was tested, written beside the log; no path of this machine stays in it."""
-    room = Room(plan.root)
+    room, folder = Room(plan.root), _folder(plan)
     name = f"{plan.target.name}--{outcomes['hardware']['name']}"
-    manifest = json.loads((env / "fusebox" / "manifest.json").read_text(encoding="utf-8"))
     log = re.sub(r"\x1b\[[\d;]*m", "", log).replace(str(plan.root), ".").replace(str(Path.home()), "~")
     write_text(folder / f"{name}.log", log)
     for claim in outcomes["claims"]:
@@ -225,6 +235,7 @@ def _assemble(plan: Plan, outcomes: dict[str, Any], log: str, folder: Path, env:
     evidence = {
         "name": name,
         **outcomes,
+        **({"image": image} if image else {}),
         "packages": manifest["packages"],
         "log_sha256": sha256_of(folder / f"{name}.log"),
     }

@@ -23,7 +23,7 @@ import docker
 import jinja2
 from docker.errors import DockerException
 
-from recipes import audit, environment
+from recipes import audit, environment, evidence
 from recipes.build import Builder, check_exported, installed
 from recipes.cache import sha256_of, write_json, write_text
 from recipes.environment import Wheel
@@ -323,6 +323,32 @@ def smoke(target: Target, image: str, *options: str, command: Iterable[str] = ("
     return subprocess.run(run, check=False).returncode
 
 
+def prove(plan: Plan, image: str) -> int:
+    """Run an image's `smoke` and keep its evidence, which names the image; 1 if a claim is refuted."""
+    outcomes = "/tmp/outcomes.json"
+    gpus = ["--gpus=all"] if plan.target.cuda != "none" else []
+    made = subprocess.run(
+        ["docker", "create", *gpus, image, "smoke", "--evidence", outcomes], capture_output=True, text=True, check=False
+    )
+    if made.returncode != 0:
+        raise Refusal(
+            f"{image} cannot be run ({_last(Exception(made.stderr))}): read what the engine says and run again."
+        )
+    container = made.stdout.strip()
+    try:
+        code, log = evidence.watched(["docker", "start", "--attach", container], plan.root, os.environ)
+        with tempfile.TemporaryDirectory() as scratch:
+            for path in (outcomes, "/opt/fusebox/fusebox/manifest.json"):
+                copied = ["docker", "cp", f"{container}:{path}", scratch]
+                subprocess.run(copied, capture_output=True, check=False)  # one that is missing is refused below
+            manifest = Path(scratch, "manifest.json")
+            if not manifest.exists():
+                raise Refusal(f"{image} does not say what it holds: build it with `nox -s image`.")
+            return evidence.keep(plan, Path(scratch, "outcomes.json"), code, log, manifest.read_text(), image)
+    finally:
+        subprocess.run(["docker", "rm", "--force", container], capture_output=True, check=False)
+
+
 def show(plan: Plan) -> None:
     """Print the size of the image by layer, unpacked."""
     image = engine().images.get(tag(plan.target))
@@ -374,7 +400,7 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
     if not plan.target.publish:
         reason = plan.target.unpublished
         raise Refusal(f"Target {plan.target.name} is not published ({reason}): build it with `nox -s image`.")
-    engine()
+    _refuse_classic_store()
     commit, name = Commit.of(plan.root), f"{registry}/fusebox"
     folder = environment.folder(plan.root, plan.target) / "image"
     shutil.rmtree(folder, ignore_errors=True)
@@ -389,8 +415,8 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
     )  # fmt: skip
     digest = digest_in(folder / "oci")
     push(folder / "oci", name, digest)
-    if code := smoke(plan.target, f"{name}@{digest}"):
-        raise Refusal(f"{name}@{digest} was pushed and its smoke tests ended with {code}: no tag was set, read them.")
+    if prove(plan, f"{name}@{digest}"):
+        raise Refusal(f"{name}@{digest} was pushed and a claim of it is refuted: no tag was set, read its evidence.")
     wanted = [one for one in tags(plan.target, commit) if floating is None or one != plan.target.name]
     set_tags(name, digest, wanted)
     _describe(plan, folder, name, digest, wanted)
@@ -399,6 +425,17 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
     if floating:
         console.print(f"{name}:{plan.target.name} was not moved: {floating}", soft_wrap=True)
     return folder
+
+
+def _refuse_classic_store() -> None:
+    """An OCI layout needs the containerd image store, or a builder with one of its own."""
+    store = str(engine().info().get("DriverStatus"))
+    builder = subprocess.run(["docker", "buildx", "inspect"], capture_output=True, text=True, check=False).stdout
+    if re.search(r"^Driver:\s+docker$", builder, re.MULTILINE) and "containerd" not in store:
+        raise Refusal(
+            "The engine's classic image store cannot write an image as it will be pushed: run "
+            "`docker buildx create --use --driver docker-container` first, or turn on the containerd image store."
+        )
 
 
 def digest_in(oci: Path) -> str:
