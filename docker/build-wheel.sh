@@ -14,6 +14,8 @@ above=$(dirname "$(realpath "$tree")")
 # gcc writes its options into each object (section .GCC.command.line), where the audit reads them; where it was built
 # does not get into the wheel.
 export CFLAGS="${CFLAGS:-} -frecord-gcc-switches -ffile-prefix-map=$above=/build"
+# Debug information is large, and gcc does not make the same twice.
+export LDFLAGS="${LDFLAGS:-} -Wl,--strip-debug"
 # Versions come from the source, never from a git repository that happens to lie around it.
 export GIT_CEILING_DIRECTORIES=$above
 # deepspeed's setup.py makes its list of requirements from a set.

@@ -41,7 +41,8 @@ if not hasattr(functools, "cache"):
 for name in ("transformer_engine", "transformer_engine.pytorch"):  # without their __init__, which loads the libraries
     sys.modules[name] = ModuleType(name)
     sys.modules[name].__path__ = [os.path.join(os.getcwd(), *name.split("."))]
-for name in ("transformer_engine_torch", "transformer_engine.common", "transformer_engine.common.recipe",
+for name in ("transformer_engine_torch", "transformer_engine_extensions",  # the second until 1.7
+             "transformer_engine.common", "transformer_engine.common.recipe",
              "transformer_engine.pytorch.cpp_extensions"):
     sys.modules[name] = MagicMock()
 
@@ -49,7 +50,7 @@ import transformer_engine.pytorch.distributed as distributed
 assert distributed.__file__.startswith(os.getcwd()), distributed.__file__
 assert sys.version_info[:2] == (3, 8), sys.version
 distributed.has_te_modules = lambda function: True  # its answer for any function; it imports all modules first
-distributed._get_cuda_rng_state = lambda **_: torch.zeros(1)
+distributed._get_cuda_rng_state = torch.cuda.get_rng_state = lambda **_: torch.zeros(1)  # 1.5 calls torch's
 distributed._set_cuda_rng_state = lambda state, **_: None
 
 weight = torch.randn(8, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
@@ -102,3 +103,4 @@ for name, call in calls.items():
         said.append(type(error).__name__ + ": " + str(error))
     print(*said)
 """
+BY_POSITION = ("positional", "positional-with-group", "arguments-of-the-block")  # of CHECKPOINT's ways, the last

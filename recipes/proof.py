@@ -160,7 +160,7 @@ def faults(catalogue: Catalogue, every: list[Plan]) -> list[str]:
 def _faults(one: Patch, proved_on: list[Case]) -> Iterator[str]:
     test, record = test_of(one), written(one)
     if not proved_on:
-        yield f"{one.name} applies to no release of any target: delete it, or correct X-Applies-To."
+        yield f"{one.name} applies to no release of any target or of proved_on: delete it, or correct X-Applies-To."
     if not test.exists():
         yield f"{one.name} has no proof {test.name}: write one (patches/README.md)."
     elif record is None:
