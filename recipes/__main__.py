@@ -14,7 +14,7 @@ try:
     from rich.table import Table
     from rich.text import Text
 
-    from recipes import build, environment, evidence, image, limits, lock, proof, render
+    from recipes import build, environment, evidence, image, limits, lock, proof, publish, render
     from recipes.build import Builder
     from recipes.bump import Bump
     from recipes.cache import Cache
@@ -183,7 +183,7 @@ def _image(options: argparse.Namespace) -> int:
 def _publish(options: argparse.Namespace) -> int:
     """Build a target's image from the commit, push it by digest, prove what was pushed, and set its tags last."""
     chosen = _chosen(options)
-    folder = image.publish(chosen, _of_image(options), options.registry, evidence.against_moving(chosen))
+    folder = publish.publish(chosen, _of_image(options), options.registry, evidence.against_moving(chosen))
     console.print(f"contents: {folder}/image.md", soft_wrap=True)
     return 0
 

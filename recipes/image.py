@@ -6,7 +6,6 @@ one folder of it, and runs `audit` (gather) on the wheels; the runtime stage ins
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import re
@@ -23,7 +22,7 @@ import docker
 import jinja2
 from docker.errors import DockerException
 
-from recipes import audit, environment, evidence
+from recipes import audit, environment
 from recipes.build import Builder, check_exported, installed
 from recipes.cache import sha256_of, write_json, write_text
 from recipes.environment import Wheel
@@ -234,7 +233,7 @@ def engine() -> docker.DockerClient:
         client = docker.from_env()
         client.ping()
     except DockerException as error:
-        raise Refusal(f"No Docker engine answers ({_last(error)}): start one, or set DOCKER_HOST.") from None
+        raise Refusal(f"No Docker engine answers ({last_words(error)}): start one, or set DOCKER_HOST.") from None
     return client
 
 
@@ -244,14 +243,14 @@ def digest(image: str) -> str:
         found = engine().images.get_registry_data(image).id
     except DockerException as error:
         raise Refusal(
-            f"The registry of {image} gives no digest for it ({_last(error)}): check the name and the network."
+            f"The registry of {image} gives no digest for it ({last_words(error)}): check the name and the network."
         ) from None
     return str(found)
 
 
-def _last(error: Exception) -> str:
+def last_words(said: object) -> str:
     """The last clause of what an engine or a registry said."""
-    return re.sub(r"\s+", " ", str(error)).strip().rstrip(".")[-200:]
+    return re.sub(r"\s+", " ", str(said)).strip().rstrip(".")[-200:]
 
 
 def resolve(targets_file: Path, target: Target) -> tuple[dict[str, str], list[str]]:
@@ -304,11 +303,12 @@ def tag(target: Target) -> str:
 def build(plan: Plan, options: Options) -> str:
     """Build the image of a target with `docker buildx build`, load it into the engine and return its id."""
     engine()
-    _buildx(plan, options, "--tag", tag(plan.target), "--load")
+    buildx(plan, options, "--tag", tag(plan.target), "--load")
     return str(engine().images.get(tag(plan.target)).id)
 
 
-def _buildx(plan: Plan, options: Options, *output: str) -> None:
+def buildx(plan: Plan, options: Options, *output: str) -> None:
+    """Run `docker buildx build` on a target's Dockerfile; what it prints goes to the terminal."""
     command = [
         "docker", "buildx", "build", "--file", str(plan.root / "docker" / f"{plan.target.name}.Dockerfile"),
         "--provenance=false", "--network=host", *options.arguments(plan.target), *output, str(plan.root),
@@ -323,184 +323,9 @@ def smoke(target: Target, image: str, *options: str, command: Iterable[str] = ("
     return subprocess.run(run, check=False).returncode
 
 
-def prove(plan: Plan, image: str) -> int:
-    """Run an image's `smoke` and keep its evidence, which names the image; 1 if a claim is refuted."""
-    outcomes = "/tmp/outcomes.json"
-    gpus = ["--gpus=all"] if plan.target.cuda != "none" else []
-    made = subprocess.run(
-        ["docker", "create", *gpus, image, "smoke", "--evidence", outcomes], capture_output=True, text=True, check=False
-    )
-    if made.returncode != 0:
-        raise Refusal(
-            f"{image} cannot be run ({_last(Exception(made.stderr))}): read what the engine says and run again."
-        )
-    container = made.stdout.strip()
-    try:
-        code, log = evidence.watched(["docker", "start", "--attach", container], plan.root, os.environ)
-        with tempfile.TemporaryDirectory() as scratch:
-            for path in (outcomes, "/opt/fusebox/fusebox/manifest.json"):
-                copied = ["docker", "cp", f"{container}:{path}", scratch]
-                subprocess.run(copied, capture_output=True, check=False)  # one that is missing is refused below
-            manifest = Path(scratch, "manifest.json")
-            if not manifest.exists():
-                raise Refusal(f"{image} does not say what it holds: build it with `nox -s image`.")
-            return evidence.keep(plan, Path(scratch, "outcomes.json"), code, log, manifest.read_text(), image)
-    finally:
-        subprocess.run(["docker", "rm", "--force", container], capture_output=True, check=False)
-
-
 def show(plan: Plan) -> None:
     """Print the size of the image by layer, unpacked."""
     image = engine().images.get(tag(plan.target))
     for layer in image.history():
         if layer["Size"]:
             console.print(f"{layer['Size'] / 2**20:8.1f} MiB  {layer['CreatedBy'][:100]}", soft_wrap=True, markup=False)
-
-
-# --- publishing
-
-
-@dataclass(frozen=True)
-class Commit:
-    """The commit that an image is made from, and its time in seconds since 1970."""
-
-    sha: str
-    seconds: int
-
-    @classmethod
-    def of(cls, root: Path) -> Commit:
-        """The checkout's commit; changes that are not committed are refused, since the tag would not name them."""
-        asked = (["status", "--porcelain"], ["log", "-1", "--format=%H %ct"])
-        said = [
-            subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
-            for words in asked
-        ]
-        if any(one.returncode for one in said):
-            raise Refusal(f"{root} is not a git checkout, and an image is published from a commit: clone Fusebox.")
-        if changes := said[0].stdout.split("\n")[0].strip():
-            raise Refusal(f"{root} has changes that are not committed ({changes}): commit them, then publish.")
-        sha, seconds = said[1].stdout.split()
-        return cls(sha, int(seconds))
-
-    @property
-    def time(self) -> datetime.datetime:
-        return datetime.datetime.fromtimestamp(self.seconds, datetime.UTC)
-
-
-def tags(target: Target, commit: Commit) -> list[str]:
-    """Every tag of a published image, the floating one last."""
-    return [f"{target.name}-{commit.sha[:12]}", f"{target.name}-{commit.time:%Y%m%d}", target.name]
-
-
-def publish(plan: Plan, options: Options, registry: str, floating: str | None) -> Path:
-    """Build anew from the commit, push by digest, run what was pushed, and only then give it its tags.
-
-    `floating` says why the target's own tag must not move, or None. Returns the folder with image.json and image.md.
-    """
-    if not plan.target.publish:
-        reason = plan.target.unpublished
-        raise Refusal(f"Target {plan.target.name} is not published ({reason}): build it with `nox -s image`.")
-    _refuse_classic_store()
-    commit, name = Commit.of(plan.root), f"{registry}/fusebox"
-    folder = environment.folder(plan.root, plan.target) / "image"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    said = {"revision": commit.sha, "created": commit.time.isoformat()}
-    labelled = [f"--label=org.opencontainers.image.{key}={value}" for key, value in said.items()]
-    # Times come from the commit, so that the same commit makes the same bytes.
-    _buildx(
-        plan, options, *labelled, f"--label=fusebox.stack={plan.stack}",
-        f"--build-arg=SOURCE_DATE_EPOCH={commit.seconds}",
-        f"--output=type=oci,dest={folder / 'oci'},tar=false,rewrite-timestamp=true",
-    )  # fmt: skip
-    digest = digest_in(folder / "oci")
-    push(folder / "oci", name, digest)
-    if prove(plan, f"{name}@{digest}"):
-        raise Refusal(f"{name}@{digest} was pushed and a claim of it is refuted: no tag was set, read its evidence.")
-    wanted = [one for one in tags(plan.target, commit) if floating is None or one != plan.target.name]
-    set_tags(name, digest, wanted)
-    _describe(plan, folder, name, digest, wanted)
-    for one in wanted:
-        console.print(f"published {name}:{one}", soft_wrap=True)
-    if floating:
-        console.print(f"{name}:{plan.target.name} was not moved: {floating}", soft_wrap=True)
-    return folder
-
-
-def _refuse_classic_store() -> None:
-    """An OCI layout needs the containerd image store, or a builder with one of its own."""
-    store = str(engine().info().get("DriverStatus"))
-    builder = subprocess.run(["docker", "buildx", "inspect"], capture_output=True, text=True, check=False).stdout
-    if re.search(r"^Driver:\s+docker$", builder, re.MULTILINE) and "containerd" not in store:
-        raise Refusal(
-            "The engine's classic image store cannot write an image as it will be pushed: run "
-            "`docker buildx create --use --driver docker-container` first, or turn on the containerd image store."
-        )
-
-
-def digest_in(oci: Path) -> str:
-    """The digest of the one image manifest of an OCI layout."""
-    (manifest,) = json.loads((oci / "index.json").read_text())["manifests"]
-    return str(manifest["digest"])
-
-
-def push(oci: Path, name: str, digest: str) -> None:
-    """Push an OCI layout by its digest, without a tag."""
-    _crane(f"{name}@{digest} cannot be pushed, and no tag was set", "push", str(oci), f"{name}@{digest}")
-
-
-def set_tags(name: str, digest: str, wanted: Iterable[str]) -> None:
-    """Give a pushed digest its tags, in this order."""
-    for one in wanted:
-        _crane(f"{name}:{one} cannot be set", "tag", f"{name}@{digest}", one)
-
-
-def _crane(fault: str, *words: str) -> None:
-    """Run crane; a registry on this machine may be without TLS."""
-    if shutil.which("crane") is None:
-        raise Refusal("Publishing needs crane (go-containerregistry), which is not installed: install it.")
-    local = ["--insecure"] if any(re.match(r"(127\.0\.0\.1|localhost)[:/]", word) for word in words) else []
-    done = subprocess.run(["crane", *local, *words], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        said = _last(Exception(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no message"))
-        raise Refusal(f"{fault} ({said}): check the registry and your rights there, then publish again.")
-
-
-def _describe(plan: Plan, folder: Path, name: str, digest: str, wanted: list[str]) -> None:
-    """Write image.json and image.md: what the image holds, from its own manifest, and its layers' sizes."""
-    blobs = folder / "oci" / "blobs" / "sha256"
-    manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_text())
-    config = json.loads((blobs / manifest["config"]["digest"].removeprefix("sha256:")).read_text())
-    made_by = [entry.get("created_by", "base") for entry in config["history"] if not entry.get("empty_layer")]
-    inside = _read_inside(f"{name}@{digest}", "cat", "/opt/fusebox/fusebox/manifest.json")
-    layers = [
-        {"bytes": layer["size"], "digest": layer["digest"], "made_by": by.partition(" # ")[0]}
-        for layer, by in zip(manifest["layers"], made_by, strict=True)
-    ]
-    packages = json.loads(inside)["packages"]
-    for pin in plan.pins:
-        if pin.name in packages:
-            packages[pin.name]["source"] = pin.release.identity
-    about = {
-        "name": name, "digest": digest, "tags": wanted, "labels": config["config"].get("Labels", {}),
-        "layers": layers, "packages": packages,
-    }  # fmt: skip
-    write_json(folder / "image.json", about)
-    rows = [
-        f"| {package} | {held.get('release', held['version'])} | `{held.get('source', '')[:12]}` | "
-        f"{', '.join(Path(patch['file']).stem for patch in held['patches'])} |"
-        for package, held in packages.items()
-    ]
-    sizes = [f"| {layer['bytes'] / 2**20:.1f} | {layer['made_by'][:90]} |" for layer in layers]
-    total = sum(layer["bytes"] for layer in layers) / 2**20
-    lines = [
-        f"# {name}@{digest}", "", f"Tags: {', '.join(wanted)}.", "",
-        "| package | version | commit or sha256 | patches |", "| --- | --- | --- | --- |", *rows, "",
-        f"{total:.1f} MiB in the registry:", "", "| MiB | layer |", "| --- | --- |", *sizes,
-    ]  # fmt: skip
-    write_text(folder / "image.md", "\n".join(lines) + "\n")
-
-
-def _read_inside(image: str, *command: str) -> str:
-    """What a command in an image prints."""
-    return str(engine().containers.run(image, list(command), remove=True).decode())

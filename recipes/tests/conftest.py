@@ -19,16 +19,19 @@ import sys
 import tarfile
 import threading
 import time
+import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 
+from recipes import image
 from recipes.cache import Cache, sha256_of
-from recipes.model import ROOT, Catalogue, Target
+from recipes.model import ROOT, Catalogue, Refusal, Target
 from recipes.patch import tree_hash
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -37,6 +40,7 @@ COPIED = ("recipes", "patches", "docker", "smoke_tests", "pyproject.toml", "READ
 UNSHARED = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode == 0
 NOWHERE = [f"{name}=http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "all_proxy")]
 OFFLINE = ("unshare", "--net") if UNSHARED else ("env", *NOWHERE)
+REGISTRY = "127.0.0.1:5000"  # the one that runs beside the engine, if it runs
 # A refusal says what to do next: it holds one of these.
 NEXT_STEP = re.compile(
     r"\b(add|apt-get|ask|bound|break it|build it|build target|change|check|choose|constrain|correct|delete|export it|"
@@ -478,3 +482,27 @@ def index(tmp_path: Path, tiny: Tiny) -> Iterator[Index]:
         yield server
         server.ended.set()
         server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def engine() -> docker.DockerClient:
+    """The engine that is running."""
+    try:
+        return image.engine()
+    except Refusal as refusal:
+        pytest.skip(f"unproven here: {refusal}")
+
+
+@pytest.fixture
+def pushed(engine: docker.DockerClient) -> Iterator[tuple[str, str]]:
+    """An image of one file in the registry on this machine, and its digest."""
+    name, archive = f"{REGISTRY}/fusebox/{uuid.uuid4().hex[:8]}", io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        member = tarfile.TarInfo("file")
+        tar.addfile(member, io.BytesIO())
+    engine.api.import_image_from_data(archive.getvalue(), repository=name, tag="1")
+    said = engine.images.push(name, tag="1")
+    if "digest: sha256:" not in said:
+        pytest.skip(f"unproven here: no registry on {REGISTRY}")
+    yield f"{name}:1", said.partition("digest: ")[2].partition(" ")[0]
+    engine.images.remove(f"{name}:1")

@@ -1,0 +1,150 @@
+"""Publishing: to the real registry behind a proxy that refuses; without engine or crane these tests are unproven."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import json
+import re
+import shutil
+import subprocess
+import threading
+import uuid
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from recipes import publish
+from recipes.model import Catalogue, Refusal
+from recipes.tests.conftest import REGISTRY, Checkout
+
+
+class Registry(ThreadingHTTPServer):
+    """A proxy to the registry on this machine; a request that `refused` matches is answered with 503."""
+
+    daemon_threads = True
+
+    def __init__(self, refused: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Proxy)
+        self.refused = refused
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+
+class _Proxy(BaseHTTPRequestHandler):
+    server: Registry
+
+    def _pass(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        if self.server.refused and re.search(self.server.refused, f"{self.command} {self.path}"):
+            self.send_error(503)
+            return
+        connection = http.client.HTTPConnection(REGISTRY)
+        kept = {key: value for key, value in self.headers.items() if key.lower() not in ("host", "accept-encoding")}
+        connection.request(self.command, self.path, body, kept | {"Host": self.server.host})
+        answer = connection.getresponse()
+        data = answer.read()
+        self.send_response(answer.status)
+        for key, value in answer.getheaders():
+            if key.lower() not in ("transfer-encoding", "connection", "content-length"):
+                self.send_header(key, value)
+        length = answer.headers["Content-Length"] if self.command == "HEAD" else str(len(data))
+        self.send_header("Content-Length", length or "0")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = _pass
+
+    def log_message(self, *_: object) -> None:
+        """Keep the test's output clean."""
+
+
+def oci_image(folder: Path) -> tuple[Path, str]:
+    """An OCI layout with one image of one small layer that no registry has yet, and its digest."""
+    layer = gzip.compress(uuid.uuid4().bytes, mtime=0)
+    config = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}, "config": {}}
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+
+    def put(data: bytes, kind: str) -> dict[str, object]:
+        digest = hashlib.sha256(data).hexdigest()
+        (blobs / digest).write_bytes(data)
+        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
+
+    manifest = {
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": put(json.dumps(config).encode(), "config.v1+json"), "layers": [put(layer, "layer.v1.tar+gzip")],
+    }  # fmt: skip
+    described = put(json.dumps(manifest).encode(), "manifest.v1+json")
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [described]}))
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    return folder, str(described["digest"])
+
+
+REFUSING = {
+    "a blob": (r"(POST|PATCH|PUT) .*/blobs/uploads", "cannot be pushed, and no tag was set"),
+    "the manifest": (r"PUT .*/manifests/sha256:", "cannot be pushed, and no tag was set"),
+    "the tag": (r"PUT .*/manifests/cpu", "cannot be set"),
+}
+
+
+@pytest.fixture
+def crane(pushed: tuple[str, str]) -> None:
+    """What publishes, and a registry that takes it."""
+    if shutil.which("crane") is None:
+        pytest.skip("unproven here: crane is not installed")
+
+
+@pytest.mark.usefixtures("crane")
+@pytest.mark.parametrize("case", REFUSING)
+def test_a_registry_that_refuses_leaves_no_tag(tmp_path: Path, case: str) -> None:
+    refused, sentence = REFUSING[case]
+    oci, digest = oci_image(tmp_path / "oci")
+    repository = f"fusebox/{uuid.uuid4().hex[:8]}"
+    with Registry(refused) as registry:
+        name = f"{registry.host}/{repository}"
+        with pytest.raises(Refusal, match=f"{sentence}.*check the registry"):
+            publish.push(oci, name, digest)
+            publish.set_tags(name, digest, ["cpu-0123", "cpu"])
+        assert not tags_of(repository)
+        registry.refused = ""
+        publish.push(oci, name, digest)
+        assert not tags_of(repository)
+        publish.set_tags(name, digest, ["cpu-0123", "cpu"])
+        assert sorted(tags_of(repository)) == ["cpu", "cpu-0123"]
+        registry.shutdown()
+
+
+def tags_of(repository: str) -> list[str]:
+    """The tags that the registry has for a repository."""
+    connection = http.client.HTTPConnection(REGISTRY)
+    connection.request("GET", f"/v2/{repository}/tags/list")
+    return list(json.loads(connection.getresponse().read()).get("tags") or [])
+
+
+def test_an_image_is_published_from_a_commit(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="is not a git checkout"):
+        publish.Commit.of(tmp_path)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@example.org"]
+    (tmp_path / "file").touch()
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "add", "file"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "-m", "x"], check=True)
+    commit = publish.Commit.of(tmp_path)
+    target = Catalogue().targets["cpu"]
+    assert publish.tags(target, commit) == [f"cpu-{commit.sha[:12]}", f"cpu-{commit.time:%Y%m%d}", "cpu"]
+    (tmp_path / "file").write_text("changed")
+    with pytest.raises(Refusal, match="changes that are not committed"):
+        publish.Commit.of(tmp_path)
+
+
+def test_a_target_that_is_not_published_says_why(checkout: Checkout) -> None:
+    checkout.refuse(
+        "publish", "ngc-23.10", "--registry", REGISTRY, naming=("not published", "another publisher's image")
+    )
