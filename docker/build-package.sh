@@ -5,7 +5,7 @@
 #
 # IN holds source/NAME (the tree), build.env, options (arguments of setup.py, a line each), subfolder, mib_per_job; or
 # wheel/, when it was built before from the same inputs. /needs/NAME holds the wheels of packages that it is built
-# beside. OUT gets the wheel, build.log, compiler.txt and, of CUDA code, NAME.cuobjdump.txt with its architectures.
+# beside. OUT gets the wheel, build.log and compiler.txt.
 set -euo pipefail
 in=${1:?what to build} out=${2:?the folder for the wheel}
 mkdir -p "$out"
@@ -50,13 +50,4 @@ fi
 if grep -E '[[:space:]]-m(arch|cpu|tune)=native([[:space:]]|$)' "$out/build.log" >&2; then
   echo "fusebox: it compiles with -march=native, which ties the wheel to this machine's CPU: turn it off." >&2
   exit 2
-fi
-if command -v cuobjdump > /dev/null; then
-  for wheel in "$out"/*.whl; do
-    python -m zipfile -e "$wheel" "$work/unpacked"
-    find "$work/unpacked" -name '*.so' -printf '%P\n' | sort | while IFS= read -r file; do
-      echo "== $file"
-      cuobjdump --list-elf --list-ptx "$work/unpacked/$file" 2>&1 || true
-    done > "$wheel.cuobjdump.txt"
-  done
 fi

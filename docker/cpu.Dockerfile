@@ -30,10 +30,11 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 FROM python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b AS toolchain
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3-dev
-COPY docker/build-wheel.sh docker/build-package.sh docker/make-environment.sh /fusebox/docker/
+COPY docker/make-environment.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     /fusebox/docker/make-environment.sh /opt/build /in /in/wheelhouse
+COPY docker/build-wheel.sh docker/build-package.sh /fusebox/docker/
 
 FROM toolchain AS wheel-transformers
 RUN --network=none --mount=from=sources,source=/out/packages/transformers,target=/in \
@@ -49,7 +50,8 @@ RUN --network=none --mount=from=sources,source=/out/packages/deepspeed,target=/i
 FROM sources AS audit
 COPY --from=wheel-transformers /wheel /wheels/transformers
 COPY --from=wheel-deepspeed /wheel /wheels/deepspeed
-RUN --network=none docker/tool.sh audit cpu --sm "$SM" --out /out --wheels /wheels --into /install
+RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
+    docker/tool.sh audit cpu --sm "$SM" --out /out --wheels /wheels --built-in /opt/build --into /install
 
 FROM python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b AS runtime
 RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \

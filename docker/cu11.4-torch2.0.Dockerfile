@@ -30,10 +30,11 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 FROM nvidia/cuda:11.4.3-cudnn8-devel-ubuntu20.04 AS toolchain
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.8-dev
-COPY docker/build-wheel.sh docker/build-package.sh docker/make-environment.sh /fusebox/docker/
+COPY docker/make-environment.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     /fusebox/docker/make-environment.sh /opt/build /in /in/wheelhouse
+COPY docker/build-wheel.sh docker/build-package.sh /fusebox/docker/
 
 FROM toolchain AS wheel-flash-attn
 RUN --network=none --mount=from=sources,source=/out/packages/flash-attn,target=/in \
@@ -73,7 +74,8 @@ COPY --from=wheel-xentropy-cuda-lib /wheel /wheels/xentropy-cuda-lib
 COPY --from=wheel-dropout-layer-norm /wheel /wheels/dropout-layer-norm
 COPY --from=wheel-apex /wheel /wheels/apex
 COPY --from=wheel-xformers /wheel /wheels/xformers
-RUN --network=none docker/tool.sh audit cu11.4-torch2.0 --sm "$SM" --out /out --wheels /wheels --into /install
+RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
+    docker/tool.sh audit cu11.4-torch2.0 --sm "$SM" --out /out --wheels /wheels --built-in /opt/build --into /install
 
 FROM ubuntu:20.04@sha256:8feb4d8ca5354def3d8fce243717141ce31e2c428701f6682bd2fafe15388214 AS runtime
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \

@@ -30,10 +30,11 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 FROM nvidia/cuda:12.1.1-cudnn8-devel-ubuntu22.04@sha256:21196d81f56b48dbee70494d5f10322e1a77cc47ffe202a3bf68eab81533c20f AS toolchain
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.10-dev
-COPY docker/build-wheel.sh docker/build-package.sh docker/make-environment.sh /fusebox/docker/
+COPY docker/make-environment.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     /fusebox/docker/make-environment.sh /opt/build /in /in/wheelhouse
+COPY docker/build-wheel.sh docker/build-package.sh /fusebox/docker/
 
 FROM toolchain AS wheel-transformers
 RUN --network=none --mount=from=sources,source=/out/packages/transformers,target=/in \
@@ -85,7 +86,8 @@ COPY --from=wheel-xentropy-cuda-lib /wheel /wheels/xentropy-cuda-lib
 COPY --from=wheel-dropout-layer-norm /wheel /wheels/dropout-layer-norm
 COPY --from=wheel-apex /wheel /wheels/apex
 COPY --from=wheel-deepspeed /wheel /wheels/deepspeed
-RUN --network=none docker/tool.sh audit cu12.1-torch2.1 --sm "$SM" --out /out --wheels /wheels --into /install
+RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
+    docker/tool.sh audit cu12.1-torch2.1 --sm "$SM" --out /out --wheels /wheels --built-in /opt/build --into /install
 
 FROM ubuntu:22.04@sha256:0eb0f877e1c869a300c442c41120e778db7161419244ee5cbc6fa5f134e74736 AS runtime
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \

@@ -30,10 +30,11 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 FROM nvidia/cuda:13.0.0-cudnn-devel-ubuntu24.04@sha256:c2621d98e7de80c2aec5eb8403b19c67454c8f5b0c929e8588fd3563c9b6558d AS toolchain
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.12-dev
-COPY docker/build-wheel.sh docker/build-package.sh docker/make-environment.sh /fusebox/docker/
+COPY docker/make-environment.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     /fusebox/docker/make-environment.sh /opt/build /in /in/wheelhouse
+COPY docker/build-wheel.sh docker/build-package.sh /fusebox/docker/
 
 FROM toolchain AS wheel-flash-attn
 RUN --network=none --mount=from=sources,source=/out/packages/flash-attn,target=/in \
@@ -61,7 +62,8 @@ COPY --from=wheel-flash-attn /wheel /wheels/flash-attn
 COPY --from=wheel-apex /wheel /wheels/apex
 COPY --from=wheel-deepspeed /wheel /wheels/deepspeed
 COPY --from=wheel-transformer-engine-torch /wheel /wheels/transformer-engine-torch
-RUN --network=none docker/tool.sh audit cu13.0-torch2.11 --sm "$SM" --out /out --wheels /wheels --into /install
+RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
+    docker/tool.sh audit cu13.0-torch2.11 --sm "$SM" --out /out --wheels /wheels --built-in /opt/build --into /install
 
 FROM ubuntu:24.04@sha256:4fbb8e6a8395de5a7550b33509421a2bafbc0aab6c06ba2cef9ebffbc7092d90 AS runtime
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \

@@ -30,10 +30,11 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 FROM nvidia/cuda:12.1.1-cudnn8-devel-ubuntu22.04@sha256:21196d81f56b48dbee70494d5f10322e1a77cc47ffe202a3bf68eab81533c20f AS toolchain
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.10-dev
-COPY docker/build-wheel.sh docker/build-package.sh docker/make-environment.sh /fusebox/docker/
+COPY docker/make-environment.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     /fusebox/docker/make-environment.sh /opt/build /in /in/wheelhouse
+COPY docker/build-wheel.sh docker/build-package.sh /fusebox/docker/
 
 FROM toolchain AS wheel-flash-attn
 RUN --network=none --mount=from=sources,source=/out/packages/flash-attn,target=/in \
@@ -73,7 +74,8 @@ COPY --from=wheel-deepspeed /wheel /wheels/deepspeed
 COPY --from=wheel-ms-amp /wheel /wheels/ms-amp
 COPY --from=wheel-msamp-arithmetic /wheel /wheels/msamp-arithmetic
 COPY --from=wheel-msamp-adamw /wheel /wheels/msamp-adamw
-RUN --network=none docker/tool.sh audit ms-amp --sm "$SM" --out /out --wheels /wheels --into /install
+RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
+    docker/tool.sh audit ms-amp --sm "$SM" --out /out --wheels /wheels --built-in /opt/build --into /install
 
 FROM ubuntu:22.04@sha256:0eb0f877e1c869a300c442c41120e778db7161419244ee5cbc6fa5f134e74736 AS runtime
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \

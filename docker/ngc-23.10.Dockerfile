@@ -28,10 +28,11 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 # Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
 FROM nvcr.io/nvidia/pytorch:23.10-py3 AS toolchain
-COPY docker/build-wheel.sh docker/build-package.sh docker/make-environment.sh /fusebox/docker/
+COPY docker/make-environment.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     /fusebox/docker/make-environment.sh /opt/build /in /in/wheelhouse
+COPY docker/build-wheel.sh docker/build-package.sh /fusebox/docker/
 
 FROM toolchain AS wheel-transformers
 RUN --network=none --mount=from=sources,source=/out/packages/transformers,target=/in \
@@ -59,7 +60,8 @@ COPY --from=wheel-transformers /wheel /wheels/transformers
 COPY --from=wheel-transformer-engine /wheel /wheels/transformer-engine
 COPY --from=wheel-flash-attn /wheel /wheels/flash-attn
 COPY --from=wheel-deepspeed /wheel /wheels/deepspeed
-RUN --network=none docker/tool.sh audit ngc-23.10 --sm "$SM" --out /out --wheels /wheels --into /install
+RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
+    docker/tool.sh audit ngc-23.10 --sm "$SM" --out /out --wheels /wheels --built-in /opt/build --into /install
 
 FROM nvcr.io/nvidia/pytorch:23.10-py3 AS runtime
 RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \

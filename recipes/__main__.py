@@ -70,7 +70,12 @@ def _parser() -> argparse.ArgumentParser:
     patched.add_argument("--sm", type=_listed, help='other GPU architectures, as "8.0,9.0"')
     audited = verb("audit", _audit)
     audited.add_argument("--sm", type=_listed, help='other GPU architectures, as "8.0,9.0"')
-    for name, holds in (("out", "what `patch --into` wrote"), ("wheels", "NAME/*.whl"), ("into", "to be installed")):
+    for name, holds in (
+        ("out", "what `patch --into` wrote"),
+        ("wheels", "NAME/*.whl"),
+        ("built-in", "the environment that they were compiled in"),
+        ("into", "to be installed"),
+    ):
         audited.add_argument(f"--{name}", type=Path, required=True, help=holds)
     published = verb("publish", _publish, mirror=True)
     published.add_argument("--registry", required=True, help="where to push to: HOST[:PORT][/PATH]")
@@ -166,7 +171,7 @@ def _patch(options: argparse.Namespace) -> int:
 
 def _audit(options: argparse.Namespace) -> int:
     """Check the wheels that the stages of an image built, and write what its environment is made of."""
-    image.gather(_chosen(options), options.out, options.wheels, options.into)
+    image.gather(_chosen(options), options.out, options.wheels, options.built_in, options.into)
     return 0
 
 

@@ -1,7 +1,8 @@
 """Is a wheel what it says, and will it load? Read from its bytes (pyelftools); nothing is imported or run.
 
 For each extension: the CPU it was compiled for (from .GCC.command.line, so -march=native is seen whoever set it), the
-newest GLIBC version it wants, and every undefined symbol looked up in the torch it will meet.
+GPUs (from .nv_fatbin, as `cuobjdump --list-elf` shows them), the newest GLIBC version it wants, and every undefined
+symbol looked up in the torch it will meet and in what comes with that (cuBLAS).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -28,6 +30,7 @@ from packaging.version import Version
 from recipes.model import Pin, Refusal, Target, is_version
 
 PORTABLE = ("x86-64", "x86-64-v2", "x86-64-v3")  # what a published wheel may be compiled for
+_FATBIN, _CUBIN = bytes.fromhex("50ed55ba"), 2
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,12 @@ class Extension:
         section = self.elf.get_section_by_name(".GCC.command.line")
         recorded = section.data().decode(errors="replace") if section else ""
         return {cpu or more for cpu, more in re.findall(r"-march=([\w.+-]+)|-m((?:avx512|avx10|amx)\S*)", recorded)}
+
+    @cached_property
+    def gpus(self) -> set[str] | None:
+        """The GPU architectures that it has machine code for, as "9.0"; PTX is none. None if it has no GPU code."""
+        section = self.elf.get_section_by_name(".nv_fatbin")
+        return None if section is None else set(_machine_code(section.data()))
 
     @cached_property
     def glibc(self) -> Version:
@@ -80,6 +89,25 @@ class Extension:
         return self.elf.get_section_by_name(".dynsym")
 
 
+def _machine_code(fatbin: bytes) -> Iterator[str]:
+    """The architecture of each cubin in nvcc's containers, of which there is one for each source file.
+
+    NVIDIA documents neither; CUDA 11 to 13 write them alike. A container: magic, version, length of this header, length
+    of the entries. An entry: kind, length of its header, length of its payload, and architecture at byte 28.
+    """
+    at = 0
+    while (at := fatbin.find(_FATBIN, at)) >= 0 and at + 16 <= len(fatbin):
+        header, entries = struct.unpack_from("<6xHQ", fatbin, at)
+        at += max(header, 16)
+        end = min(at + entries, len(fatbin))
+        while at + 32 <= end:
+            kind, header, payload, sm = struct.unpack_from("<H2xIQ12xI", fatbin, at)
+            if kind == _CUBIN:
+                yield f"{sm // 10}.{sm % 10}"
+            at += max(header + payload, 32)
+        at = end
+
+
 def extensions(wheel: Path) -> list[Extension]:
     """The shared objects of a wheel."""
     with opened(wheel) as archive:
@@ -111,10 +139,10 @@ def described(wheel: Path, part: str) -> bytes:
         return archive.read("".join(name for name in archive.namelist() if name.endswith(f".dist-info/{part}")))
 
 
-def audit(wheel: Path, pin: Pin, torch: Path | None, glibc: str) -> dict[str, object]:
-    """Refuse a compiled wheel that is not portable or would not load; otherwise what was read, for its record.
+def audit(wheel: Path, pin: Pin, target: Target, beside: Path | None, glibc: str) -> dict[str, object]:
+    """Refuse a compiled wheel that is not portable, would not load or lacks a GPU; else what was read, for its record.
 
-    `torch` is the installed torch package it will be loaded beside, `glibc` the C library it has to run on.
+    `beside` is the site-packages that it was compiled beside, `glibc` the C library that it has to run on.
     """
     found = extensions(wheel)
     if pin.build.compiler != "none" and not found:
@@ -129,43 +157,32 @@ def audit(wheel: Path, pin: Pin, torch: Path | None, glibc: str) -> dict[str, ob
                 f"{pin.label}: {extension.name} wants GLIBC {extension.glibc}, and the target runs on "
                 f"{glibc}: build it on the declared base."
             )
-    if torch is not None:
-        _refuse_unresolved(pin, found, torch)
+    if beside is not None:
+        _refuse_unresolved(pin, found, beside)
+    gpus = {"sm": check_architectures(pin, target, found)} if pin.build.compiler == "nvcc" else {}
     return {
         "extensions": sorted(extension.name for extension in found),
         "march": sorted(set().union(*(extension.cpus for extension in found))),
         "glibc": str(max((extension.glibc for extension in found), default="none")),
+        **gpus,
     }
 
 
-def architectures(listing: str) -> dict[str, set[str]]:
-    """GPU architectures by shared object, as "9.0" or "9.0a": `cuobjdump --list-elf --list-ptx` after "== FILE"."""
-    found: dict[str, set[str]] = {}
-    name = ""
-    for line in listing.splitlines():
-        if line.startswith("== "):
-            name = line.removeprefix("== ")
-        elif match := re.search(r"\.sm_(\d+)(\d)([af]?)\.(cubin|ptx)", line):
-            found.setdefault(name, set()).add(f"{match[1]}.{match[2]}{match[3]}")
-    return found
-
-
-def check_architectures(pin: Pin, target: Target, listing: str) -> dict[str, list[str]]:
+def check_architectures(pin: Pin, target: Target, found: Iterable[Extension]) -> dict[str, list[str]]:
     """Refuse a CUDA wheel with an extension that lacks one of the target's architectures; else what each has.
 
     More than the target's are no fault: some packages cannot be narrowed (transformer-engine before 1.11).
     """
-    found = architectures(listing)
-    if not found:
+    gpus = {extension.name: sorted(extension.gpus) for extension in found if extension.gpus is not None}
+    if not gpus:
         raise Refusal(f"{pin.label}: its wheel holds no GPU code at all: see the recipe's env, FORCE_CUDA and its kin.")
-    for name, has in sorted(found.items()):
-        plain = {one.rstrip("af") for one in has}
-        if missing := [sm for sm in target.sm if sm not in plain]:
+    for name, has in sorted(gpus.items()):
+        if missing := [sm for sm in target.sm if sm not in has]:
             raise Refusal(
-                f"{pin.label}: {name} is compiled for sm {', '.join(sorted(has))} and target {target.name} is for "
-                f"{missing[0]}: set the package's architectures in its recipe's env."
+                f"{pin.label}: {name} is compiled for sm {', '.join(has) or 'none, PTX only,'} and target "
+                f"{target.name} is for {missing[0]}: set the package's architectures in its recipe's env."
             )
-    return {name: sorted(has) for name, has in sorted(found.items())}
+    return dict(sorted(gpus.items()))
 
 
 def refuse_unportable(label: str, extension: Extension) -> None:
@@ -182,9 +199,10 @@ def refuse_unportable(label: str, extension: Extension) -> None:
         )
 
 
-def _refuse_unresolved(pin: Pin, found: Iterable[Extension], torch: Path) -> None:
+def _refuse_unresolved(pin: Pin, found: Iterable[Extension], beside: Path) -> None:
     own = set().union(*(extension.defined for extension in found))
-    libraries = sorted((torch / "lib").glob("*.so*"))
+    # torch's first: nearly all are there; then cuBLAS and its kin, and the libraries of packages it was built beside.
+    libraries = sorted(beside.rglob("*.so*"), key=lambda path: (path.parent != beside / "torch" / "lib", path))
     for extension in found:
         wanted = {name for name in extension.wanted - own if not re.match(r"_?Py", name)}
         for library in libraries:

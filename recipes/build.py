@@ -231,14 +231,12 @@ class Builder:
                 cost = self._run(pin, [str(self._script), str(part), str(made), *pin.build.options], scratch, step)
                 wheel = self._only_wheel(pin, made)
                 step.note = size(wheel.stat().st_size)
-            torch = environment.module_folder(python, "torch") if self.plan.torch else scratch
+            torch = environment.module_folder(python, "torch") if self.plan.torch else scratch / "torch"
             record = {
                 "file": wheel.name,
                 "sha256": sha256_of(wheel),
                 "inputs": inputs,
-                "audit": audit.audit(
-                    wheel, pin, torch if pin.build.compiler != "none" else None, platform.libc_ver()[1]
-                ),
+                "audit": audit.audit(wheel, pin, self.plan.target, torch.parent, platform.libc_ver()[1]),
                 "patches": [installed(patch, wheel) for patch in tree.patches],
                 "built_with": {
                     "python": self._version(python),

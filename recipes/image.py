@@ -11,12 +11,9 @@ import os
 import re
 import shutil
 import subprocess
-import tempfile
-import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import docker
 import jinja2
@@ -140,22 +137,22 @@ def _write(folder: Path, **texts: str) -> None:
 # --- stage `audit`
 
 
-def gather(plan: Plan, out: Path, wheels: Path, into: Path) -> None:
+def gather(plan: Plan, out: Path, wheels: Path, built_in: Path, into: Path) -> None:
     """Audit every wheel that was built, and write what the runtime stage installs and what the image says it holds.
 
-    `out` is what `lay_out` wrote; `wheels` holds NAME/ of each built package.
+    `out` is what `lay_out` wrote; `wheels` holds NAME/ of each built package; `built_in` is the environment that they
+    were compiled in, with the target's torch, unless the base image has that.
     """
     house = out / "environment" / "wheelhouse"
     made: list[Wheel] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        torch = _torch(plan, house, Path(scratch))
-        for pin in plan.pins:
-            if pin.release.kind == "wheel":
-                record = json.loads((out / "given" / f"{pin.name}.json").read_text())
-                path = _named(house, pin)
-                made.append(Wheel(pin, path, sha256_of(path), record))
-            elif pin.release.kind == "source":
-                made.append(_audited(plan, pin, out, wheels / pin.name, torch, into))
+    beside = None if plan.on_base else environment.site_packages(built_in, plan.target)
+    for pin in plan.pins:
+        if pin.release.kind == "wheel":
+            record = json.loads((out / "given" / f"{pin.name}.json").read_text())
+            path = house / str(pin.release.file)
+            made.append(Wheel(pin, path, sha256_of(path), record))
+        elif pin.release.kind == "source":
+            made.append(_audited(plan, pin, out, wheels / pin.name, beside, into))
     for wheel in made:
         audit.check_metadata(wheel.path, wheel.pin, plan.target)
     environment.describe(into, plan, made)
@@ -168,26 +165,11 @@ def gather(plan: Plan, out: Path, wheels: Path, into: Path) -> None:
         _write(into, replaced="".join(f"{wheel.pin.name}\n" for wheel in made))
 
 
-def _named(house: Path, pin: Pin) -> Path:
-    """The wheel of a pinned package in a folder of wheels."""
-    assert pin.release.file
-    return house / pin.release.file
-
-
-def _torch(plan: Plan, house: Path, scratch: Path) -> Path | None:
-    """The libraries of the target's torch, unpacked; none where it has no torch, None where the base image has it."""
-    if plan.torch and plan.torch.release.kind == "wheel":
-        with zipfile.ZipFile(_named(house, plan.torch)) as archive:
-            libraries = [name for name in archive.namelist() if re.match(r"torch/lib/[^/]*\.so", name)]
-            archive.extractall(scratch, libraries)
-    return None if plan.torch and plan.torch.release.kind == "provided" else scratch / "torch"
-
-
-def _audited(plan: Plan, pin: Pin, out: Path, built: Path, torch: Path | None, into: Path) -> Wheel:
+def _audited(plan: Plan, pin: Pin, out: Path, built: Path, beside: Path | None, into: Path) -> Wheel:
     """A wheel that a stage built, with its record; kept as CACHE/wheels/KEY is, so that it can be taken out again."""
     planned = json.loads((out / "inputs" / f"{pin.name}.json").read_text())
     key = digest_of(planned["inputs"])
-    if (built / "wheel.json").exists():  # it came from the wheel cache, with its record
+    if cached := (built / "wheel.json").exists():
         record = json.loads((built / "wheel.json").read_text())
         path = built / record["file"]
     else:
@@ -195,12 +177,10 @@ def _audited(plan: Plan, pin: Pin, out: Path, built: Path, torch: Path | None, i
         if len(found) != 1:
             raise Refusal(f"{pin.label}: its stage left {len(found)} wheels, and one was expected: read its build.log.")
         path = found[0]
+    compiled, glibc = pin.build.compiler != "none", plan.target.base.glibc or plan.target.glibc
+    checked = audit.audit(path, pin, plan.target, beside, glibc)
+    if not cached:
         said = (built / "compiler.txt").read_text().splitlines()
-        compiled, glibc = pin.build.compiler != "none", plan.target.base.glibc or plan.target.glibc
-        checked: dict[str, Any] = audit.audit(path, pin, torch if compiled else None, glibc)
-        if pin.build.compiler == "nvcc":
-            listing = path.with_name(f"{path.name}.cuobjdump.txt")
-            checked["sm"] = audit.check_architectures(pin, plan.target, listing.read_text() if listing.exists() else "")
         record = {
             "file": path.name,
             "sha256": sha256_of(path),

@@ -1,7 +1,9 @@
-"""A wheel is judged by its bytes: the CPU it was compiled for, the C library it wants, the symbols it lacks."""
+"""A wheel is judged by its bytes: CPU and GPUs it was compiled for, the C library it wants, the symbols it lacks."""
 
 from __future__ import annotations
 
+import shutil
+import struct
 import subprocess
 import zipfile
 from pathlib import Path
@@ -9,16 +11,27 @@ from pathlib import Path
 import pytest
 
 from recipes import audit
-from recipes.model import Catalogue, Pin, Refusal
+from recipes.model import Catalogue, Pin, Refusal, Target
 
+CPU, GPU = Catalogue().target("cpu"), Catalogue().target("cu13.0-torch2.11")
 PORTABLE = ["-march=x86-64-v3", "-frecord-gcc-switches"]
 
 
 @pytest.fixture
 def pin() -> Pin:
     """The cpu target's compiled package."""
-    catalogue = Catalogue()
-    return next(pin for pin in catalogue.pins(catalogue.target("cpu")) if pin.name == "deepspeed")
+    return pinned(CPU, "deepspeed")
+
+
+@pytest.fixture
+def apex() -> Pin:
+    """A package with GPU code, in a target for sm 9.0."""
+    return pinned(GPU, "apex")
+
+
+def pinned(target: Target, package: str) -> Pin:
+    """What a target pins of a package."""
+    return next(pin for pin in Catalogue().pins(target) if pin.name == package)
 
 
 def library(folder: Path, name: str, code: str, *flags: str) -> Path:
@@ -42,15 +55,18 @@ def wheel(folder: Path, *files: Path, metadata: str = "") -> Path:
 
 
 @pytest.fixture
-def torch(tmp_path: Path) -> Path:
-    """A torch package whose one library defines at_work()."""
-    library(tmp_path / "torch" / "lib", "libtorch", "void at_work() {}", "-Wl,--hash-style=gnu")
-    return tmp_path / "torch"
+def beside(tmp_path: Path) -> Path:
+    """A site-packages: torch's one library defines at_work(), and cuBLAS, which comes with torch, multiply()."""
+    site = tmp_path / "site-packages"
+    library(site / "torch" / "lib", "libtorch", "void at_work() {}", "-Wl,--hash-style=gnu")
+    library(site / "nvidia" / "cu13" / "lib", "libcublas", "void multiply() {}", "-Wl,--hash-style=gnu")
+    return site
 
 
-def test_a_portable_extension_passes(tmp_path: Path, pin: Pin, torch: Path) -> None:
-    made = library(tmp_path, "op", "void at_work(); void op() { at_work(); }", *PORTABLE)
-    report = audit.audit(wheel(tmp_path, made), pin, torch, "2.36")
+def test_a_portable_extension_passes(tmp_path: Path, pin: Pin, beside: Path) -> None:
+    code = "void at_work(); void multiply(); void op() { at_work(); multiply(); }"
+    made = library(tmp_path, "op", code, *PORTABLE)
+    report = audit.audit(wheel(tmp_path, made), pin, CPU, beside, "2.36")
     assert report == {"extensions": ["deepspeed/op.so"], "march": ["x86-64-v3"], "glibc": report["glibc"]}
 
 
@@ -67,24 +83,91 @@ def test_a_portable_extension_passes(tmp_path: Path, pin: Pin, torch: Path) -> N
 def test_an_extension_for_one_cpu_is_refused(tmp_path: Path, pin: Pin, flags: list[str], said: str) -> None:
     made = library(tmp_path, "op", "void op() {}", *flags)
     with pytest.raises(Refusal, match=said):
-        audit.audit(wheel(tmp_path, made), pin, None, "2.36")
+        audit.audit(wheel(tmp_path, made), pin, CPU, None, "2.36")
 
 
-def test_a_symbol_that_torch_lacks_is_named(tmp_path: Path, pin: Pin, torch: Path) -> None:
+def test_a_symbol_that_torch_lacks_is_named(tmp_path: Path, pin: Pin, beside: Path) -> None:
     made = library(tmp_path, "op", "void of_another_torch(); void op() { of_another_torch(); }", *PORTABLE)
     with pytest.raises(Refusal, match=r"op\.so has the undefined symbol _Z16of_another_torchv"):
-        audit.audit(wheel(tmp_path, made), pin, torch, "2.36")
+        audit.audit(wheel(tmp_path, made), pin, CPU, beside, "2.36")
 
 
 def test_a_newer_c_library_than_the_target_s_is_refused(tmp_path: Path, pin: Pin) -> None:
     made = library(tmp_path, "op", '#include <cstdio>\nvoid op() { std::puts(""); }', *PORTABLE)
     with pytest.raises(Refusal, match=r"wants GLIBC 2\S*, and the target runs on 2\.1"):
-        audit.audit(wheel(tmp_path, made), pin, None, "2.1")
+        audit.audit(wheel(tmp_path, made), pin, CPU, None, "2.1")
 
 
 def test_a_wheel_without_its_extensions_is_refused(tmp_path: Path, pin: Pin) -> None:
     with pytest.raises(Refusal, match="holds no compiled extension"):
-        audit.audit(wheel(tmp_path), pin, None, "2.36")
+        audit.audit(wheel(tmp_path), pin, CPU, None, "2.36")
+
+
+# --- GPU code
+
+
+def fatbin(*entries: tuple[int, int]) -> str:
+    """Assembler for what nvcc leaves in an object of one source file: (kind, architecture) of each entry."""
+    body = b"".join(
+        struct.pack("<HHIQIIHHI32x", kind, 0x101, 64, 8, 0, 0, 0, 1, sm) + b"\x7fELF...." for kind, sm in entries
+    )
+    container = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+    bytes_ = ",".join(map(str, container))
+    return f'__asm__(".section .nv_fatbin, \\"a\\"\\n.byte {bytes_}\\n.balign 8\\n.text");'
+
+
+CUBIN, PTX = 2, 1
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ([[(CUBIN, 90)]], ""),
+        ([[(CUBIN, 80)], [(PTX, 90), (CUBIN, 90)]], ""),
+        ([[(CUBIN, 80)]], r"op\.so is compiled for sm 8\.0 and target cu13\.0-torch2\.11 is for 9\.0"),
+        ([[(CUBIN, 80), (CUBIN, 120)]], r"compiled for sm 12\.0, 8\.0 and target"),
+        ([[(PTX, 90)]], r"compiled for sm none, PTX only, and target"),
+        ([], "holds no GPU code at all"),
+    ],
+    ids=["its GPU", "more than its GPU", "another GPU", "two others", "PTX only", "no GPU"],
+)
+def test_gpu_code_is_for_the_target_s_gpu(
+    tmp_path: Path, apex: Pin, files: list[list[tuple[int, int]]], said: str
+) -> None:
+    made = library(tmp_path, "op", "\n".join(fatbin(*entries) for entries in files) + "\nvoid op() {}", *PORTABLE)
+    if not said:
+        assert audit.audit(wheel(tmp_path, made), apex, GPU, None, "2.39")["sm"] == {
+            "deepspeed/op.so": sorted({f"{sm / 10:.1f}" for entries in files for kind, sm in entries if kind == CUBIN})
+        }
+        return
+    with pytest.raises(Refusal, match=said):
+        audit.audit(wheel(tmp_path, made), apex, GPU, None, "2.39")
+
+
+def test_an_extension_without_gpu_code_beside_one_with_it_passes(tmp_path: Path, apex: Pin) -> None:
+    made = [library(tmp_path, "op", fatbin((CUBIN, 90)), *PORTABLE), library(tmp_path, "host", "", *PORTABLE)]
+    assert audit.audit(wheel(tmp_path, *made), apex, GPU, None, "2.39")["sm"] == {"deepspeed/op.so": ["9.0"]}
+
+
+def test_a_damaged_list_of_gpu_code_ends() -> None:
+    for damaged in (b"\x50\xed\x55\xba", b"\x50\xed\x55\xba" * 64, b"\x50\xed\x55\xba" + bytes(64), bytes(4096)):
+        assert not list(audit._machine_code(damaged))
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="unproven here: no nvcc")
+@pytest.mark.parametrize(
+    ("code", "has"),
+    [("sm_90", {"9.0"}), ("compute_90", set())],
+)
+def test_what_nvcc_writes_is_read(tmp_path: Path, code: str, has: set[str]) -> None:
+    source, made = tmp_path / "kernel.cu", tmp_path / "kernel.so"
+    source.write_text("__global__ void kernel(float *x) { *x += 1; }")
+    options = ["-gencode", f"arch=compute_90,code={code}", "-shared", "-Xcompiler", "-fPIC", "-o", str(made)]
+    subprocess.run(["nvcc", *options, str(source)], check=True)
+    assert [extension.gpus for extension in audit.extensions(wheel(tmp_path, made))] == [has]
+
+
+# --- what it says of itself
 
 
 def metadata(pin: Pin, *extra: str, version: str = "0.19.8") -> str:
@@ -111,12 +194,12 @@ def test_metadata_must_be_what_the_recipe_says(
 ) -> None:
     made = wheel(tmp_path, metadata=metadata(pin, *extra, version=version))
     if not said:
-        audit.check_metadata(made, pin, Catalogue().target("cpu"))
+        audit.check_metadata(made, pin, CPU)
         return
     with pytest.raises(Refusal, match=said):
-        audit.check_metadata(made, pin, Catalogue().target("cpu"))
+        audit.check_metadata(made, pin, CPU)
 
 
 def test_an_extra_s_requirement_is_not_the_package_s(tmp_path: Path, pin: Pin) -> None:
     made = wheel(tmp_path, metadata=metadata(pin, 'sphinx; extra == "docs"'))
-    audit.check_metadata(made, pin, Catalogue().target("cpu"))
+    audit.check_metadata(made, pin, CPU)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import zipfile
 from pathlib import Path
 
 import docker
@@ -16,6 +17,7 @@ from recipes.cache import sha256_of
 from recipes.model import ROOT, Catalogue, Refusal
 from recipes.plan import Plan, plan
 from recipes.tests.conftest import SOURCE, Tiny, wheel
+from recipes.tests.test_audit import CUBIN, PORTABLE, fatbin, library
 
 
 def test_the_module_docker_is_the_sdk() -> None:
@@ -102,6 +104,12 @@ def laid_out(tiny: Tiny, tmp_path: Path) -> tuple[Plan, Path]:
     return plan(Catalogue(tiny.root), "tiny"), tmp_path / "out"
 
 
+def audited(out: Path, folder: Path) -> tuple[object, ...]:
+    """The command of the stage `audit`, on FOLDER/wheels."""
+    places = {"out": out, **{name: folder / name for name in ("wheels", "built-in")}, "into": folder / "install"}
+    return ("audit", "tiny", *(word for name, place in places.items() for word in (f"--{name}", place)))
+
+
 def test_sources_hold_what_the_later_stages_read(tiny: Tiny, laid_out: tuple[Plan, Path]) -> None:
     _, out = laid_out
     house = {path.name for path in (out / "environment" / "wheelhouse").iterdir()}
@@ -120,7 +128,7 @@ def test_what_was_built_is_audited_and_described(tiny: Tiny, laid_out: tuple[Pla
     wheels.mkdir(parents=True)
     built = wheel(wheels, "tinypkg", ("tinydep",))
     (wheels / "compiler.txt").write_text("")
-    tiny.succeed("audit", "tiny", "--out", out, "--wheels", tmp_path / "wheels", "--into", tmp_path / "install")
+    tiny.succeed(*audited(out, tmp_path))
     manifest = json.loads((tmp_path / "install" / "fusebox" / "manifest.json").read_text())
     assert manifest["packages"]["tinypkg"]["sha256"] == sha256_of(built)
     assert f"tinypkg==1.0 --hash=sha256:{sha256_of(built)}" in (tmp_path / "install" / "requirements.txt").read_text()
@@ -135,8 +143,37 @@ def test_a_wheel_of_something_else_is_refused(tiny: Tiny, laid_out: tuple[Plan, 
     (tmp_path / "wheels" / "tinypkg").mkdir(parents=True)
     wheel(tmp_path / "wheels" / "tinypkg", "tinywheel")
     (tmp_path / "wheels" / "tinypkg" / "compiler.txt").write_text("")
-    arguments = ("audit", "tiny", "--out", out, "--wheels", tmp_path / "wheels", "--into", tmp_path / "install")
-    tiny.refuse(*arguments, naming=("tinywheel", "tinypkg 1.0"))
+    tiny.refuse(*audited(out, tmp_path), naming=("tinywheel", "tinypkg 1.0"))
+
+
+@pytest.mark.parametrize("cached", [False, True], ids=["just built", "from the wheel cache"])
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (fatbin((CUBIN, 80)), "op.so is compiled for sm 8.0 and target tiny is for 9.0"),
+        (
+            fatbin((CUBIN, 90)) + "void of_another_torch(); void op() { of_another_torch(); }",
+            "op.so has the undefined symbol _Z16of_another_torchv",
+        ),
+    ],
+    ids=["another GPU", "another torch"],
+)
+def test_a_wheel_for_something_else_is_refused(tiny: Tiny, tmp_path: Path, code: str, said: str, cached: bool) -> None:
+    """By the name of what is wrong, in the build; a wheel from a cache is no exception, whatever its record says."""
+    declared = 'cuda = "none"\nglibc = "2.28"\nsm = []\nproves_on = ["x86-64"]\npublish = false'
+    gpu = 'cuda = "13.0"\ndriver = "580"\nglibc = "2.36"\nsm = ["9.0"]\nproves_on = ["H200"]\npublish = false'
+    tiny.edit(tiny.targets, declared, gpu)
+    tiny.edit(tiny.recipe("tinypkg"), 'compiler = "none"', 'compiler = "nvcc"')
+    tiny.succeed("patch", "tiny", "--into", tmp_path / "out")
+    folder = tmp_path / "wheels" / "tinypkg"
+    folder.mkdir(parents=True)
+    made = wheel(folder, "tinypkg", ("tinydep",))
+    with zipfile.ZipFile(made, "a") as archive:
+        archive.write(library(tmp_path, "op", code, *PORTABLE), "op.so")
+    (folder / "compiler.txt").write_text("")
+    if cached:
+        (folder / "wheel.json").write_text(json.dumps({"file": made.name, "sha256": sha256_of(made)}))
+    tiny.refuse(*audited(tmp_path / "out", tmp_path), naming=("tinypkg 1.0", said))
 
 
 # --- docker build, with a stand-in for the bases
