@@ -229,6 +229,11 @@ def apply(patch: Patch, tree: Path) -> None:
     """Apply a patch to a tree (which must not be a git checkout of its own); anything but an exact fit is refused."""
     if shutil.which("git") is None:
         raise Refusal(f"{patch.name} needs `git apply`, and git is not installed: install git.")
+    if (tree / ".git").exists():
+        raise Refusal(
+            f"{patch.name} is for an exported tree, and {tree.name} is a git repository, whose own settings and attributes "
+            "would count: export the commit without .git."
+        )
     if _git_apply(patch, tree, "--reverse", "--check").returncode == 0:
         raise Refusal(f"{patch.name} is already in {tree.name}: set Applied-Upstream and bound X-Applies-To.")
     if crlf := next((file for file in patch.files if (tree / file).is_file() and _has_crlf(tree / file)), None):
