@@ -231,7 +231,7 @@ def apply(patch: Patch, tree: Path) -> None:
         raise Refusal(f"{patch.name} needs `git apply`, and git is not installed: install git.")
     if (tree / ".git").exists():
         raise Refusal(
-            f"{patch.name} is for an exported tree, and {tree.name} is a git repository, whose own settings and attributes "
+            f"{patch.name} is for an exported tree, and {tree.name} is a git repository, whose settings and attributes "
             "would count: export the commit without .git."
         )
     if _git_apply(patch, tree, "--reverse", "--check").returncode == 0:

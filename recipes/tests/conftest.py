@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -91,6 +92,8 @@ class Checkout:
             [*before, sys.executable, "-m", "recipes", *map(str, arguments)],
             cwd=self.root, env=self.variables | variables, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            # What runs in the background ignores Ctrl-C, and hands that down.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
     def run(self, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:

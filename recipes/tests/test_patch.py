@@ -79,7 +79,7 @@ def test_a_tree_inside_a_git_repository_is_patched_all_the_same(tmp_path: Path, 
 
 def test_a_tree_that_is_a_git_repository_is_refused(tmp_path: Path, tree: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(tree)], check=True)
-    with pytest.raises(Refusal, match="tree is a git repository, .* export the commit without"):
+    with pytest.raises(Refusal, match=r"tree is a git repository, .* export the commit without"):
         patch.apply_all([patch.read(written(tmp_path, HEADER + DIFF))], tree)
     assert "LINE 10" not in (tree / "pkg" / "code.py").read_text()
 
