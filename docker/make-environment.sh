@@ -31,9 +31,7 @@ if [ -e "$in/replaced" ]; then
 else
   xargs uv venv --quiet --relocatable --python "$python" "$prefix" < "$in/options"
   "${install[@]}" --python "$prefix/bin/python" -r "$wanted"
+  if [ -e "$in/fusebox" ]; then uv pip check --quiet --python "$prefix/bin/python"; fi
 fi
-if [ -e "$in/fusebox" ]; then
-  uv pip check --quiet --python "$prefix/bin/python"
-  cp -r "$in/fusebox" "$prefix/fusebox"
-fi
+if [ -e "$in/fusebox" ]; then cp -r "$in/fusebox" "$prefix/fusebox"; fi
 rm -rf /tmp/uv /tmp/before /tmp/after /tmp/kept /tmp/wanted

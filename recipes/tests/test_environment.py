@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import uv
 
 from recipes import environment
 from recipes.cache import Cache, sha256_of
@@ -139,3 +141,38 @@ def test_another_base_is_refused(planted: Tiny, tmp_path: Path, version: str) ->
 def test_a_layer_is_not_built_on_any_other_python(planted: Tiny, tmp_path: Path) -> None:
     Base(tmp_path, planted)
     planted.refuse("build", "tiny", naming=("tinybase 1.0 comes with python:", "has none", "inside that image"))
+
+
+def in_an_image(base: Base, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """The same layer as a stage of the image makes it: docker/make-environment.sh, on the base's Python."""
+    chosen = plan(Catalogue(base.tiny.root), "tiny")
+    given, house = tmp_path / "in", base.tiny.shelf
+    (given / "fusebox").mkdir(parents=True)
+    (given / "fusebox" / "manifest.json").write_text("{}")
+    names = [pin.name for pin in chosen.pins if pin.release.kind != "provided"]
+    pinned = {one.name: next(house.glob(f"{one.name}-*.whl")) for one in chosen.locked.artifacts}
+    pinned |= {name: next(house.glob(f"{name}-1.0-*.whl")) for name in names}
+    lines = [f"{name}=={path.name.split('-')[1]} --hash=sha256:{sha256_of(path)}\n" for name, path in pinned.items()]
+    (given / "requirements.txt").write_text("".join(lines))
+    (given / "python").write_text(f"{chosen.target.python}\n")
+    (given / "replaced").write_text("".join(f"{name}\n" for name in names))
+    script = base.tiny.root / "docker" / "make-environment.sh"
+    path = f"{base.python.parent}:{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"
+    command = [str(script), str(tmp_path / "unused"), str(given), str(house)]
+    return subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
+
+
+def test_an_image_makes_the_same_layer(planted: Tiny, tmp_path: Path) -> None:
+    base = Base(tmp_path, planted)
+    done = in_an_image(base, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [base.value(name) for name in ("tinypkg", "tinybase", "tinydep", "tinywheel")] == ["1.0", "1.0", "0.5", "1"]
+    assert not list(tmp_path.glob("base/lib/*/site-packages/tinypkg-0.9.dist-info"))
+    assert (tmp_path / "base" / "fusebox" / "manifest.json").exists()
+
+
+def test_an_image_refuses_a_layer_that_breaks_the_base(planted: Tiny, tmp_path: Path) -> None:
+    done = in_an_image(Base(tmp_path, planted, strict="1.0"), tmp_path)
+    assert done.returncode == 2
+    assert "strict 1.0 has requirement tinypkg<1.0" in done.stderr and "choose versions" in done.stderr
+    assert not (tmp_path / "base" / "fusebox").exists()
