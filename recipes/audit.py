@@ -2,7 +2,8 @@
 
 For each extension: the CPU it was compiled for (from .GCC.command.line, so -march=native is seen whoever set it), the
 GPUs (from .nv_fatbin, as `cuobjdump --list-elf` shows them), the newest GLIBC version it wants, and every undefined
-symbol looked up in the torch it will meet and in what comes with that (cuBLAS).
+symbol looked up in the torch it will meet and in what comes with that (cuBLAS). Code compiled against another torch may
+find all its symbols and still not understand this one's objects: both have to be of the same pybind11.
 """
 
 from __future__ import annotations
@@ -65,6 +66,14 @@ class Extension:
                         Version(name.removeprefix("GLIBC_")) for name in names if re.fullmatch(r"GLIBC_[\d.]+", name)
                     ]
         return max(wanted)
+
+    @cached_property
+    def bindings(self) -> set[str]:
+        """Under which names pybind11 shares objects with other modules: its version and the C++ ABI."""
+        section = self.elf.get_section_by_name(".rodata")
+        return {
+            name.decode() for name in re.findall(rb"__pybind11_internals_\w+__", section.data() if section else b"")
+        }
 
     @cached_property
     def defined(self) -> set[str]:
@@ -159,6 +168,7 @@ def audit(wheel: Path, pin: Pin, target: Target, beside: Path | None, glibc: str
             )
     if beside is not None:
         _refuse_unresolved(pin, found, beside)
+        _refuse_other_bindings(pin, found, beside / "torch" / "lib" / "libtorch_python.so")
     gpus = {"sm": check_architectures(pin, target, found)} if pin.build.compiler == "nvcc" else {}
     return {
         "extensions": sorted(extension.name for extension in found),
@@ -213,6 +223,19 @@ def _refuse_unresolved(pin: Pin, found: Iterable[Extension], beside: Path) -> No
         if wanted:
             raise Refusal(
                 f"{pin.label}: {extension.name} has the undefined symbol {min(wanted)}, not in this torch: "
+                "build it against the target's torch."
+            )
+
+
+def _refuse_other_bindings(pin: Pin, found: Iterable[Extension], torch: Path) -> None:
+    if not torch.exists():
+        return
+    with torch.open("rb") as file:
+        ours = Extension(torch.name, ELFFile(file)).bindings
+    for extension in found:
+        if ours and (strange := extension.bindings - ours):
+            raise Refusal(
+                f"{pin.label}: {extension.name} was compiled with {min(strange)}, and this torch with {min(ours)}: "
                 "build it against the target's torch."
             )
 

@@ -92,6 +92,19 @@ def test_a_symbol_that_torch_lacks_is_named(tmp_path: Path, pin: Pin, beside: Pa
         audit.audit(wheel(tmp_path, made), pin, CPU, beside, "2.36")
 
 
+@pytest.mark.parametrize(("version", "refused"), [("v11_abi1", False), ("v5_abi0", True)])
+def test_pybind11_is_torch_s(tmp_path: Path, pin: Pin, beside: Path, version: str, refused: bool) -> None:
+    """Another torch's may find every symbol: all that torch 2.1 wants for a small extension, 2.11 still has."""
+    name = 'const char *internals() {{ return "__pybind11_internals_{}__"; }}'
+    library(beside / "torch" / "lib", "libtorch_python", name.format("v11_abi1"))
+    made = library(tmp_path, "op", name.format(version), *PORTABLE)
+    if not refused:
+        audit.audit(wheel(tmp_path, made), pin, CPU, beside, "2.36")
+        return
+    with pytest.raises(Refusal, match=r"op\.so was compiled with __pybind11_internals_v5_abi0__, and this torch with"):
+        audit.audit(wheel(tmp_path, made), pin, CPU, beside, "2.36")
+
+
 def test_a_newer_c_library_than_the_target_s_is_refused(tmp_path: Path, pin: Pin) -> None:
     made = library(tmp_path, "op", '#include <cstdio>\nvoid op() { std::puts(""); }', *PORTABLE)
     with pytest.raises(Refusal, match=r"wants GLIBC 2\S*, and the target runs on 2\.1"):
