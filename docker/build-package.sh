@@ -41,9 +41,11 @@ while IFS= read -r line; do
   [ -n "$line" ] && clean+=("${line//\{site\}/$site}")
 done < "$in/build.env"
 
-(c++ --version; nvcc --version) 2> /dev/null | grep -E '[0-9]+\.[0-9]+' > "$out/compiler.txt" || true
+for compiler in c++ nvcc; do
+  if command -v "$compiler" > /dev/null; then "$compiler" --version | grep -E '[0-9]+\.[0-9]+'; fi
+done > "$out/compiler.txt"
 if ! "${clean[@]}" "$(dirname "$0")/build-wheel.sh" "$tree/$(cat "$in/subfolder")" "$out" "${options[@]}" > "$out/build.log" 2>&1; then
-  grep -E -m 20 '(fatal )?error:' "$out/build.log" >&2 || true
+  grep -E -m 20 '(fatal )?error:' "$out/build.log" >&2 || [ $? -eq 1 ]      # 1: no such line
   tail -n 40 "$out/build.log" >&2
   exit 1
 fi
