@@ -48,14 +48,12 @@ class Case:
 class Conditions:
     """What a proof says of itself, in constants of its module.
 
-    `RUNS_IN` is the target in whose environment it runs, `EMULATED` says in one sentence what is faked there, `BESIDE`
-    names wheels (name, version, file, sha256) that come before that environment's, by range of the release proved, and
+    `RUNS_IN` is the target in whose environment it runs, `EMULATED` says in one sentence what is faked there, and
     `UNPROVEN` says by version why it cannot run there.
     """
 
     runs_in: str
     emulated: str | None
-    beside: dict[str, list[tuple[str, str, str, str]]]
     unproven: dict[str, str]
 
 
@@ -97,14 +95,14 @@ def conditions(test: Path) -> Conditions:
     for statement in ast.parse(test.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             name = statement.targets[0].id
-            if name in ("RUNS_IN", "EMULATED", "BESIDE", "UNPROVEN"):
+            if name in ("RUNS_IN", "EMULATED", "UNPROVEN"):
                 try:
                     found[name] = ast.literal_eval(statement.value)
                 except ValueError:
                     raise Refusal(f"{test}: {name} is not a plain value: write it as one.") from None
     if not isinstance(found.get("RUNS_IN"), str):
         raise Refusal(f'{test} does not say where it runs: add RUNS_IN = "cpu", or another target.')
-    return Conditions(found["RUNS_IN"], found.get("EMULATED"), found.get("BESIDE", {}), found.get("UNPROVEN", {}))
+    return Conditions(found["RUNS_IN"], found.get("EMULATED"), found.get("UNPROVEN", {}))
 
 
 def key(test: Path) -> str:

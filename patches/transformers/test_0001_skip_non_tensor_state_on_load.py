@@ -3,7 +3,7 @@
 from patches.proof import Proof
 
 RUNS_IN = "cpu"
-BESIDE = {
+BESIDE = {  # of 0002 too
     ">=4.36,<4.40": [
         (
             "tokenizers",
@@ -28,7 +28,7 @@ BESIDE = {
             "453c7769d22231960ee0e883d1005c93c68015025a5e4ae56275406d94a3c907",
         ),
     ],
-    ">=4.47,<4.50": [
+    ">=4.47,<4.51": [
         (
             "tokenizers",
             "0.21.4",

@@ -1,42 +1,9 @@
 """A model with non-tensor extra state is saved with the patch, and not without it (A10)."""
 
 from patches.proof import Proof
+from patches.transformers.test_0001_skip_non_tensor_state_on_load import BESIDE  # noqa: F401
 
 RUNS_IN = "cpu"
-BESIDE = {
-    ">=4.36,<4.40": [
-        (
-            "tokenizers",
-            "0.15.2",
-            "tokenizers-0.15.2-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
-            "ccd73a82751c523b3fc31ff8194702e4af4db21dc20e55b30ecc2079c5d43cb7",
-        ),
-    ],
-    "==4.42.*": [
-        (
-            "numpy",
-            "1.26.4",
-            "numpy-1.26.4-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
-            "666dbfb6ec68962c033a450943ded891bed2d54e6755e35e5835d63f4f6931d5",
-        ),
-    ],
-    ">=4.45,<4.47": [
-        (
-            "tokenizers",
-            "0.20.3",
-            "tokenizers-0.20.3-cp311-cp311-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
-            "453c7769d22231960ee0e883d1005c93c68015025a5e4ae56275406d94a3c907",
-        ),
-    ],
-    ">=4.47,<4.51": [
-        (
-            "tokenizers",
-            "0.21.4",
-            "tokenizers-0.21.4-cp39-abi3-manylinux_2_17_x86_64.manylinux2014_x86_64.whl",
-            "51b7eabb104f46c1c50b486520555715457ae833d5aee9ff6ae853d1130506ff",
-        ),
-    ],
-}
 
 SAVE = """
 import io, os, tempfile, torch, transformers
