@@ -15,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,9 +134,13 @@ class Builder:
         if not patches:
             return Wheel(pin, came, pin.release.sha256, {})
         inputs = {"package": pin.label, "wheel": pin.release.sha256, "patches": [chosen.sha256 for chosen in patches]}
+        return self._kept(pin, inputs, lambda: self._repack(pin, came, inputs))
+
+    def _kept(self, pin: Pin, inputs: dict[str, Any], make: Callable[[], None]) -> Wheel:
+        """The cache's wheel of these inputs; one that it lacks is made."""
         found = self.cache.wheel(digest_of(inputs))
         if found is None:
-            self._repack(pin, came, inputs)
+            make()
             found = self.cache.wheel(digest_of(inputs))
         assert found is not None
         path, record = found
@@ -161,14 +165,7 @@ class Builder:
     def _wheel(self, pin: Pin, tree: Tree, locked: list[tuple[Artifact, Path]], before: list[Wheel]) -> Wheel:
         compiler = self._compiler(pin) if pin.build.compiler != "none" else "none"
         inputs = self.inputs(pin, tree, compiler, f"bare, {' '.join(platform.libc_ver())}")
-        key = digest_of(inputs)
-        found = self.cache.wheel(key)
-        if found is None:
-            self._build(pin, tree, inputs, locked, before)
-            found = self.cache.wheel(key)
-        assert found is not None
-        path, record = found
-        return Wheel(pin, path, record["sha256"], record)
+        return self._kept(pin, inputs, lambda: self._build(pin, tree, inputs, locked, before))
 
     def inputs(self, pin: Pin, tree: Tree, compiler: str, base: str) -> dict[str, Any]:
         """What decides the bytes of a wheel, built by that compiler on that base; its hash is the wheel's key."""
