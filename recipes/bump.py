@@ -59,7 +59,7 @@ class Bump:
             chosen = self._plan()
             lock.write(chosen, cache, steps)
             steps.say("bump", f"{target.name}: {self.package} {before} -> {self.version}", str(self._recipe))
-            todo += self._drop_unused(steps)
+            self._drop_unused(steps)
             todo += self._standings(chosen, cache, steps, mirror)
         return todo
 
@@ -151,7 +151,7 @@ class Bump:
         lines.append(f"mib = {_inline(current.mib.model_dump())}")
         return "\n".join(lines) + "\n"
 
-    def _drop_unused(self, steps: Steps) -> list[str]:
+    def _drop_unused(self, steps: Steps) -> None:
         """Remove the releases of the package that no target pins any more."""
         catalogue = Catalogue(self.root)
         package = catalogue.packages[self.package]
@@ -162,7 +162,6 @@ class Bump:
             if id(release) not in used:
                 steps.say("bump", f"{package.name} {release.version}", "no target has it now: removed from the recipe")
         write_text(self._recipe, "[[release]]\n".join([head, *kept]).rstrip("\n") + "\n")
-        return []
 
     # --- the patches
 

@@ -157,7 +157,7 @@ def _describe(plan: Plan, folder: Path, name: str, digest: str, wanted: list[str
     manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_text())
     config = json.loads((blobs / manifest["config"]["digest"].removeprefix("sha256:")).read_text())
     made_by = [entry.get("created_by", "base") for entry in config["history"] if not entry.get("empty_layer")]
-    inside = _read_inside(f"{name}@{digest}", "cat", "/opt/fusebox/fusebox/manifest.json")
+    inside = engine().containers.run(f"{name}@{digest}", ["cat", "/opt/fusebox/fusebox/manifest.json"], remove=True)
     layers = [
         {"bytes": layer["size"], "digest": layer["digest"], "made_by": by.partition(" # ")[0]}
         for layer, by in zip(manifest["layers"], made_by, strict=True)
@@ -184,8 +184,3 @@ def _describe(plan: Plan, folder: Path, name: str, digest: str, wanted: list[str
         f"{total:.1f} MiB in the registry:", "", "| MiB | layer |", "| --- | --- |", *sizes,
     ]  # fmt: skip
     write_text(folder / "image.md", "\n".join(lines) + "\n")
-
-
-def _read_inside(image: str, *command: str) -> str:
-    """What a command in an image prints."""
-    return str(engine().containers.run(image, list(command), remove=True).decode())
