@@ -17,13 +17,13 @@ SLOPE = 0.004  # a fifth of a scale that is 2 % off, and ten times what is left 
 
 
 def forward_and_backward(
-    operator: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], gradient: torch.Tensor
+    operator: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor], gradient: torch.Tensor, device: str = "cpu"
 ) -> List[torch.Tensor]:
-    """The output of an operator, and the gradient of each of its inputs for this gradient of the output."""
-    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    """The output of an operator run on a device, and the gradient of each input for this gradient of the output."""
+    leaves = [torch.nn.Parameter(tensor.detach().to(device, copy=True)) for tensor in inputs]
     output = operator(*leaves)
-    output.backward(gradient.to(output.dtype))
-    return [output.detach()] + [leaf.grad for leaf in leaves if leaf.grad is not None]
+    output.backward(gradient.to(output))
+    return [output.detach().cpu()] + [leaf.grad.cpu() for leaf in leaves if leaf.grad is not None]
 
 
 def in_float64(
@@ -78,37 +78,44 @@ def assert_as_in_float64(
 ) -> None:
     """Assert that output and gradients carry one to `roundings` roundings to dtype, and record the largest error.
 
-    float32 also accumulates in float32: there the 64 or so terms of a sum each count as one more.
     also: a further relative error that the operator may make.
     """
-    floor, ceiling = rounding_noise(MANTISSA[dtype])
-    ceiling = also + ceiling * math.sqrt(64 * roundings if dtype is torch.float32 else roundings)
+    floor, _ = rounding_noise(MANTISSA[dtype])
+    most = also + ceiling(dtype, roundings)
     assert len(found) == len(truth)
     assert all(tensor.dtype == dtype for tensor in found)
-    measured["error"] = max(assert_rounded_like(*pair, floor, ceiling) for pair in zip(found, truth))
+    measured["error"] = max(assert_rounded_like(*pair, floor, most) for pair in zip(found, truth))
+
+
+def ceiling(dtype: torch.dtype, roundings: int) -> float:
+    """The greatest relative error after so many independent roundings to dtype.
+
+    float32 also accumulates in float32: there the 64 or so terms of a sum each count as one more.
+    """
+    return rounding_noise(MANTISSA[dtype])[1] * math.sqrt(64 * roundings if dtype is torch.float32 else roundings)
 
 
 def assert_rope_as_in_float64(
-    make: Callable[..., Any], dtype: torch.dtype, measured: Dict[str, Any], angles: torch.dtype = torch.float64
+    make: Callable[..., Any], dtype: torch.dtype, device: str, measured: Dict[str, Any]
 ) -> None:
     """Assert that one rotary embedding is right for a short call, then a long one, then one that starts later.
 
-    angles: the format that it computes angles in; an angle of p radians is off by p roundings of a number near 1.
+    It says in which format it computes angles: an angle of p radians is off by p roundings of a number near 1.
     """
     rotate = make(24, 10000.0)
     for start, length in ((0, 7), (0, 301), (113, 9)):
         inputs, gradient = [torch.randn(2, 3, length, 24).to(dtype)], torch.randn(2, 3, length, 24).to(dtype)
-        found = forward_and_backward(functools.partial(rotate, start=start), inputs, gradient)
+        found = forward_and_backward(functools.partial(rotate, start=start), inputs, gradient, device)
         truth = in_float64(functools.partial(references.rope, start=start, base=10000.0), inputs, gradient)
         # Rounded on the way: the cosine, both products, the result.
-        off = (start + length) * torch.finfo(angles).eps / 2
+        off = (start + length) * torch.finfo(make.angles).eps / 2  # type: ignore[attr-defined]
         assert_as_in_float64(found, truth, dtype, 4, measured, also=off)
 
 
 ADAMW: Dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
-def assert_adamw_as_in_float64(make: Callable[..., torch.optim.Optimizer], size: int) -> float:
+def assert_adamw_as_in_float64(make: Callable[..., torch.optim.Optimizer], size: int, device: str) -> float:
     """Assert that an AdamW in float32 follows the float64 one over eight steps; the relative error of the update.
 
     Each step rounds the parameter (to 2^-24 of it) and the update (some ten operations, each 2^-24 of at most four
@@ -117,26 +124,27 @@ def assert_adamw_as_in_float64(make: Callable[..., torch.optim.Optimizer], size:
     start = torch.randn(size)
     # Gradients of all sizes, down to those against which eps counts.
     gradients = [torch.randn(size) * 10 ** torch.empty(size).uniform_(-10, 0) for _ in range(8)]
-    parameter = torch.nn.Parameter(start.clone())
+    parameter = torch.nn.Parameter(start.to(device, copy=True))
     optimizer = make([parameter], **ADAMW)
     for gradient in gradients:
-        parameter.grad = gradient.clone()
+        parameter.grad = gradient.to(device, copy=True)
         optimizer.step()
+    found = parameter.detach().cpu()
     truth = references.adamw(start.double(), [gradient.double() for gradient in gradients], **ADAMW)
     allowed = 8 * 2.0**-24 * (torch.maximum(start.abs(), truth.abs()) + 40 * ADAMW["lr"])
-    excess = float(((parameter.detach() - truth).abs() / allowed).max())
+    excess = float(((found - truth).abs() / allowed).max())
     assert excess <= 1, f"an element is {excess:.3g} times as far from float64 as rounding explains"
-    return relative_error(parameter.detach() - start.double(), truth - start)
+    return relative_error(found - start.double(), truth - start)
 
 
-def assert_adamw_decays(make: Callable[..., torch.optim.Optimizer], size: int) -> None:
+def assert_adamw_decays(make: Callable[..., torch.optim.Optimizer], size: int, device: str) -> None:
     """Assert that zero gradients leave p * (1 - lr * weight_decay), up to rounding the factor and the product."""
     start = torch.randn(size)
-    parameter = torch.nn.Parameter(start.clone())
+    parameter = torch.nn.Parameter(start.to(device, copy=True))
     optimizer = make([parameter], **ADAMW)
     for _ in range(2):  # the second step would show a decay that went into the moments
-        parameter.grad = torch.zeros(size)
+        parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
     truth = start.double() * (1 - ADAMW["lr"] * ADAMW["weight_decay"]) ** 2
-    excess = float(((parameter.detach() - truth).abs() / truth.abs()).max())
+    excess = float(((parameter.detach().cpu() - truth).abs() / truth.abs()).max())
     assert excess <= 4 * 2.0**-24, f"an element is off by {excess:.3g} of itself"

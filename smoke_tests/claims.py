@@ -30,6 +30,15 @@ def needs(cuda: bool = False, sm: Tuple[int, int] = (0, 0), gpus: int = 0, isa: 
     return pytest.mark.needs(cuda=cuda or sm > (0, 0) or gpus > 0, sm=sm, gpus=gpus, isa=isa)
 
 
+def every(*operators: str, only: str = "") -> pytest.MarkDecorator:
+    """Run a test once per implementation of these operators that the target has, and per dtype of each.
+
+    The test takes `column` and `dtype` of smoke_tests/fused_ops.py, and `name` if it is about several operators. A
+    column names its package. only: the one package to take.
+    """
+    return pytest.mark.every(*operators, only=only)
+
+
 class Claim(NamedTuple):
     """One sentence that one test proves of one package."""
 
@@ -52,7 +61,7 @@ def release(version: str) -> Tuple[int, ...]:
 def claim_of(item: pytest.Item, manifest: Dict[str, Any]) -> Claim:
     """The claim of a collected test, which must carry `@proves`.
 
-    A `package` parameter of the test wins over the decorator, and the decorator over the file name, where
+    A `package` or `column` parameter of the test wins over the decorator, and the decorator over the file name, where
     test_<module>.py stands for the package whose module that is, else for the name with hyphens.
     """
     mark = item.get_closest_marker("proves")
@@ -61,8 +70,8 @@ def claim_of(item: pytest.Item, manifest: Dict[str, Any]) -> Claim:
     stem = item.path.stem[len("test_") :]
     by_module = {entry["module"]: name for name, entry in manifest["packages"].items()}
     named = mark.kwargs.get("package") or by_module.get(stem, stem.replace("_", "-"))
-    rows = getattr(item, "callspec", None)
-    package = rows.params.get("package", named) if rows else named
+    row = item.callspec.params if hasattr(item, "callspec") else {}
+    package = row["column"].partition(".")[0] if "column" in row else row.get("package", named)
     return Claim(mark.args[0], (seed,) if isinstance(seed, str) else tuple(seed), package, since)
 
 

@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "proves(sentence, seed, package, since): the claim of this test")
+    config.addinivalue_line("markers", "every(operators, only): one row per implementation of these operators")
     config.addinivalue_line("markers", "needs(cuda, sm, gpus, isa): the hardware without which it cannot run")
     config.stash[MANIFEST] = read_manifest(config.getoption("--manifest"))
     config.pluginmanager.register(Ledger(config), "ledger")
@@ -97,8 +98,14 @@ class FailedImport(pytest.Item):
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `package` runs once per wheel of the manifest, one that takes `patch` once per patched file."""
-    packages = metafunc.config.stash[MANIFEST]["packages"]
+    """A test that takes `package` runs once per wheel of the manifest, one that takes `patch` once per patched file.
+
+    One marked `every` runs once per implementation and dtype.
+    """
+    manifest = metafunc.config.stash[MANIFEST]
+    packages = manifest["packages"]
+    for mark in metafunc.definition.iter_markers("every"):
+        of_each_operator(metafunc, mark, manifest)
     if "patch" in metafunc.fixturenames:
         patches = [(name, patch) for name, entry in packages.items() for patch in entry["patches"]]
         rows = {"{}-{}".format(name, Path(patch["file"]).stem): (name, patch) for name, patch in patches}
@@ -107,6 +114,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("package", "patch"), list(rows.values()), ids=list(rows))
     elif "package" in metafunc.fixturenames:
         metafunc.parametrize("package", [name for name, entry in packages.items() if entry.get("record_sha256")])
+
+
+def of_each_operator(metafunc: pytest.Metafunc, mark: pytest.Mark, manifest: Dict[str, Any]) -> None:
+    """The rows of a test marked `every`; the table is imported here, since it needs a torch that can be."""
+    import fused_ops
+
+    only = mark.kwargs["only"]
+    had = {name: entry["version"] for name, entry in manifest["packages"].items() if only in ("", name)}
+    taken = [argument for argument in fused_ops.Row._fields if argument in metafunc.fixturenames]
+    chosen: Dict[str, Any] = {}
+    for operator in mark.args:
+        for row in fused_ops.rows(operator, had, cuda=manifest["cuda"] != "none"):
+            values = [getattr(row, argument) for argument in taken]
+            title = "-".join(str(value) for value in values).replace("torch.bf", "bf").replace("torch.float", "float")
+            marks = [claims.needs(isa=fused_ops.OPERATORS[operator][row.column].isa)]
+            chosen[title] = pytest.param(*values, id=title, marks=marks)
+    metafunc.parametrize(taken, list(chosen.values()))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -168,6 +192,17 @@ def same_numbers_each_run(request: pytest.FixtureRequest, seed: int) -> None:
         sys.modules["numpy"].random.seed(own % 2**32)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(own)
+
+
+@pytest.fixture
+def device(manifest: Dict[str, Any]) -> str:
+    """Where operators are to run: "cuda" if the target has CUDA (skipped on a machine without it), else "cpu"."""
+    if manifest["cuda"] == "none":
+        return "cpu"
+    unmet = hardware.probe().unmet(cuda=True, sm=(0, 0), gpus=0, isa="")
+    if unmet:
+        pytest.skip(unmet)
+    return "cuda"
 
 
 @pytest.fixture
@@ -284,7 +319,7 @@ class Ledger:
         row = record["id"].partition("[")[2].rstrip("]")
         numbers = ", ".join(f"{name} {short(value)}" for name, value in record["measured"].items())
         parts = [record["claim"] + (f" [{row}]" if row else ""), numbers]
-        parts += [record["reason"]] if record["outcome"] == "unproven" else []
+        parts += [record["reason"]] if record["outcome"] != "proved" else []
         colour = {"proved": "green", "refuted": "red", "unproven": "yellow"}[record["outcome"]]
         terminal.ensure_newline()
         terminal.write("{:9}".format(record["outcome"]), **{colour: True})

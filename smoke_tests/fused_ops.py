@@ -1,19 +1,29 @@
-"""The one table of fused operators: operator x package -> callable. Differences between versions live only here.
+"""The one table of fused operators: operator x implementation -> callable. Differences between versions live only here.
 
 A column is a distribution, with a variant after a dot where it has several. Packages are imported when an entry is
 called, so that a broken package refutes only the claims about itself.
+
+Shapes: b batch, h heads, k key/value heads, l length, d head size; n rows, f features, v vocabulary.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any, Callable, Dict, Iterable, Tuple
+from functools import lru_cache, partial
+from typing import Any, Callable, Dict, Iterable, Iterator, NamedTuple, Tuple
 
 import torch
 import torch.nn.functional as F
 
+from claims import release
+
 Parameters = Iterable[torch.nn.Parameter]
+
+SINGLE = ("float32",)
+BRAIN = ("bfloat16",)
+HALF = ("bfloat16", "float16")
+MIXED = ("float32", "bfloat16")  # what a CPU is asked for
+ALL = ("float32", "bfloat16", "float16")
 
 
 def version_of_torch() -> Tuple[int, int]:
@@ -22,15 +32,52 @@ def version_of_torch() -> Tuple[int, int]:
     return int(major), int(minor)
 
 
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind torch.compile, compiled once for all shapes when it is first called."""
+    make = lru_cache(maxsize=None)(lambda: torch.compile(function, dynamic=True))
+    return lambda *arguments, **named: make()(*arguments, **named)
+
+
 # --- attention(query [b, h, l, d], key [b, k, l, d], value [b, k, l, d]) -> [b, h, l, d], causal ---
 
 
 def torch_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     if version_of_torch() >= (2, 5):
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    return attention_of_equal_heads(query, key, value)
+
+
+def attention_of_equal_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, backend: str) -> torch.Tensor:
+    """torch's attention by this backend or not at all; the memory-efficient one knows no grouped heads."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with sdpa_kernel(SDPBackend.__members__[backend]):
+        attend = attention_of_equal_heads if backend == "EFFICIENT_ATTENTION" else torch_attention
+        return attend(query, key, value)
+
+
+def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    from flash_attn import flash_attn_func
+
+    attended: torch.Tensor = flash_attn_func(*[tensor.transpose(1, 2) for tensor in (query, key, value)], causal=True)
+    return attended.transpose(1, 2)
+
+
+def te_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    from transformer_engine.pytorch import DotProductAttention
+
+    heads, groups, size = query.shape[1], key.shape[1], query.shape[-1]
+    attend = DotProductAttention(
+        heads, size, num_gqa_groups=groups, qkv_format="bshd", attn_mask_type="causal", attention_dropout=0.0
+    )
+    attended: torch.Tensor = attend(*[tensor.transpose(1, 2).contiguous() for tensor in (query, key, value)])
+    return attended.unflatten(-1, (heads, size)).transpose(1, 2)
 
 
 # --- rms_norm(x [n, f], weight [f], eps) -> [n, f] ---
@@ -40,11 +87,101 @@ def torch_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
+def te_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    from transformer_engine.pytorch import RMSNorm
+
+    module = RMSNorm(weight.shape, eps=eps, dtype=weight.dtype)
+    module.weight = weight if isinstance(weight, torch.nn.Parameter) else torch.nn.Parameter(weight)
+    normalized: torch.Tensor = module(x)
+    return normalized
+
+
+def apex_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    from apex.normalization.fused_layer_norm import fused_rms_norm_affine
+
+    normalized: torch.Tensor = fused_rms_norm_affine(x, weight, weight.shape, eps)
+    return normalized
+
+
+def liger_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    from liger_kernel.transformers.functional import liger_rms_norm as normalize
+
+    normalized: torch.Tensor = normalize(x, weight, eps, in_place=False)
+    return normalized
+
+
+def flash_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    from flash_attn.ops.triton.layer_norm import rms_norm_fn
+
+    normalized: torch.Tensor = rms_norm_fn(x, weight, None, eps=eps)
+    return normalized
+
+
+# --- add_rms_norm(x [n, f], residual [n, f], weight [f], eps) -> [n, 2f]: the normalized sum, and the sum ---
+
+
+def torch_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    total = x + residual
+    return torch.cat([torch_rms_norm(total, weight, eps), total], dim=-1)
+
+
+def liger_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    from liger_kernel.transformers.functional import liger_fused_add_rms_norm
+
+    return torch.cat(liger_fused_add_rms_norm(x, residual, weight, eps, in_place=False), dim=-1)
+
+
+def flash_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    from flash_attn.ops.triton.layer_norm import rms_norm_fn
+
+    return torch.cat(rms_norm_fn(x, weight, None, residual=residual, eps=eps, prenorm=True), dim=-1)
+
+
 # --- cross_entropy(logits [n, v], labels [n], ignore_index) -> scalar, the mean over rows that count ---
 
 
 def torch_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
     return F.cross_entropy(logits, labels, ignore_index=ignore_index)
+
+
+def te_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
+
+    # [rows, 1, v]: batch and length. It returns the mean as [1].
+    loss: torch.Tensor = parallel_cross_entropy(logits[:, None], labels[:, None], 0.0, True, None, ignore_index)
+    return loss.sum()
+
+
+def liger_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    from liger_kernel.transformers.functional import liger_cross_entropy as entropy
+
+    loss: torch.Tensor = entropy(logits, labels, ignore_index=ignore_index)
+    return loss
+
+
+def flash_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
+
+    losses: torch.Tensor = cross_entropy_loss(logits, labels, ignore_index=ignore_index)[0]
+    return losses.sum() / (labels != ignore_index).sum()
+
+
+# --- linear_cross_entropy(x [n, f], weight [v, f], labels [n], ignore_index) -> scalar, of the logits x weight^T ---
+
+
+def torch_linear_cross_entropy(
+    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ignore_index: int
+) -> torch.Tensor:
+    return F.cross_entropy(x @ weight.t(), labels, ignore_index=ignore_index)
+
+
+def liger_linear_cross_entropy(
+    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ignore_index: int
+) -> torch.Tensor:
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+
+    loss: torch.Tensor = liger_fused_linear_cross_entropy(x, weight, labels, ignore_index=ignore_index)
+    return loss
 
 
 # --- swiglu(gate, up) -> silu(gate) * up, any equal shapes ---
@@ -54,11 +191,40 @@ def torch_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def te_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    from transformer_engine.pytorch.ops import SwiGLU
+
+    product: torch.Tensor = SwiGLU()(torch.cat([gate, up], dim=-1))
+    return product
+
+
+def liger_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    from liger_kernel.transformers.functional import liger_swiglu as multiply
+
+    product: torch.Tensor = multiply(gate, up)
+    return product
+
+
+def flash_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    from flash_attn.ops.activations import swiglu
+
+    product: torch.Tensor = swiglu(gate, up)
+    return product
+
+
 # --- rope(head size, base) -> rotate(x [b, h, l, d], start) -> the same shape, halves paired ---
+
+
+def rotate_halves(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """x [b, h, l, d], cosine and sine [l, d / 2] -> [b, h, l, d]."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
 
 
 class TorchRope:
     """Rotary embedding with a table of cosines and sines that grows with the longest position asked for."""
+
+    angles = torch.float64  # in which it computes them
 
     def __init__(self, head_size: int, base: float) -> None:
         self.frequency = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
@@ -69,13 +235,67 @@ class TorchRope:
         if stop > len(self.cosine):
             angle = torch.arange(stop, dtype=torch.float64)[:, None] * self.frequency
             self.cosine, self.sine = angle.cos(), angle.sin()
-        cosine, sine = self.cosine[start:stop].to(x.dtype), self.sine[start:stop].to(x.dtype)
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+        return self.rotate(x, self.cosine[start:stop].to(x), self.sine[start:stop].to(x))
+
+    def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        return rotate_halves(x, cosine, sine)
+
+
+rotate_halves_compiled = compiled(rotate_halves)
+
+
+class CompiledRope(TorchRope):
+    """The same behind torch.compile."""
+
+    def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        turned: torch.Tensor = rotate_halves_compiled(x, cosine, sine)
+        return turned
+
+
+class LigerRope(TorchRope):
+    """Liger's kernel, which turns queries and keys at once and wants each cosine twice."""
+
+    def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        from liger_kernel.transformers.functional import liger_rope
+
+        turned: torch.Tensor = liger_rope(
+            x, x.detach().clone(), *[torch.cat([t, t], -1)[None] for t in (cosine, sine)]
+        )[0]
+        return turned
+
+
+class FlashRope(TorchRope):
+    """The Triton kernel of flash-attn's layers."""
+
+    def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        from flash_attn.layers.rotary import apply_rotary_emb
+
+        turned: torch.Tensor = apply_rotary_emb(x.transpose(1, 2), cosine, sine)
+        return turned.transpose(1, 2)
+
+
+class TransformerEngineRope:
+    """Transformer Engine's fused kernel, which takes the angles."""
+
+    angles = torch.float32
+
+    def __init__(self, head_size: int, base: float) -> None:
+        from transformer_engine.pytorch.attention.rope import RotaryPositionEmbedding
+
+        self.embedding = RotaryPositionEmbedding(head_size, rotary_base=base)
+
+    def __call__(self, x: torch.Tensor, start: int) -> torch.Tensor:
+        from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb
+
+        angles = self.embedding(start + x.shape[-2])[start:].to(x.device)
+        turned: torch.Tensor = apply_rotary_pos_emb(x.transpose(1, 2), angles, tensor_format="bshd", fused=True)
+        return turned.transpose(1, 2)
 
 
 class TransformersRope:
     """The rotary embedding of transformers' Mistral, built for few positions so that its table has to grow."""
+
+    angles = torch.float32
 
     def __init__(self, head_size: int, base: float) -> None:
         from transformers.models.mistral import modeling_mistral
@@ -95,6 +315,20 @@ class TransformersRope:
 
 def torch_adamw(parameters: Parameters, **settings: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, fused=True, **settings)
+
+
+def te_adamw(parameters: Parameters, **settings: Any) -> torch.optim.Optimizer:
+    from transformer_engine.pytorch.optimizers import FusedAdam
+
+    optimizer: torch.optim.Optimizer = FusedAdam(list(parameters), adam_w_mode=True, **settings)
+    return optimizer
+
+
+def apex_adamw(parameters: Parameters, **settings: Any) -> torch.optim.Optimizer:
+    from apex.optimizers import FusedAdam
+
+    optimizer: torch.optim.Optimizer = FusedAdam(list(parameters), adam_w_mode=True, **settings)
+    return optimizer
 
 
 def deepspeed_cpu_adamw(parameters: Parameters, **settings: Any) -> torch.optim.Optimizer:
@@ -140,30 +374,158 @@ def torchao_linear(model: torch.nn.Module, keep: Callable[[str], bool], recipe: 
     return convert_to_float8_training(model, config=config, module_filter_fn=lambda layer, name: not keep(name))
 
 
-OPERATORS: Dict[str, Dict[str, Callable[..., Any]]] = {
-    "attention": {"torch": torch_attention},
-    "rms_norm": {"torch": torch_rms_norm},
-    "cross_entropy": {"torch": torch_cross_entropy},
-    "swiglu": {"torch": torch_swiglu},
-    "rope": {"torch": TorchRope, "transformers": TransformersRope},
-    "adamw": {
-        "torch": torch_adamw,
-        "deepspeed.cpu": deepspeed_cpu_adamw,
-        "deepspeed.fused": deepspeed_fused_adamw,
+class InFp8(torch.nn.Module):  # type: ignore[misc]
+    """A model whose layers of Transformer Engine compute in FP8."""
+
+    def __init__(self, model: torch.nn.Module, recipe: Any) -> None:
+        super().__init__()
+        self.model, self.recipe = model, recipe
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        from transformer_engine.pytorch import fp8_autocast
+
+        with fp8_autocast(enabled=True, fp8_recipe=self.recipe):
+            output: torch.Tensor = self.model(*inputs)
+        return output
+
+
+def te_recipe(name: str) -> Any:
+    """Transformer Engine's scaling recipe of that name: e4m3 forward, e5m2 backward, but blockwise e4m3 for both."""
+    from transformer_engine.common import recipe
+
+    if name == "delayed":
+        return recipe.DelayedScaling(fp8_format=recipe.Format.HYBRID, amax_history_len=16)
+    return {"current": recipe.Float8CurrentScaling, "blockwise": recipe.Float8BlockScaling}[name]()
+
+
+def te_linear(model: torch.nn.Module, keep: Callable[[str], bool], recipe: str) -> torch.nn.Module:
+    """Transformer Engine's linear layers in place of torch's, with their weights."""
+    from transformer_engine.pytorch import Linear
+
+    for name, layer in list(model.named_modules()):
+        if type(layer) is torch.nn.Linear and not keep(name):
+            weight, bias = layer.weight, layer.bias
+            ours = Linear(
+                layer.in_features, layer.out_features, bias=bias is not None, params_dtype=weight.dtype, device="cuda"
+            )
+            with torch.no_grad():
+                ours.weight.copy_(weight)
+                if bias is not None:
+                    ours.bias.copy_(bias)
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, ours)
+    return InFp8(model, te_recipe(recipe))
+
+
+class Entry(NamedTuple):
+    """One implementation of an operator.
+
+    cpu, cuda: the dtypes that it is proved with on a CPU and on a GPU; none where it does not run there.
+    forward, backward: regular expressions of a GPU kernel (on a CPU: an ATen operator) that it alone runs.
+    since: the first version of its distribution that has it.
+    isa: a CPU feature without which it cannot run.
+    """
+
+    call: Callable[..., Any]
+    cpu: Tuple[str, ...] = ()
+    cuda: Tuple[str, ...] = ()
+    forward: str = ""
+    backward: str = ""
+    since: str = "0"
+    isa: str = ""
+
+
+OPERATORS: Dict[str, Dict[str, Entry]] = {
+    "attention": {
+        "torch": Entry(torch_attention, cpu=MIXED, since="2.0"),
+        "torch.flash": Entry(partial(sdpa, backend="FLASH_ATTENTION"), cuda=HALF),
+        "torch.cudnn": Entry(partial(sdpa, backend="CUDNN_ATTENTION"), cuda=HALF, since="2.5"),
+        "torch.efficient": Entry(partial(sdpa, backend="EFFICIENT_ATTENTION"), cuda=HALF),
+        "flash-attn": Entry(flash_attention, cuda=HALF),
+        "transformer-engine": Entry(te_attention, cuda=HALF),
     },
-    "scaled_mm": {"torch": torch_scaled_mm},
+    "rms_norm": {
+        "torch": Entry(torch_rms_norm, cpu=MIXED, cuda=ALL, since="2.4"),
+        "torch.compile": Entry(compiled(torch_rms_norm), cuda=ALL, since="2.4"),
+        "transformer-engine": Entry(te_rms_norm, cuda=ALL),
+        "flash-attn": Entry(flash_rms_norm, cuda=ALL),
+        "apex": Entry(apex_rms_norm, cuda=ALL),
+        "liger-kernel": Entry(liger_rms_norm, cuda=ALL),
+    },
+    "add_rms_norm": {
+        "torch": Entry(torch_add_rms_norm, cpu=MIXED, cuda=ALL, since="2.4"),
+        "torch.compile": Entry(compiled(torch_add_rms_norm), cuda=ALL, since="2.4"),
+        "flash-attn": Entry(flash_add_rms_norm, cuda=ALL),
+        "liger-kernel": Entry(liger_add_rms_norm, cuda=ALL),
+    },
+    "cross_entropy": {
+        "torch": Entry(torch_cross_entropy, cpu=MIXED, cuda=ALL),
+        "torch.compile": Entry(compiled(torch_cross_entropy), cuda=ALL, since="2.0"),
+        "transformer-engine": Entry(te_cross_entropy, cuda=MIXED, since="2.0"),  # by its documentation not float16
+        "flash-attn": Entry(flash_cross_entropy, cuda=ALL),
+        "liger-kernel": Entry(liger_cross_entropy, cuda=ALL),
+    },
+    "linear_cross_entropy": {
+        "torch": Entry(torch_linear_cross_entropy, cpu=MIXED, cuda=ALL),
+        "torch.compile": Entry(compiled(torch_linear_cross_entropy), cuda=ALL, since="2.0"),
+        "liger-kernel": Entry(liger_linear_cross_entropy, cuda=ALL),
+    },
+    "swiglu": {
+        "torch": Entry(torch_swiglu, cpu=MIXED, cuda=ALL),
+        "torch.compile": Entry(compiled(torch_swiglu), cuda=ALL, since="2.0"),
+        "transformer-engine": Entry(te_swiglu, cuda=ALL, since="2.0"),
+        "flash-attn": Entry(flash_swiglu, cuda=ALL),
+        "liger-kernel": Entry(liger_swiglu, cuda=ALL),
+    },
+    "rope": {
+        "torch": Entry(TorchRope, cpu=MIXED, cuda=ALL),
+        "torch.compile": Entry(CompiledRope, cuda=ALL, since="2.0"),
+        "transformers": Entry(TransformersRope, cpu=SINGLE),
+        "transformer-engine": Entry(TransformerEngineRope, cuda=ALL, since="2.0"),
+        "flash-attn": Entry(FlashRope, cuda=ALL),
+        "liger-kernel": Entry(LigerRope, cuda=ALL),
+    },
+    "adamw": {
+        "torch": Entry(torch_adamw, cpu=SINGLE, cuda=SINGLE, since="2.4"),
+        "transformer-engine": Entry(te_adamw, cuda=SINGLE, since="2.0"),
+        "apex": Entry(apex_adamw, cuda=SINGLE),
+        "deepspeed.cpu": Entry(deepspeed_cpu_adamw, cpu=SINGLE, isa="avx2"),
+        "deepspeed.fused": Entry(deepspeed_fused_adamw, cpu=SINGLE, cuda=SINGLE, isa="avx2"),
+    },
+    "scaled_mm": {"torch": Entry(torch_scaled_mm, cpu=MIXED, cuda=BRAIN, since="2.5")},
     "linear": {
-        "torch": torch_linear,
-        "torchao.tensorwise": functools.partial(torchao_linear, recipe="tensorwise"),
-        "torchao.rowwise": functools.partial(torchao_linear, recipe="rowwise"),
-        "torchao.rowwise_with_gw_hp": functools.partial(torchao_linear, recipe="rowwise_with_gw_hp"),
+        "torch": Entry(torch_linear),
+        "transformer-engine.delayed": Entry(partial(te_linear, recipe="delayed"), cuda=BRAIN),
+        "transformer-engine.current": Entry(partial(te_linear, recipe="current"), cuda=BRAIN, since="2.0"),
+        "transformer-engine.blockwise": Entry(partial(te_linear, recipe="blockwise"), cuda=BRAIN, since="2.3"),
+        "torchao.tensorwise": Entry(partial(torchao_linear, recipe="tensorwise"), cpu=SINGLE, cuda=BRAIN),
+        "torchao.rowwise": Entry(partial(torchao_linear, recipe="rowwise"), cpu=SINGLE, cuda=BRAIN),
+        "torchao.rowwise_with_gw_hp": Entry(
+            partial(torchao_linear, recipe="rowwise_with_gw_hp"), cpu=SINGLE, cuda=BRAIN
+        ),
     },
 }
 
 
 def operator(name: str, column: str) -> Callable[..., Any]:
     """The entry of the table, e.g. operator("adamw", "deepspeed.cpu"); KeyError if there is none."""
-    return OPERATORS[name][column]
+    return OPERATORS[name][column].call
+
+
+class Row(NamedTuple):
+    """One implementation of an operator, with one dtype that it is proved with."""
+
+    name: str
+    column: str
+    dtype: torch.dtype
+
+
+def rows(name: str, packages: Dict[str, str], cuda: bool) -> Iterator[Row]:
+    """The implementations of an operator that these packages (name -> version) have for a GPU or for a CPU."""
+    for column, entry in OPERATORS[name].items():
+        version = packages.get(column.partition(".")[0])
+        if version is not None and release(version) >= release(entry.since):
+            yield from (Row(name, column, getattr(torch, dtype)) for dtype in (entry.cuda if cuda else entry.cpu))
 
 
 def float8_overflow(dtype: torch.dtype) -> float:

@@ -42,6 +42,21 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int)
     return (torch.logsumexp(logits, dim=-1) - logits.gather(1, labels[:, None])[:, 0]).mean()
 
 
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The RMS norm of x + residual, and beside it that sum itself.
+
+    x and residual [n, f], weight [f] -> [n, 2f].
+    """
+    return torch.cat([rms_norm(x + residual, weight, eps), x + residual], dim=-1)
+
+
+def linear_cross_entropy(
+    x: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, ignore_index: int
+) -> torch.Tensor:
+    """The cross entropy of the logits x weight^T. x [n, f], weight [v, f], labels [n] -> scalar."""
+    return cross_entropy(x @ weight.t(), labels, ignore_index)
+
+
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """gate / (1 + exp(-gate)) * up, any equal shapes. Shazeer 2020 (2002.05202), eq. 5 with beta = 1."""
     return gate / (1 + torch.exp(-gate)) * up

@@ -61,7 +61,9 @@ def test_version_is_pinned(package: str, manifest: Dict[str, Any], measured: Dic
     module = importlib.import_module(entry["module"])
     measured["version"] = importlib.metadata.version(package)
     assert measured["version"] == entry["version"]
-    assert getattr(module, "__version__", entry["version"]) == entry["version"]
+    # The index's torch 2.11.0 calls itself 2.11.0+cu130: a label that names the build says nothing else.
+    said = getattr(module, "__version__", entry["version"])
+    assert entry["version"] in (said, said.partition("+")[0]), f"the module calls itself {said}"
 
 
 @proves("the module that an import finds is a file of the pinned wheel, inside this environment")

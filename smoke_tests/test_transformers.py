@@ -11,9 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import MistralConfig, MistralForCausalLM
 
-import bounds
 from claims import proves
-from fused_ops import operator
 
 
 class LinearWithState(torch.nn.Linear):  # type: ignore[misc]
@@ -88,8 +86,3 @@ def write_checkpoint(tensors: Dict[str, torch.Tensor], folder: Path, safetensors
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     else:
         torch.save(tensors, folder / "pytorch_model.bin")
-
-
-@proves("Mistral's rotary embedding equals the complex closed form for a short, a long and a shifted call")
-def test_rope(measured: Dict[str, Any]) -> None:
-    bounds.assert_rope_as_in_float64(operator("rope", "transformers"), torch.float32, measured, angles=torch.float32)

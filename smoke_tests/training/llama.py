@@ -1,5 +1,7 @@
 """A small Llama in one file, assembled from the table of fused operators, and its training on real text.
 
+Which implementation of each operator it takes is a mapping, operator -> column of the table.
+
 Shapes: b batch, l length, w width, h heads, d head size; tokens are bytes, so the vocabulary is 256.
 """
 
@@ -7,11 +9,13 @@ from __future__ import annotations
 
 import sysconfig
 from pathlib import Path
-from typing import Callable, Iterator, List, NamedTuple, Tuple
+from typing import Callable, Iterator, List, Mapping, NamedTuple, Tuple
 
 import torch
 
 from fused_ops import operator
+
+Columns = Mapping[str, str]
 
 
 class Shape(NamedTuple):
@@ -23,6 +27,7 @@ class Shape(NamedTuple):
     head_size: int = 16
     hidden: int = 208
     vocabulary: int = 256
+    length: int = 64
 
     @property
     def width(self) -> int:
@@ -32,19 +37,20 @@ class Shape(NamedTuple):
 class RMSNorm(torch.nn.Module):  # type: ignore[misc]
     """RMS normalization of the last dimension, [..., w] -> [..., w]."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, columns: Columns) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(width))
+        self.normalize = operator("rms_norm", columns["rms_norm"])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        normalized: torch.Tensor = operator("rms_norm", "torch")(x, self.weight, 1e-5)
-        return normalized
+        normalized: torch.Tensor = self.normalize(x.flatten(0, -2), self.weight, 1e-5)
+        return normalized.view_as(x)
 
 
 class Attention(torch.nn.Module):  # type: ignore[misc]
     """Causal self-attention with rotary positions, [b, l, w] -> [b, l, w]."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, columns: Columns) -> None:
         super().__init__()
         self.head_size = shape.head_size
         kv_width = shape.kv_heads * shape.head_size
@@ -52,11 +58,12 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         self.key = torch.nn.Linear(shape.width, kv_width, bias=False)
         self.value = torch.nn.Linear(shape.width, kv_width, bias=False)
         self.output = torch.nn.Linear(shape.width, shape.width, bias=False)
-        self.rotate = operator("rope", "torch")(shape.head_size, 10000.0)
+        self.rotate = operator("rope", columns["rope"])(shape.head_size, 10000.0)
+        self.attend = operator("attention", columns["attention"])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         query, key, value = (self._heads(each(x)) for each in (self.query, self.key, self.value))
-        attended = operator("attention", "torch")(self.rotate(query, 0), self.rotate(key, 0), value)
+        attended = self.attend(self.rotate(query, 0), self.rotate(key, 0), value)
         mixed: torch.Tensor = self.output(attended.transpose(1, 2).flatten(2))
         return mixed
 
@@ -68,24 +75,25 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
 class FeedForward(torch.nn.Module):  # type: ignore[misc]
     """SwiGLU between two projections, [b, l, w] -> [b, l, w]."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, columns: Columns) -> None:
         super().__init__()
+        self.multiply = operator("swiglu", columns["swiglu"])
         self.gate = torch.nn.Linear(shape.width, shape.hidden, bias=False)
         self.up = torch.nn.Linear(shape.width, shape.hidden, bias=False)
         self.down = torch.nn.Linear(shape.hidden, shape.width, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self.down(operator("swiglu", "torch")(self.gate(x), self.up(x)))
+        projected: torch.Tensor = self.down(self.multiply(self.gate(x), self.up(x)))
         return projected
 
 
 class Block(torch.nn.Module):  # type: ignore[misc]
     """One layer: attention and feed-forward, each behind a norm and beside a residual."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, columns: Columns) -> None:
         super().__init__()
-        self.attention_norm, self.attention = RMSNorm(shape.width), Attention(shape)
-        self.feed_forward_norm, self.feed_forward = RMSNorm(shape.width), FeedForward(shape)
+        self.attention_norm, self.attention = RMSNorm(shape.width, columns), Attention(shape, columns)
+        self.feed_forward_norm, self.feed_forward = RMSNorm(shape.width, columns), FeedForward(shape, columns)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -96,11 +104,11 @@ class Block(torch.nn.Module):  # type: ignore[misc]
 class Llama(torch.nn.Module):  # type: ignore[misc]
     """Tokens [b, l] -> logits [b, l, vocabulary]."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Shape, columns: Columns) -> None:
         super().__init__()
         self.embedding = torch.nn.Embedding(shape.vocabulary, shape.width)
-        self.blocks = torch.nn.ModuleList([Block(shape) for _ in range(shape.layers)])
-        self.norm = RMSNorm(shape.width)
+        self.blocks = torch.nn.ModuleList([Block(shape, columns) for _ in range(shape.layers)])
+        self.norm = RMSNorm(shape.width, columns)
         self.head = torch.nn.Linear(shape.width, shape.vocabulary, bias=False)
         # The layers start small: weights and activations grow far beyond that, which a scale has to follow. The
         # embedding does not: from tiny activations rounding alone would send two runs apart.
@@ -126,35 +134,45 @@ def standard_library_text(size: int) -> torch.Tensor:
     raise ValueError(f"the standard library's modules have only {len(text)} bytes")
 
 
-def batches(text: torch.Tensor, steps: int, seed: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
-    """Random windows of a text: tokens [8, 65] and the tokens that follow them [8, 65], `steps` times."""
-    batch, length = 8, 65
+def batches(text: torch.Tensor, length: int, steps: int, seed: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
+    """Random windows of a text: tokens [8, length] and the tokens that follow them [8, length], `steps` times."""
     draw = torch.Generator().manual_seed(seed)
     for _ in range(steps):
-        starts = torch.randint(len(text) - length, (batch,), generator=draw)
+        starts = torch.randint(len(text) - length, (8,), generator=draw)
         windows = torch.stack([text[start : start + length + 1] for start in starts.tolist()])
         yield windows[:, :-1], windows[:, 1:]
 
 
-def train(linear: str, seed: int, steps: int = 100, each_step: Callable[[], None] = lambda: None) -> List[float]:
-    """Train a fresh model with the `linear` column of the table; the loss (nats per byte) of every step.
+def train(
+    columns: Columns,
+    seed: int,
+    device: str,
+    shape: Shape,
+    steps: int = 100,
+    each_step: Callable[[], None] = lambda: None,
+) -> List[float]:
+    """Train a fresh model; the loss (nats per byte) of every step.
 
-    The same seed gives the same start and the same batches, whatever the column. each_step is called before each step.
+    The weights are float32; on a GPU what autocast chooses is computed in bfloat16. The same seed gives the same start
+    and the same batches, whatever the columns. each_step is called before each step.
     """
     torch.manual_seed(seed)
+    model = Llama(shape, columns).to(device)
     # The head stays in high precision, as every published FP8 recipe has it.
-    model = operator("linear", linear)(Llama(Shape()), keep=lambda name: name == "head")
-    optimizer = operator("adamw", "torch")(model.parameters(), lr=1.5e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    model = operator("linear", columns["linear"])(model, keep=lambda name: name == "head")
+    settings = {"lr": 1.5e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    optimizer = operator("adamw", columns["adamw"])(model.parameters(), **settings)
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
     losses = []
-    for tokens, targets in batches(standard_library_text(400_000), steps, seed):
+    for tokens, targets in batches(standard_library_text(400_000), shape.length, steps, seed):
         each_step()
-        logits = model(tokens)
-        loss = operator("cross_entropy", "torch")(logits.flatten(0, 1), targets.flatten(), -100)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+            logits = model(tokens.to(device)).flatten(0, 1)
+        loss = operator("cross_entropy", columns["cross_entropy"])(logits, targets.flatten().to(device), -100)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         warmup.step()
-        losses.append(loss.item())
-    return losses
+        losses.append(loss.detach())
+    return [float(loss) for loss in losses]

@@ -1,0 +1,280 @@
+"""Every implementation in the table of fused operators, against the float64 truth and against itself."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Callable, Dict, List, NamedTuple, Set, Tuple
+
+import pytest
+import torch
+
+import bounds
+import references
+from claims import every, proves
+from fused_ops import OPERATORS, operator
+from kernels import kernels_run
+
+IGNORED = -100
+EPS = 1e-5
+LONG = 4099  # longer than any vector register and no multiple of one, so that vector code and its tail both run
+
+Operator = Callable[..., torch.Tensor]
+
+
+class Sample(NamedTuple):
+    """What an operator is given: tensors with gradients, further arguments, and the gradient of its output.
+
+    roundings: how many roundings to the dtype an honest implementation makes on the way to its worst result.
+    """
+
+    inputs: List[torch.Tensor]
+    others: Tuple[Any, ...]
+    gradient: torch.Tensor
+    roundings: int
+
+    def bind(self, call: Operator, device: str = "cpu") -> Operator:
+        """The operator as a function of the tensors with gradients alone."""
+        others = [other.to(device) if isinstance(other, torch.Tensor) else other for other in self.others]
+        return lambda *inputs: call(*inputs, *others)
+
+
+def labels_for(count: int, vocabulary: int) -> torch.Tensor:
+    """Labels [count], of which every third is ignored, but never all."""
+    labels = torch.randint(vocabulary, (count,))
+    labels[1::3] = IGNORED
+    return labels
+
+
+def sample(name: str, dtype: torch.dtype, count: int = 37, size: int = 40, scale: float = 1.0) -> Sample:
+    """Random input for an operator: `count` rows (or tokens), odd sizes, `size` the head size, `scale` that of x."""
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape).to(dtype)
+
+    x = [(torch.randn(count, 73) * scale).to(dtype) for _ in range(2)]
+    if name == "attention":
+        # Three query heads share a key head. Rounded on the way: probabilities, their gradient and that of the scores,
+        # each head's result, the sum over a group, the result.
+        heads = [draw(2, heads, count, size) for heads in (6, 2, 2)]
+        return Sample(heads, (), draw(2, 6, count, size), 6)
+    if name == "rms_norm":  # rounded: the normalized row, the result
+        return Sample([x[0], draw(73)], (EPS,), draw(count, 73), 2)
+    if name == "add_rms_norm":  # rounded: the sum, the normalized row, the result, the sum of two gradients
+        return Sample([*x, draw(73)], (EPS,), draw(count, 146), 4)
+    if name == "cross_entropy":  # rounded: the log-probabilities, the probabilities, the result
+        return Sample([(torch.randn(count, 83) * 4).to(dtype)], (labels_for(count, 83), IGNORED), torch.ones(()), 3)
+    if name == "linear_cross_entropy":
+        # Logits near 1, so that rounding them moves the probabilities by no more than a rounding of those. Rounded:
+        # logits, log-probabilities, probabilities, the result; a weight gradient summed in parts, once a part.
+        weight = (torch.randn(83, 73) / math.sqrt(73)).to(dtype)
+        return Sample([x[0], weight], (labels_for(count, 83), IGNORED), torch.ones(()), 8)
+    assert name == "swiglu", name  # rounded: silu(gate), its derivative, the result
+    return Sample([draw(count, 83), draw(count, 83)], (), draw(count, 83), 3)
+
+
+def assert_equals_float64(
+    name: str, column: str, given: Sample, dtype: torch.dtype, device: str, measured: Dict[str, Any]
+) -> None:
+    """Assert that output and gradients are those of float64, up to the roundings of the dtype."""
+    found = bounds.forward_and_backward(
+        given.bind(operator(name, column), device), given.inputs, given.gradient, device
+    )
+    truth = bounds.in_float64(given.bind(getattr(references, name)), given.inputs, given.gradient)
+    if truth[0].dim() == 0:
+        # One number has no noise to measure. A loss may come in float32 from logits in fewer bits.
+        loss, true_loss = float(found.pop(0)), float(truth.pop(0))
+        off = abs(loss - true_loss) / abs(true_loss)
+        assert off <= given.roundings * 2.0 ** -(bounds.MANTISSA[dtype] + 1), f"a loss of {loss}, not {true_loss}"
+    bounds.assert_as_in_float64(found, truth, dtype, given.roundings, measured)
+
+
+@every("attention")
+@pytest.mark.parametrize("size", [40, 64, 128])
+@proves("causal attention with grouped heads and an odd length equals float64 forward and backward", package="torch")
+def test_attention(column: str, dtype: torch.dtype, size: int, device: str, measured: Dict[str, Any]) -> None:
+    assert_equals_float64("attention", column, sample("attention", dtype, size=size), dtype, device, measured)
+
+
+@every("attention")
+@proves("causal attention never looks ahead: other future tokens leave the past bit-equal", package="torch")
+def test_attention_is_causal(column: str, dtype: torch.dtype, device: str) -> None:
+    attention, now = operator("attention", column), 19
+    given, new = sample("attention", dtype), sample("attention", dtype)
+    others = [torch.cat([old[:, :, :now], new[:, :, now:]], 2) for old, new in zip(given.inputs, new.inputs)]
+    gradient = given.gradient.clone()
+    gradient[:, :, now:] = 0
+    before, *gradients = bounds.forward_and_backward(attention, given.inputs, gradient, device)
+    after, *_ = bounds.forward_and_backward(attention, others, gradient, device)
+    assert torch.equal(before[:, :, :now], after[:, :, :now])
+    assert not torch.equal(before[:, :, now], after[:, :, now])
+    assert all((tensor[:, :, now:] == 0).all() for tensor in gradients)
+    assert all((tensor[:, :, now - 1] != 0).any() for tensor in gradients)
+
+
+@every("rms_norm")
+@pytest.mark.parametrize("scale", [1.0, 1e-4], ids=["ordinary", "tiny"])
+@proves(
+    "RMSNorm equals float64 forward and backward, eps under the root, also where the input is tiny", package="torch"
+)
+def test_rms_norm(column: str, dtype: torch.dtype, scale: float, device: str, measured: Dict[str, Any]) -> None:
+    assert_equals_float64("rms_norm", column, sample("rms_norm", dtype, scale=scale), dtype, device, measured)
+
+
+@every("add_rms_norm")
+@proves("RMSNorm of a sum with its residual equals float64 forward and backward, and so does the sum", package="torch")
+def test_add_rms_norm(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
+    assert_equals_float64("add_rms_norm", column, sample("add_rms_norm", dtype), dtype, device, measured)
+
+
+@every("cross_entropy")
+@proves("cross entropy with ignored rows equals float64 forward and backward", package="torch")
+def test_cross_entropy(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
+    assert_equals_float64("cross_entropy", column, sample("cross_entropy", dtype), dtype, device, measured)
+
+
+@every("linear_cross_entropy")
+@proves("the cross entropy of a linear layer's output equals float64 forward and backward", package="torch")
+def test_linear_cross_entropy(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
+    given = sample("linear_cross_entropy", dtype)
+    assert_equals_float64("linear_cross_entropy", column, given, dtype, device, measured)
+
+
+@every("cross_entropy")
+@proves("cross entropy does not look at ignored rows: other logits there move nothing", package="torch")
+def test_cross_entropy_ignores(column: str, dtype: torch.dtype, device: str) -> None:
+    given = sample("cross_entropy", dtype)
+    (logits,), ignored = given.inputs, given.others[0] == IGNORED
+    others = torch.where(ignored[:, None], torch.randn(logits.shape).to(dtype) * 9, logits)
+    assert not torch.equal(logits, others)
+    call = given.bind(operator("cross_entropy", column), device)
+    before, after = (bounds.forward_and_backward(call, [one], given.gradient, device) for one in (logits, others))
+    assert all(torch.equal(*pair) for pair in zip(before, after))
+    assert (before[1][ignored] == 0).all()
+
+
+@every("swiglu")
+@proves("SwiGLU equals float64 forward and backward", package="torch")
+def test_swiglu(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
+    assert_equals_float64("swiglu", column, sample("swiglu", dtype), dtype, device, measured)
+
+
+@every("rope")
+@proves("RoPE equals the complex closed form for a short, a long and a shifted call", package="torch")
+def test_rope(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
+    bounds.assert_rope_as_in_float64(operator("rope", column), dtype, device, measured)
+
+
+@every("adamw")
+@proves("fused AdamW follows the float64 algorithm over eight steps, decay decoupled", seed="B11", package="torch")
+def test_adamw(column: str, device: str, measured: Dict[str, Any]) -> None:
+    measured["error"] = bounds.assert_adamw_as_in_float64(operator("adamw", column), LONG, device)
+
+
+@every("adamw")
+@proves("fused AdamW with zero gradients only decays: p * (1 - lr * weight_decay)", seed="B11", package="torch")
+def test_adamw_decays_without_gradient(column: str, device: str) -> None:
+    bounds.assert_adamw_decays(operator("adamw", column), LONG, device)
+
+
+# --- over all operators ---
+
+
+@every("attention", "rms_norm", "add_rms_norm", "swiglu", "cross_entropy", "linear_cross_entropy")
+@proves("a single row, or token, comes out as in float64, forward and backward", package="torch")
+def test_one_row(name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
+    given = sample(name, dtype, count=1)
+    found = bounds.forward_and_backward(
+        given.bind(operator(name, column), device), given.inputs, given.gradient, device
+    )
+    truth = bounds.in_float64(given.bind(getattr(references, name)), given.inputs, given.gradient)
+    # Of attention to a single token some gradients are zero, so what is measured against is the largest result.
+    largest = max(float(tensor.norm()) for tensor in truth)
+    ceiling = bounds.ceiling(dtype, given.roundings)
+    measured["error"] = max(float((one.double() - true).norm()) / largest for one, true in zip(found, truth))
+    assert measured["error"] <= ceiling, f"relative error {measured['error']:.3g} is above {ceiling:.3g}"
+
+
+@every("attention", "rms_norm", "add_rms_norm", "swiglu")
+@proves("no rows come out as no rows, and a weight's gradient is then zero", package="torch")
+def test_no_rows(name: str, column: str, dtype: torch.dtype, device: str) -> None:
+    given = sample(name, dtype, count=3)
+    inputs = [tensor if tensor.dim() == 1 else tensor[:0] for tensor in given.inputs]
+    call = given.bind(operator(name, column), device)
+    output, *gradients = bounds.forward_and_backward(call, inputs, given.gradient[:0], device)
+    assert output.shape == given.gradient[:0].shape
+    assert [tensor.shape for tensor in gradients] == [tensor.shape for tensor in inputs]
+    assert all((tensor == 0).all() for tensor in gradients)
+
+
+def swept(name: str, dtype: torch.dtype) -> Sample:
+    """Input [5, 120] for an operator, each row sweeping -30 .. 30 with zeros, subnormals and 1e4 in between."""
+    smallest, large = torch.finfo(dtype).tiny / 4, 1e4 if dtype is not torch.float16 else 100.0
+    special = torch.tensor([0.0, smallest, -smallest, large, -large])
+    sweep = torch.stack([torch.linspace(-30, 30, 120).roll(shift) for shift in range(5)])
+    sweep[:, ::24] = special
+    x = sweep.to(dtype)
+    if name == "attention":
+        return Sample([x.view(1, 1, 15, 40)] * 3, (), torch.ones(1, 1, 15, 40), 0)
+    if name == "cross_entropy":
+        return Sample([x], (torch.arange(5), IGNORED), torch.ones(()), 0)
+    if name == "rms_norm":
+        return Sample([torch.cat([x, torch.zeros_like(x[:1])]), x[0]], (EPS,), torch.ones(6, 120), 0)
+    return Sample([x, x.flip(0)], (), torch.ones(5, 120), 0)
+
+
+every_operator = every("attention", "cross_entropy", "rms_norm", "swiglu")
+
+
+@every_operator
+@proves("inputs from -30 to 30, zeros, subnormals and 1e4 give finite outputs and gradients", package="torch")
+def test_extremes_stay_finite(name: str, column: str, dtype: torch.dtype, device: str) -> None:
+    given = swept(name, dtype)
+    call = given.bind(operator(name, column), device)
+    for tensor in bounds.forward_and_backward(call, given.inputs, given.gradient, device):
+        assert tensor.isfinite().all()
+
+
+@every_operator
+@proves("twenty runs on the same input give the same bits, forward and backward", package="torch")
+def test_runs_are_bit_equal(name: str, column: str, dtype: torch.dtype, device: str) -> None:
+    given = swept(name, dtype)
+    call, gradient = given.bind(operator(name, column), device), torch.randn(given.gradient.shape)
+    first, *others = (bounds.forward_and_backward(call, given.inputs, gradient, device) for _ in range(20))
+    assert all(torch.equal(*pair) for run in others for pair in zip(first, run))
+
+
+# --- what ran ---
+
+
+def assert_ran(found: Set[str], pattern: str, when: str) -> str:
+    """Assert that a kernel of that name ran; which one."""
+    named = sorted(name for name in found if re.search(pattern, name))
+    assert named, f"no kernel like {pattern} ran {when}, but " + ", ".join(sorted(found))
+    return named[0]
+
+
+@every("attention", "rms_norm", "add_rms_norm", "cross_entropy", "linear_cross_entropy", "swiglu")
+@proves("an operator runs the fused kernel of its own implementation, forward and backward", package="torch")
+def test_own_kernels_ran(name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
+    entry, given = OPERATORS[name][column], sample(name, dtype)
+    call = given.bind(entry.call, device)
+    bounds.forward_and_backward(call, given.inputs, given.gradient, device)  # what is compiled or tuned, is now
+    leaves = [torch.nn.Parameter(tensor.to(device)) for tensor in given.inputs]
+    outputs: List[torch.Tensor] = []
+    forward = kernels_run(lambda: outputs.append(call(*leaves)), device)
+    backward = kernels_run(lambda: outputs[0].backward(given.gradient.to(outputs[0])), device)
+    measured["forward"] = assert_ran(forward, entry.forward, "forward")
+    measured["backward"] = assert_ran(backward, entry.backward, "backward")
+
+
+@every("adamw")
+@proves("AdamW runs the one fused kernel of its own implementation", seed="B11", package="torch")
+def test_own_adamw_ran(column: str, device: str, measured: Dict[str, Any]) -> None:
+    parameter = torch.nn.Parameter(torch.randn(5, device=device))
+    parameter.grad = torch.randn(5, device=device)
+    optimizer = operator("adamw", column)([parameter], **bounds.ADAMW)
+    optimizer.step()
+    measured["kernel"] = assert_ran(
+        kernels_run(optimizer.step, device), OPERATORS["adamw"][column].forward, "in a step"
+    )
