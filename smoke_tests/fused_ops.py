@@ -381,12 +381,19 @@ class InFp8(torch.nn.Module):  # type: ignore[misc]
         super().__init__()
         self.model, self.recipe = model, recipe
 
-    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
-        from transformer_engine.pytorch import fp8_autocast
-
-        with fp8_autocast(enabled=True, fp8_recipe=self.recipe):
-            output: torch.Tensor = self.model(*inputs)
+    def forward(self, *inputs: torch.Tensor, **named: Any) -> torch.Tensor:
+        with te_autocast(self.recipe):
+            output: torch.Tensor = self.model(*inputs, **named)
         return output
+
+
+def te_autocast(recipe: Any) -> Any:
+    """The context in which layers of Transformer Engine compute in FP8; in that of None they do not."""
+    import transformer_engine.pytorch as te
+
+    if hasattr(te, "autocast"):  # from 2.9 on
+        return te.autocast(enabled=recipe is not None, recipe=recipe)
+    return te.fp8_autocast(enabled=recipe is not None, fp8_recipe=recipe)
 
 
 def te_recipe(name: str) -> Any:
@@ -421,7 +428,9 @@ class Entry(NamedTuple):
     """One implementation of an operator.
 
     cpu, cuda: the dtypes that it is proved with on a CPU and on a GPU; none where it does not run there.
-    forward, backward: regular expressions of a GPU kernel (on a CPU: an ATen operator) that it alone runs.
+    forward, backward: regular expressions of a GPU kernel that it alone runs; none where it is not known by one, or
+    where the gradient is computed forward.
+    limits: input that it is known not to take: "one row", "no rows".
     since: the first version of its distribution that has it.
     isa: a CPU feature without which it cannot run.
     """
@@ -433,76 +442,90 @@ class Entry(NamedTuple):
     backward: str = ""
     since: str = "0"
     isa: str = ""
+    limits: Tuple[str, ...] = ()
 
 
 OPERATORS: Dict[str, Dict[str, Entry]] = {
     "attention": {
-        "torch": Entry(torch_attention, cpu=MIXED, since="2.0"),
-        "torch.flash": Entry(partial(sdpa, backend="FLASH_ATTENTION"), cuda=HALF),
-        "torch.cudnn": Entry(partial(sdpa, backend="CUDNN_ATTENTION"), cuda=HALF, since="2.5"),
-        "torch.efficient": Entry(partial(sdpa, backend="EFFICIENT_ATTENTION"), cuda=HALF),
-        "flash-attn": Entry(flash_attention, cuda=HALF),
-        "transformer-engine": Entry(te_attention, cuda=HALF),
+        "torch": Entry(torch_attention, MIXED, since="2.0"),
+        "torch.flash": Entry(
+            partial(sdpa, backend="FLASH_ATTENTION"), (), HALF, "pytorch_flash::flash_fwd", "pytorch_flash::flash_bwd"
+        ),
+        "torch.cudnn": Entry(
+            partial(sdpa, backend="CUDNN_ATTENTION"),
+            (),
+            HALF,
+            "cudnn.*sdpa.*fprop",
+            "cudnn.*sdpa.*bprop",
+            "2.5",
+            limits=("one row", "no rows"),
+        ),
+        "torch.efficient": Entry(
+            partial(sdpa, backend="EFFICIENT_ATTENTION"), (), HALF, "fmha_cutlassF", "fmha_cutlassB"
+        ),
+        "flash-attn": Entry(flash_attention, (), HALF, r"\bflash::flash_fwd", r"\bflash::flash_bwd"),
+        "transformer-engine": Entry(
+            te_attention, (), HALF, r"cudnn.*sdpa.*fprop|\bflash::flash_fwd", r"cudnn.*sdpa.*bprop|\bflash::flash_bwd"
+        ),
     },
     "rms_norm": {
-        "torch": Entry(torch_rms_norm, cpu=MIXED, cuda=ALL, since="2.4"),
-        "torch.compile": Entry(compiled(torch_rms_norm), cuda=ALL, since="2.4"),
-        "transformer-engine": Entry(te_rms_norm, cuda=ALL),
-        "flash-attn": Entry(flash_rms_norm, cuda=ALL),
-        "apex": Entry(apex_rms_norm, cuda=ALL),
-        "liger-kernel": Entry(liger_rms_norm, cuda=ALL),
+        "torch": Entry(torch_rms_norm, MIXED, ALL, "LayerNormForward", "layer_norm_grad_input", "2.4"),
+        "torch.compile": Entry(compiled(torch_rms_norm), (), ALL, "^triton_", "^triton_", "2.4"),
+        "transformer-engine": Entry(te_rms_norm, (), ALL, "rmsnorm_fwd", "rmsnorm_bwd"),
+        "flash-attn": Entry(flash_rms_norm, (), ALL, "_layer_norm_fwd_1pass", "_layer_norm_bwd"),
+        "apex": Entry(apex_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",)),
+        "liger-kernel": Entry(liger_rms_norm, (), ALL, "_rms_norm_forward_kernel", "_rms_norm_backward_kernel"),
     },
     "add_rms_norm": {
-        "torch": Entry(torch_add_rms_norm, cpu=MIXED, cuda=ALL, since="2.4"),
-        "torch.compile": Entry(compiled(torch_add_rms_norm), cuda=ALL, since="2.4"),
-        "flash-attn": Entry(flash_add_rms_norm, cuda=ALL),
-        "liger-kernel": Entry(liger_add_rms_norm, cuda=ALL),
+        "torch": Entry(torch_add_rms_norm, MIXED, ALL, "LayerNormForward", "layer_norm_grad_input", "2.4"),
+        "torch.compile": Entry(compiled(torch_add_rms_norm), (), ALL, "^triton_", "^triton_", "2.4"),
+        "flash-attn": Entry(flash_add_rms_norm, (), ALL, "_layer_norm_fwd_1pass", "_layer_norm_bwd"),
+        "liger-kernel": Entry(liger_add_rms_norm, (), ALL, "fused_add_rms_norm_forw", "fused_add_rms_norm_back"),
     },
     "cross_entropy": {
-        "torch": Entry(torch_cross_entropy, cpu=MIXED, cuda=ALL),
-        "torch.compile": Entry(compiled(torch_cross_entropy), cuda=ALL, since="2.0"),
-        "transformer-engine": Entry(te_cross_entropy, cuda=MIXED, since="2.0"),  # by its documentation not float16
-        "flash-attn": Entry(flash_cross_entropy, cuda=ALL),
-        "liger-kernel": Entry(liger_cross_entropy, cuda=ALL),
+        "torch": Entry(torch_cross_entropy, MIXED, ALL, "softmax_warp_forward", "softmax_warp_backward"),
+        "torch.compile": Entry(compiled(torch_cross_entropy), (), ALL, "^triton_", "^triton_", "2.0"),
+        # By its documentation not for float16.
+        "transformer-engine": Entry(te_cross_entropy, (), MIXED, "cross_entropy_kernel", "", "2.0"),
+        "flash-attn": Entry(flash_cross_entropy, (), ALL, "cross_entropy_fwd_kernel", "cross_entropy_bwd_kernel"),
+        "liger-kernel": Entry(liger_cross_entropy, (), ALL, "liger_cross_entropy_kernel"),
     },
     "linear_cross_entropy": {
-        "torch": Entry(torch_linear_cross_entropy, cpu=MIXED, cuda=ALL),
-        "torch.compile": Entry(compiled(torch_linear_cross_entropy), cuda=ALL, since="2.0"),
-        "liger-kernel": Entry(liger_linear_cross_entropy, cuda=ALL),
+        "torch": Entry(torch_linear_cross_entropy, MIXED, ALL, "softmax_warp_forward", "softmax_warp_backward"),
+        "torch.compile": Entry(compiled(torch_linear_cross_entropy), (), ALL, "^triton_", "^triton_", "2.0"),
+        "liger-kernel": Entry(liger_linear_cross_entropy, (), ALL, "liger_cross_entropy_kernel"),
     },
     "swiglu": {
-        "torch": Entry(torch_swiglu, cpu=MIXED, cuda=ALL),
-        "torch.compile": Entry(compiled(torch_swiglu), cuda=ALL, since="2.0"),
-        "transformer-engine": Entry(te_swiglu, cuda=ALL, since="2.0"),
-        "flash-attn": Entry(flash_swiglu, cuda=ALL),
-        "liger-kernel": Entry(liger_swiglu, cuda=ALL),
+        "torch": Entry(torch_swiglu, MIXED, ALL, "silu", "silu_backward"),
+        "torch.compile": Entry(compiled(torch_swiglu), (), ALL, "^triton_", "^triton_", "2.0"),
+        "transformer-engine": Entry(te_swiglu, (), ALL, "gated", "gated", "2.0"),
+        "flash-attn": Entry(flash_swiglu, (), ALL, "swiglu_fwd", "swiglu_bwd"),
+        "liger-kernel": Entry(liger_swiglu, (), ALL, "_swiglu_forward_kernel", "_swiglu_backward_kernel"),
     },
     "rope": {
-        "torch": Entry(TorchRope, cpu=MIXED, cuda=ALL),
-        "torch.compile": Entry(CompiledRope, cuda=ALL, since="2.0"),
-        "transformers": Entry(TransformersRope, cpu=SINGLE),
-        "transformer-engine": Entry(TransformerEngineRope, cuda=ALL, since="2.0"),
-        "flash-attn": Entry(FlashRope, cuda=ALL),
-        "liger-kernel": Entry(LigerRope, cuda=ALL),
+        "torch": Entry(TorchRope, MIXED, ALL),
+        "torch.compile": Entry(CompiledRope, (), ALL, since="2.0"),
+        "transformers": Entry(TransformersRope, SINGLE),
+        "transformer-engine": Entry(TransformerEngineRope, (), ALL, since="2.0"),
+        "flash-attn": Entry(FlashRope, (), ALL),
+        "liger-kernel": Entry(LigerRope, (), ALL),
     },
     "adamw": {
-        "torch": Entry(torch_adamw, cpu=SINGLE, cuda=SINGLE, since="2.4"),
-        "transformer-engine": Entry(te_adamw, cuda=SINGLE, since="2.0"),
-        "apex": Entry(apex_adamw, cuda=SINGLE),
-        "deepspeed.cpu": Entry(deepspeed_cpu_adamw, cpu=SINGLE, isa="avx2"),
-        "deepspeed.fused": Entry(deepspeed_fused_adamw, cpu=SINGLE, cuda=SINGLE, isa="avx2"),
+        "torch": Entry(torch_adamw, SINGLE, SINGLE, "FusedAdamMathFunctor", since="2.4"),
+        "transformer-engine": Entry(te_adamw, (), SINGLE, "AdamFunctor", since="2.0"),
+        "apex": Entry(apex_adamw, (), SINGLE, "AdamFunctor<float, float, int>"),
+        "deepspeed.cpu": Entry(deepspeed_cpu_adamw, SINGLE, isa="avx2"),
+        "deepspeed.fused": Entry(deepspeed_fused_adamw, SINGLE, SINGLE, "AdamFunctor<float, int>", isa="avx2"),
     },
-    "scaled_mm": {"torch": Entry(torch_scaled_mm, cpu=MIXED, cuda=BRAIN, since="2.5")},
+    "scaled_mm": {"torch": Entry(torch_scaled_mm, MIXED, BRAIN, since="2.5")},
     "linear": {
         "torch": Entry(torch_linear),
-        "transformer-engine.delayed": Entry(partial(te_linear, recipe="delayed"), cuda=BRAIN),
-        "transformer-engine.current": Entry(partial(te_linear, recipe="current"), cuda=BRAIN, since="2.0"),
-        "transformer-engine.blockwise": Entry(partial(te_linear, recipe="blockwise"), cuda=BRAIN, since="2.3"),
-        "torchao.tensorwise": Entry(partial(torchao_linear, recipe="tensorwise"), cpu=SINGLE, cuda=BRAIN),
-        "torchao.rowwise": Entry(partial(torchao_linear, recipe="rowwise"), cpu=SINGLE, cuda=BRAIN),
-        "torchao.rowwise_with_gw_hp": Entry(
-            partial(torchao_linear, recipe="rowwise_with_gw_hp"), cpu=SINGLE, cuda=BRAIN
-        ),
+        "transformer-engine.delayed": Entry(partial(te_linear, recipe="delayed"), (), BRAIN),
+        "transformer-engine.current": Entry(partial(te_linear, recipe="current"), (), BRAIN, since="2.0"),
+        "transformer-engine.blockwise": Entry(partial(te_linear, recipe="blockwise"), (), BRAIN, since="2.3"),
+        "torchao.tensorwise": Entry(partial(torchao_linear, recipe="tensorwise"), SINGLE, BRAIN),
+        "torchao.rowwise": Entry(partial(torchao_linear, recipe="rowwise"), SINGLE, BRAIN),
+        "torchao.rowwise_with_gw_hp": Entry(partial(torchao_linear, recipe="rowwise_with_gw_hp"), SINGLE, BRAIN),
     },
 }
 

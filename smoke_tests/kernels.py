@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Set, Tuple
+import re
+from typing import Any, Callable, Dict, Iterable, Optional, Set, Tuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,16 +32,44 @@ def operators_run(function: Callable[[], object]) -> Set[str]:
 
 
 def gpu_kernels_run(function: Callable[[], object]) -> Set[str]:
-    """Names of the kernels that a call ran on the GPU, as CUPTI gives them; copies and fills are none."""
+    """Names of the kernels that a call ran on the GPU, as CUPTI gives them; copies, fills and notes are none."""
     torch.cuda.synchronize()  # what was launched before is not this call's
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiler:
         function()
         torch.cuda.synchronize()
     on_gpu = (event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA)
-    return {name for name in on_gpu if not name.startswith(("Memcpy", "Memset"))}
+    return {name for name in on_gpu if not name.startswith(("Memcpy", "Memset")) and "#" not in name}
 
 
-def kernels_run(function: Callable[[], object], device: str) -> Set[str]:
-    """What ran: kernels on a GPU, ATen operators on a CPU."""
-    return gpu_kernels_run(function) if device == "cuda" else operators_run(function)
+def raise_cuda_errors() -> None:
+    """Raise the CUDA error that an unchecked launch left behind, if one did, by a launch that is checked."""
+    torch.zeros(1, device="cuda").add_(1)
+    torch.cuda.synchronize()
+
+
+# --- FP8 products ---
+
+# A kernel that multiplies matrices, by the names that cuBLAS, CUTLASS and TransformerEngine give theirs.
+PRODUCT = re.compile(r"gemm|nvjet|xmma|cutlass.*(mma|Kernel2|device_kernel)|splitK|wgmma", re.IGNORECASE)
+ATTENTION = re.compile(r"sdpa|fmha|flash::")
+FLOAT8 = re.compile(r"e4m3|e5m2|qqtst|nvjet_qq|float8|fp8", re.IGNORECASE)
+
+
+def products(names: Iterable[str]) -> Set[str]:
+    """The kernels among these that multiply matrices outside attention."""
+    return {name for name in names if PRODUCT.search(name) and not ATTENTION.search(name)}
+
+
+def assert_float8_products(step: Callable[[bool], object]) -> Dict[str, str]:
+    """Assert that all products of step(True) run as FP8 kernels, and none of step(False): a calibration pair.
+
+    Returns the kernels, for the evidence. A product whose kernel the control runs too was no FP8 product.
+    """
+    in_float8, control = (products(gpu_kernels_run(lambda on=on: step(on))) for on in (True, False))  # type: ignore[misc]
+    assert control, "the control ran no product at all"
+    assert not any(FLOAT8.search(name) for name in control), f"FP8 in the control: {sorted(control)}"
+    assert in_float8, "no product ran"
+    plain = {name for name in in_float8 if not FLOAT8.search(name)}
+    assert not plain, f"no FP8 kernel: {sorted(plain)}"
+    return {"fp8": sorted(in_float8)[0][:80], "control": sorted(control)[0][:80]}

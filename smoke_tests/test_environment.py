@@ -7,12 +7,13 @@ import csv
 import hashlib
 import importlib
 import importlib.metadata
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional, Set, Tuple
 
-from claims import proves
+from claims import needs, proves
 
 
 def site_packages(package: str) -> Path:
@@ -93,3 +94,30 @@ def test_patch_is_installed(package: str, patch: Dict[str, Any], measured: Dict[
     for path, pinned in patch["installed"].items():
         assert hashlib.sha256((root / path).read_bytes()).hexdigest() == pinned, path + " is not the patched file"
     measured["files"] = len(patch["installed"])
+
+
+@proves("every requirement of every installed distribution is met, as pip checks it", package="torch")
+def test_requirements_are_met() -> None:
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "check"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120)
+    assert done.returncode == 0, done.stdout.decode()
+
+
+def loaded(*stems: str) -> Dict[str, Set[Path]]:
+    """Where this process has mapped libraries from: the folders of all that begin with each stem."""
+    files = {Path(line.split()[-1]) for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
+    return {stem: {file.resolve().parent for file in files if file.name.startswith(stem)} for stem in stems}
+
+
+@needs(cuda=True)
+@proves("one cuDNN, one cuBLAS, one NCCL and one CUDA runtime are loaded, those of this environment", package="torch")
+def test_libraries_are_loaded_once(device: str, manifest: Dict[str, Any], measured: Dict[str, Any]) -> None:
+    import torch
+
+    for entry in manifest["packages"].values():
+        importlib.import_module(entry["module"])
+    torch.nn.functional.conv2d(torch.ones(1, 8, 8, 8, device=device), torch.ones(8, 8, 3, 3, device=device))
+    for stem, folders in loaded("libcudnn", "libcublas", "libnccl", "libcudart").items():
+        assert len(folders) == 1, f"{stem} is loaded from {sorted(map(str, folders))}"
+        assert Path(sys.prefix).resolve() in folders.pop().parents, f"{stem} is not this environment's"
+    measured["cudnn"] = torch.backends.cudnn.version()

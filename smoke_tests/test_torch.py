@@ -11,6 +11,7 @@ import torch
 import bounds
 from claims import every, proves
 from fused_ops import float8_overflow, operator
+from kernels import operators_run
 
 LONG = 4099  # longer than any vector register and no multiple of one, so that vector code and its tail both run
 FORMATS = ["float8_e4m3fn", "float8_e5m2"]
@@ -181,3 +182,24 @@ def test_autocast_is_bfloat16() -> None:
     assert large.dtype == torch.bfloat16
     assert (large[:, :5].float() / 1e30 - 1).abs().max() <= 2.0**-8
     assert torch.equal(near_one[:, :5].float(), torch.ones(3, 5))
+
+
+# --- what a CPU runs ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@proves("scaled_dot_product_attention on a CPU runs the flash kernel forward and backward, not its parts", since="2.3")
+def test_flash_attention_ran(dtype: torch.dtype) -> None:
+    inputs = [torch.randn(2, heads, 37, 24).to(dtype) for heads in (6, 2, 2)]
+    gradient = torch.randn(2, 6, 37, 24)
+    ran = operators_run(lambda: bounds.forward_and_backward(operator("attention", "torch"), inputs, gradient))
+    flash = "_scaled_dot_product_flash_attention_for_cpu"
+    assert {flash, flash + "_backward"} <= ran, "ran " + ", ".join(sorted(ran))
+
+
+@proves("AdamW(fused=True) on a CPU runs the one fused kernel", seed="B11", since="2.4")
+def test_fused_adamw_ran() -> None:
+    parameter = torch.nn.Parameter(torch.randn(5))
+    parameter.grad = torch.randn(5)
+    optimizer = operator("adamw", "torch")([parameter], **bounds.ADAMW)
+    assert "_fused_adamw_" in operators_run(optimizer.step)

@@ -1,0 +1,284 @@
+"""Transformer Engine's layers in FP8: their noise, their scales, their state, their limits."""
+
+from __future__ import annotations
+
+import io
+from typing import Any, Callable, Dict, List, Sequence, Tuple
+
+import pytest
+import torch
+import transformer_engine.pytorch as te
+
+import bounds
+import references
+from bounds import E4M3, E5M2
+from claims import needs, proves
+from fused_ops import te_autocast, te_recipe
+from kernels import assert_float8_products
+
+# What each recipe rounds the factors of the products to: of the output, and of the gradients.
+RECIPES: Dict[str, Tuple[Tuple[int, int], Tuple[int, int]]] = {
+    "delayed": ((E4M3, E4M3), (E5M2, E4M3)),
+    "current": ((E4M3, E4M3), (E5M2, E4M3)),
+    "blockwise": ((E4M3, E4M3), (E4M3, E4M3)),
+}
+FEATURES, OUTPUTS, ROWS = 256, 384, 160
+BF16 = torch.bfloat16
+
+fp8_gpu = needs(sm=(8, 9))
+every_recipe = pytest.mark.parametrize("recipe", list(RECIPES))
+
+
+def swiglu_mlp(x: torch.Tensor, parameters: Dict[str, torch.Tensor]) -> torch.Tensor:
+    """What LayerNormMLP computes: a layer norm, both projections of SwiGLU in one, the projection down."""
+    gate, up = layer_norm_linear(x, {**parameters, "weight": parameters["fc1_weight"]}).chunk(2, dim=-1)
+    return references.swiglu(gate, up) @ parameters["fc2_weight"].t()
+
+
+def layer_norm_linear(x: torch.Tensor, parameters: Dict[str, torch.Tensor]) -> torch.Tensor:
+    """A layer norm over the last dimension, then a linear layer."""
+    centred = x - x.mean(dim=-1, keepdim=True)
+    normal = centred / torch.sqrt(centred.pow(2).mean(dim=-1, keepdim=True) + 1e-5)
+    return (normal * parameters["layer_norm_weight"] + parameters["layer_norm_bias"]) @ parameters["weight"].t()
+
+
+def linear(x: torch.Tensor, parameters: Dict[str, torch.Tensor]) -> torch.Tensor:
+    """A linear layer without bias."""
+    return x @ parameters["weight"].t()
+
+
+Truth = Callable[[torch.Tensor, Dict[str, torch.Tensor]], torch.Tensor]
+# Layer, what it computes, and how many FP8 products lie behind each other in it.
+LAYERS: Dict[str, Tuple[Callable[[], torch.nn.Module], Truth, int]] = {
+    "Linear": (lambda: te.Linear(FEATURES, OUTPUTS, bias=False, params_dtype=BF16), linear, 1),
+    "LayerNormLinear": (
+        lambda: te.LayerNormLinear(FEATURES, OUTPUTS, bias=False, params_dtype=BF16),
+        layer_norm_linear,
+        1,
+    ),
+    "LayerNormMLP": (
+        lambda: te.LayerNormMLP(FEATURES, OUTPUTS, bias=False, activation="swiglu", params_dtype=BF16),
+        swiglu_mlp,
+        2,
+    ),
+}
+
+
+def transformer_layer() -> torch.nn.Module:
+    """A Llama-like layer: RMS norms, grouped heads, SwiGLU."""
+    layer: torch.nn.Module = te.TransformerLayer(
+        FEATURES, OUTPUTS, 4, num_gqa_groups=2, hidden_dropout=0.0, attention_dropout=0.0, bias=False,
+        params_dtype=BF16, normalization="RMSNorm", activation="swiglu", attn_input_format="bshd",
+        self_attn_mask_type="causal",
+    )  # fmt: skip
+    return layer
+
+
+def x_and_gradient(outputs: int, rows: int = ROWS) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Input [rows, FEATURES] and a gradient of the output [rows, outputs], on the GPU."""
+    return torch.randn(rows, FEATURES, device="cuda").to(BF16), torch.randn(rows, outputs, device="cuda").to(BF16)
+
+
+def run(layer: torch.nn.Module, recipe: Any, x: torch.Tensor, gradient: torch.Tensor) -> List[torch.Tensor]:
+    """Output, and gradients of input and parameters, of one step with that recipe."""
+    layer.zero_grad()
+    leaf = x.clone().requires_grad_()
+    with te_autocast(recipe):
+        output = layer(leaf)
+    output.backward(gradient)
+    assert leaf.grad is not None
+    gradients = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
+    return [output.detach(), leaf.grad, *gradients]
+
+
+def settle(layer: torch.nn.Module, recipe: Any, x: torch.Tensor, gradient: torch.Tensor) -> None:
+    """Two steps, after which delayed scales have seen the values that they are for."""
+    for _ in range(2):
+        run(layer, recipe, x, gradient)
+
+
+def in_float64(truth: Truth, layer: torch.nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> List[torch.Tensor]:
+    """What `run` would give in float64."""
+    leaf = x.cpu().double().requires_grad_()
+    parameters = {name: one.detach().cpu().double().requires_grad_() for name, one in layer.named_parameters()}
+    output = truth(leaf, parameters)
+    output.backward(gradient.cpu().double())
+    assert leaf.grad is not None
+    return [output.detach(), leaf.grad, *[one.grad for one in parameters.values() if one.grad is not None]]
+
+
+def assert_noise(
+    found: Sequence[torch.Tensor], true: Sequence[torch.Tensor], recipe: str, products: int, measured: Dict[str, Any]
+) -> None:
+    """Assert FP8's noise in output and gradients: no less than one product's, no more than of all in a row.
+
+    Each further product adds its own noise to what it is given. A rounding of the result to bfloat16 is far below.
+    """
+    formats = RECIPES[recipe]
+    least, most = bounds.rounding_noise(*formats[0])
+    measured["output"] = bounds.assert_rounded_like(found[0].cpu(), true[0], least, most * products)
+    least, most = bounds.rounding_noise(*formats[1])
+    # A gradient also meets the noise of what was computed forward.
+    errors = [bounds.relative_error(one.cpu(), other) for one, other in zip(found[1:], true[1:])]
+    matrices = [error for error, one in zip(errors, found[1:]) if one.dim() == 2]
+    measured["gradient"] = max(matrices)
+    assert least <= min(matrices) and max(matrices) <= most * 2 * products, f"gradients are off by {matrices}"
+    assert max(errors) <= most * 2 * products, f"gradients are off by {errors}"
+
+
+@fp8_gpu
+@every_recipe
+@pytest.mark.parametrize("name", list(LAYERS))
+@proves("a layer in FP8 carries the noise of its recipe's products, no less and no more, forward and backward")
+def test_layer(name: str, recipe: str, device: str, measured: Dict[str, Any]) -> None:
+    make, truth, products = LAYERS[name]
+    layer, chosen = make(), te_recipe(recipe)
+    x, gradient = x_and_gradient(FEATURES if name == "LayerNormMLP" else OUTPUTS)
+    settle(layer, chosen, x, gradient)
+    assert_noise(run(layer, chosen, x, gradient), in_float64(truth, layer, x, gradient), recipe, products, measured)
+
+
+@fp8_gpu
+@every_recipe
+@proves("a TransformerLayer in FP8 stays near itself in bfloat16, forward and backward, without being the same")
+def test_transformer_layer(recipe: str, device: str, measured: Dict[str, Any]) -> None:
+    layer, chosen = transformer_layer(), te_recipe(recipe)
+    x, gradient = (torch.randn(2, 80, FEATURES, device="cuda").to(BF16) for _ in range(2))
+    settle(layer, chosen, x, gradient)
+    pairs = list(zip(run(layer, chosen, x, gradient), run(layer, None, x, gradient)))
+    errors = [bounds.relative_error(found.cpu(), true.double().cpu()) for found, true in pairs if found.dim() > 1]
+    measured["output"], measured["gradient"] = errors[0], max(errors[1:])
+    # The residual carries half of the output past the products: a quarter of their noise, to that of all four.
+    noise = bounds.rounding_noise(E4M3, E4M3)[0], bounds.rounding_noise(E5M2, E4M3)[1]
+    assert all(noise[0] / 4 <= error <= noise[1] * 4 for error in errors), f"off by {errors}"
+
+
+@fp8_gpu
+@every_recipe
+@pytest.mark.parametrize("name", [*LAYERS, "TransformerLayer"])
+@proves("every product of a layer in FP8 runs as an FP8 kernel, forward and backward, and none does in bfloat16")
+def test_products_ran_in_fp8(name: str, recipe: str, device: str, measured: Dict[str, Any]) -> None:
+    layer = transformer_layer() if name == "TransformerLayer" else LAYERS[name][0]()
+    chosen = te_recipe(recipe)
+    shape = (2, 80, FEATURES) if name == "TransformerLayer" else (ROWS, FEATURES)
+    x = torch.randn(*shape, device="cuda").to(BF16)
+    with torch.no_grad():
+        gradient = torch.randn_like(layer(x))
+    settle(layer, chosen, x, gradient)
+    measured.update(assert_float8_products(lambda on: run(layer, chosen if on else None, x, gradient)))
+
+
+def scales_of(layer: torch.nn.Module) -> Tuple[torch.Tensor, torch.Tensor]:
+    """The amax history [steps, tensors] and the scales [tensors] of a layer's forward pass; tensor 0 is the input."""
+    meta = layer.fp8_meta["scaling_fwd"]
+    return meta.amax_history.cpu().clone(), meta.scale.cpu().clone()
+
+
+@fp8_gpu
+@proves("delayed scaling: the first scale is 1, then 448 over the largest value seen, which the history keeps")
+def test_amax_history(device: str, measured: Dict[str, Any]) -> None:
+    layer, chosen = LAYERS["Linear"][0](), te_recipe("delayed")
+    x, gradient = x_and_gradient(OUTPUTS)
+    largest = float(x.abs().max())
+    run(layer, chosen, x, gradient)
+    first, before = scales_of(layer)
+    run(layer, chosen, 16 * x, gradient)
+    second, after = scales_of(layer)
+    measured["scale"], measured["after"] = float(before[0]), float(after[0])
+    assert float(first[:, 0].max()) == largest
+    assert float(second[:, 0].max()) == 16 * largest
+    # The step that saw an amax sets the scale of the next: after the first it is that of x, after the second 16x's.
+    assert float(before[0]) == pytest.approx(448 / largest, rel=1e-6)
+    assert float(after[0]) == pytest.approx(448 / largest / 16, rel=1e-6)
+
+
+@fp8_gpu
+@every_recipe
+@proves("the scales of a Linear follow an input 16 times larger within two steps: the noise is what it was")
+def test_scales_follow(recipe: str, device: str, measured: Dict[str, Any]) -> None:
+    make, truth, products = LAYERS["Linear"]
+    layer, chosen = make(), te_recipe(recipe)
+    x, gradient = x_and_gradient(OUTPUTS)
+    settle(layer, chosen, x, gradient)
+    settle(layer, chosen, 16 * x, gradient)
+    found = run(layer, chosen, 16 * x, gradient)
+    assert_noise(found, in_float64(truth, layer, 16 * x, gradient), recipe, products, measured)
+
+
+@fp8_gpu
+@every_recipe
+@proves("an update of the weights reaches their FP8 copy, unless that is told to be kept")
+def test_weight_updates_reach_the_copy(recipe: str, device: str, measured: Dict[str, Any]) -> None:
+    layer, chosen = LAYERS["Linear"][0](), te_recipe(recipe)
+    x, _ = x_and_gradient(OUTPUTS)
+
+    def output(first: bool) -> torch.Tensor:
+        with te_autocast(chosen):
+            product: torch.Tensor = layer(x, is_first_microbatch=first)
+        return product.detach().double().cpu()
+
+    for _ in range(2):
+        before = output(first=True)
+    with torch.no_grad():
+        layer.weight.neg_()  # of the same size, so that no scale has to follow
+    measured["kept"], measured["renewed"] = (bounds.slope(output(first), before) for first in (False, True))
+    assert measured["kept"] == pytest.approx(1, abs=1e-3)
+    assert measured["renewed"] == pytest.approx(-1, abs=1e-3)
+
+
+@fp8_gpu
+@every_recipe
+@proves("a layer's state, scales included, survives a checkpoint: the next output is bit-equal")
+def test_state_round_trip(recipe: str, device: str) -> None:
+    make, chosen = LAYERS["Linear"][0], te_recipe(recipe)
+    layer, other = make(), make()
+    x, gradient = x_and_gradient(OUTPUTS)
+    settle(layer, chosen, 3 * x, gradient)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=False))
+    after = [run(one, chosen, x, gradient)[0] for one in (layer, other)]
+    assert torch.equal(*after)
+
+
+@fp8_gpu
+@pytest.mark.parametrize(("features", "rows"), [(FEATURES - 8, ROWS), (FEATURES, ROWS - 1)], ids=["features", "rows"])
+@proves("a size that FP8 products cannot take is refused in a sentence that names the divisor")
+def test_odd_sizes_are_refused(features: int, rows: int, device: str, measured: Dict[str, Any]) -> None:
+    layer = te.Linear(features, OUTPUTS, params_dtype=BF16)
+    with pytest.raises((AssertionError, ValueError, RuntimeError), match=r"divisible by (8|16)") as refused:
+        run(layer, te_recipe("current"), torch.randn(rows, features, device="cuda").to(BF16), torch.ones(()))
+    measured["said"] = str(refused.value).splitlines()[0]
+
+
+@fp8_gpu
+@proves("on a GPU without FP8 (simulated: compute capability 8.0) it is refused in a sentence that says what is needed")
+def test_a_gpu_without_fp8_is_refused(device: str, measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformer_engine.pytorch import quantization
+
+    monkeypatch.setattr(quantization, "get_device_compute_capability", lambda: (8, 0))
+    monkeypatch.setattr(quantization, "_FP8_SUPPORT", None)
+    with pytest.raises((AssertionError, RuntimeError), match=r"capability 8\.9 or higher") as refused, te_autocast(
+        te_recipe("current")
+    ):
+        pass
+    measured["said"] = str(refused.value).splitlines()[0]
+
+
+@fp8_gpu
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+@proves("a layer captured in a CUDA graph gives the eager layer's bits, forward and backward")
+def test_graphed(recipe: str, device: str) -> None:
+    make = LAYERS["LayerNormMLP"][0]
+    layer, other = make(), make()
+    other.load_state_dict(layer.state_dict())
+    x, gradient = x_and_gradient(FEATURES)
+    chosen = te_recipe(recipe)
+    graphed = te.make_graphed_callables(
+        other, (x.clone().requires_grad_(),), fp8_enabled=True, fp8_recipe=te_recipe(recipe)
+    )
+    for _ in range(4):  # as many as delayed scales need to be the same on both sides
+        eager = run(layer, chosen, x, gradient)
+        captured = run(graphed, chosen, x, gradient)
+    assert all(torch.equal(*pair) for pair in zip(eager, captured))
