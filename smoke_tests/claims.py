@@ -30,13 +30,14 @@ def needs(cuda: bool = False, sm: Tuple[int, int] = (0, 0), gpus: int = 0, isa: 
     return pytest.mark.needs(cuda=cuda or sm > (0, 0) or gpus > 0, sm=sm, gpus=gpus, isa=isa)
 
 
-def every(*operators: str, only: str = "", seen: bool = False) -> pytest.MarkDecorator:
+def every(*operators: str, only: str = "", seen: bool = False, once: bool = False) -> pytest.MarkDecorator:
     """Run a test once per implementation of these operators that the target has, and per dtype of each.
 
     The test takes `column` and `dtype` of smoke_tests/fused_ops.py, and `name` if it is about several operators. A
-    column names its package. only: the one package to take; seen: only those that are known by their kernels.
+    column names its package. only: the one package to take; seen: only implementations that are known by their kernels;
+    once: on a GPU with the first dtype of each only, since each further one has to be compiled.
     """
-    return pytest.mark.every(*operators, only=only, seen=seen)
+    return pytest.mark.every(*operators, only=only, seen=seen, once=once)
 
 
 class Claim(NamedTuple):

@@ -120,18 +120,21 @@ def of_each_operator(metafunc: pytest.Metafunc, mark: pytest.Mark, manifest: Dic
     """The rows of a test marked `every`; the table is imported here, since it needs a torch that can be."""
     import fused_ops
 
-    only = mark.kwargs["only"]
+    only, seen, once = (mark.kwargs[name] for name in ("only", "seen", "once"))
+    cuda = manifest["cuda"] != "none"
     had = {name: entry["version"] for name, entry in manifest["packages"].items() if only in ("", name)}
     taken = [argument for argument in fused_ops.Row._fields if argument in metafunc.fixturenames]
     chosen: Dict[str, Any] = {}
     for operator in mark.args:
-        for row in fused_ops.rows(operator, had, cuda=manifest["cuda"] != "none"):
+        columns = set()
+        for row in fused_ops.rows(operator, had, cuda):
+            entry = fused_ops.OPERATORS[operator][row.column]
+            if (seen and not entry.forward) or (once and cuda and row.column in columns):
+                continue
+            columns.add(row.column)
             values = [getattr(row, argument) for argument in taken]
             title = "-".join(str(value) for value in values).replace("torch.bf", "bf").replace("torch.float", "float")
-            if mark.kwargs["seen"] and not fused_ops.OPERATORS[operator][row.column].forward:
-                continue
-            marks = [claims.needs(isa=fused_ops.OPERATORS[operator][row.column].isa)]
-            chosen[title] = pytest.param(*values, id=title, marks=marks)
+            chosen[title] = pytest.param(*values, id=title, marks=[claims.needs(isa=entry.isa)])
     metafunc.parametrize(taken, list(chosen.values()))
 
 
@@ -211,7 +214,8 @@ def device(manifest: Dict[str, Any]) -> Iterator[str]:
     yield "cuda"
     import kernels
 
-    kernels.raise_cuda_errors()
+    left = kernels.cuda_errors()
+    assert not left, f"it leaves a CUDA error behind: {left[0]}"
 
 
 @pytest.fixture

@@ -463,52 +463,54 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
         "torch.efficient": Entry(
             partial(sdpa, backend="EFFICIENT_ATTENTION"), (), HALF, "fmha_cutlassF", "fmha_cutlassB"
         ),
-        "flash-attn": Entry(flash_attention, (), HALF, r"\bflash::flash_fwd", r"\bflash::flash_bwd"),
+        "flash-attn": Entry(
+            flash_attention, (), HALF, r"\bflash::flash_fwd", r"\bflash::flash_bwd", limits=("no rows",)
+        ),
         "transformer-engine": Entry(
-            te_attention, (), HALF, r"cudnn.*sdpa.*fprop|\bflash::flash_fwd", r"cudnn.*sdpa.*bprop|\bflash::flash_bwd"
+            te_attention, (), HALF, "cudnn.*sdpa.*fprop", "cudnn.*sdpa.*bprop", limits=("one row", "no rows")
         ),
     },
     "rms_norm": {
         "torch": Entry(torch_rms_norm, MIXED, ALL, "LayerNormForward", "layer_norm_grad_input", "2.4"),
-        "torch.compile": Entry(compiled(torch_rms_norm), (), ALL, "^triton_", "^triton_", "2.4"),
-        "transformer-engine": Entry(te_rms_norm, (), ALL, "rmsnorm_fwd", "rmsnorm_bwd"),
-        "flash-attn": Entry(flash_rms_norm, (), ALL, "_layer_norm_fwd_1pass", "_layer_norm_bwd"),
+        "torch.compile": Entry(compiled(torch_rms_norm), (), HALF, "^triton_", "^triton_", "2.4"),
+        "transformer-engine": Entry(te_rms_norm, (), ALL, "rmsnorm_fwd", "rmsnorm_bwd", limits=("no rows",)),
+        "flash-attn": Entry(flash_rms_norm, (), HALF, "_layer_norm_fwd_1pass", "_layer_norm_bwd"),
         "apex": Entry(apex_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",)),
-        "liger-kernel": Entry(liger_rms_norm, (), ALL, "_rms_norm_forward_kernel", "_rms_norm_backward_kernel"),
+        "liger-kernel": Entry(liger_rms_norm, (), HALF, "_rms_norm_forward_kernel", "_rms_norm_backward_kernel"),
     },
     "add_rms_norm": {
         "torch": Entry(torch_add_rms_norm, MIXED, ALL, "LayerNormForward", "layer_norm_grad_input", "2.4"),
-        "torch.compile": Entry(compiled(torch_add_rms_norm), (), ALL, "^triton_", "^triton_", "2.4"),
-        "flash-attn": Entry(flash_add_rms_norm, (), ALL, "_layer_norm_fwd_1pass", "_layer_norm_bwd"),
-        "liger-kernel": Entry(liger_add_rms_norm, (), ALL, "fused_add_rms_norm_forw", "fused_add_rms_norm_back"),
+        "torch.compile": Entry(compiled(torch_add_rms_norm), (), HALF, "^triton_", "^triton_", "2.4"),
+        "flash-attn": Entry(flash_add_rms_norm, (), HALF, "_layer_norm_fwd_1pass", "_layer_norm_bwd"),
+        "liger-kernel": Entry(liger_add_rms_norm, (), HALF, "fused_add_rms_norm_forw", "fused_add_rms_norm_back"),
     },
     "cross_entropy": {
         "torch": Entry(torch_cross_entropy, MIXED, ALL, "softmax_warp_forward", "softmax_warp_backward"),
-        "torch.compile": Entry(compiled(torch_cross_entropy), (), ALL, "^triton_", "^triton_", "2.0"),
+        "torch.compile": Entry(compiled(torch_cross_entropy), (), HALF, "^triton_", "^triton_", "2.0"),
         # By its documentation not for float16.
         "transformer-engine": Entry(te_cross_entropy, (), MIXED, "cross_entropy_kernel", "", "2.0"),
-        "flash-attn": Entry(flash_cross_entropy, (), ALL, "cross_entropy_fwd_kernel", "cross_entropy_bwd_kernel"),
-        "liger-kernel": Entry(liger_cross_entropy, (), ALL, "liger_cross_entropy_kernel"),
+        "flash-attn": Entry(flash_cross_entropy, (), HALF, "cross_entropy_fwd_kernel", "cross_entropy_bwd_kernel"),
+        "liger-kernel": Entry(liger_cross_entropy, (), HALF, "liger_cross_entropy_kernel"),
     },
     "linear_cross_entropy": {
         "torch": Entry(torch_linear_cross_entropy, MIXED, ALL, "softmax_warp_forward", "softmax_warp_backward"),
-        "torch.compile": Entry(compiled(torch_linear_cross_entropy), (), ALL, "^triton_", "^triton_", "2.0"),
-        "liger-kernel": Entry(liger_linear_cross_entropy, (), ALL, "liger_cross_entropy_kernel"),
+        "torch.compile": Entry(compiled(torch_linear_cross_entropy), (), HALF, "^triton_", "^triton_", "2.0"),
+        "liger-kernel": Entry(liger_linear_cross_entropy, (), HALF, "liger_cross_entropy_kernel"),
     },
     "swiglu": {
         "torch": Entry(torch_swiglu, MIXED, ALL, "silu", "silu_backward"),
-        "torch.compile": Entry(compiled(torch_swiglu), (), ALL, "^triton_", "^triton_", "2.0"),
+        "torch.compile": Entry(compiled(torch_swiglu), (), HALF, "^triton_", "^triton_", "2.0"),
         "transformer-engine": Entry(te_swiglu, (), ALL, "gated", "gated", "2.0"),
-        "flash-attn": Entry(flash_swiglu, (), ALL, "swiglu_fwd", "swiglu_bwd"),
-        "liger-kernel": Entry(liger_swiglu, (), ALL, "_swiglu_forward_kernel", "_swiglu_backward_kernel"),
+        "flash-attn": Entry(flash_swiglu, (), HALF, "swiglu_fwd", "swiglu_bwd"),
+        "liger-kernel": Entry(liger_swiglu, (), HALF, "_swiglu_forward_kernel", "_swiglu_backward_kernel"),
     },
     "rope": {
         "torch": Entry(TorchRope, MIXED, ALL),
-        "torch.compile": Entry(CompiledRope, (), ALL, since="2.0"),
+        "torch.compile": Entry(CompiledRope, (), HALF, since="2.0"),
         "transformers": Entry(TransformersRope, SINGLE),
         "transformer-engine": Entry(TransformerEngineRope, (), ALL, since="2.0"),
-        "flash-attn": Entry(FlashRope, (), ALL),
-        "liger-kernel": Entry(LigerRope, (), ALL),
+        "flash-attn": Entry(FlashRope, (), HALF),
+        "liger-kernel": Entry(LigerRope, (), HALF),
     },
     "adamw": {
         "torch": Entry(torch_adamw, SINGLE, SINGLE, "FusedAdamMathFunctor", since="2.4"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, Iterable, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,19 +33,29 @@ def operators_run(function: Callable[[], object]) -> Set[str]:
 
 def gpu_kernels_run(function: Callable[[], object]) -> Set[str]:
     """Names of the kernels that a call ran on the GPU, as CUPTI gives them; copies, fills and notes are none."""
-    torch.cuda.synchronize()  # what was launched before is not this call's
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiler:
+        torch.empty(1, device="cuda").fill_(0)  # the first kernel may be lost
+        torch.cuda.synchronize()
         function()
         torch.cuda.synchronize()
     on_gpu = (event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA)
     return {name for name in on_gpu if not name.startswith(("Memcpy", "Memset")) and "#" not in name}
 
 
-def raise_cuda_errors() -> None:
-    """Raise the CUDA error that an unchecked launch left behind, if one did, by a launch that is checked."""
-    torch.zeros(1, device="cuda").add_(1)
-    torch.cuda.synchronize()
+def cuda_errors() -> List[str]:
+    """The CUDA errors that unchecked launches left behind, in this thread and in the one that runs backward.
+
+    Each thread has its own; a launch that is checked raises it and clears it.
+    """
+    found = []
+    leaf = torch.ones(1, device="cuda", requires_grad=True)
+    for launch in (lambda: torch.ones(1, device="cuda").add_(1), lambda: (leaf * 2).backward(), torch.cuda.synchronize):
+        try:
+            launch()
+        except RuntimeError as error:
+            found.append(str(error).splitlines()[0])
+    return found
 
 
 # --- FP8 products ---
@@ -53,7 +63,7 @@ def raise_cuda_errors() -> None:
 # A kernel that multiplies matrices, by the names that cuBLAS, CUTLASS and TransformerEngine give theirs.
 PRODUCT = re.compile(r"gemm|nvjet|xmma|cutlass.*(mma|Kernel2|device_kernel)|splitK|wgmma", re.IGNORECASE)
 ATTENTION = re.compile(r"sdpa|fmha|flash::")
-FLOAT8 = re.compile(r"e4m3|e5m2|qqtst|nvjet_qq|float8|fp8", re.IGNORECASE)
+FLOAT8 = re.compile(r"nvjet(_sm\d+)?_[qr]{2}tst|e4m3|e5m2")  # cuBLAS: q is e4m3, r is e5m2
 
 
 def products(names: Iterable[str]) -> Set[str]:

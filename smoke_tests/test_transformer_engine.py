@@ -145,12 +145,15 @@ def test_transformer_layer(recipe: str, device: str, measured: Dict[str, Any]) -
     layer, chosen = transformer_layer(), te_recipe(recipe)
     x, gradient = (torch.randn(2, 80, FEATURES, device="cuda").to(BF16) for _ in range(2))
     settle(layer, chosen, x, gradient)
-    pairs = list(zip(run(layer, chosen, x, gradient), run(layer, None, x, gradient)))
-    errors = [bounds.relative_error(found.cpu(), true.double().cpu()) for found, true in pairs if found.dim() > 1]
+    found, true = ([tensor.double().cpu() for tensor in run(layer, one, x, gradient)] for one in (chosen, None))
+    for each in (found, true):  # without what the residual carries past the layer
+        each[0] -= x.double().cpu()
+        each[1] -= gradient.double().cpu()
+    errors = [bounds.relative_error(one, other) for one, other in zip(found, true) if one.dim() > 1]
     measured["output"], measured["gradient"] = errors[0], max(errors[1:])
-    # The residual carries half of the output past the products: a quarter of their noise, to that of all four.
-    noise = bounds.rounding_noise(E4M3, E4M3)[0], bounds.rounding_noise(E5M2, E4M3)[1]
-    assert all(noise[0] / 4 <= error <= noise[1] * 4 for error in errors), f"off by {errors}"
+    # From the least noise of one product to the most of all four in a row.
+    least, most = bounds.rounding_noise(*RECIPES[recipe][0])[0], bounds.rounding_noise(*RECIPES[recipe][1])[1]
+    assert all(least <= error <= most * 4 for error in errors), f"off by {errors}"
 
 
 @fp8_gpu
@@ -229,7 +232,8 @@ def test_weight_updates_reach_the_copy(recipe: str, device: str, measured: Dict[
 @fp8_gpu
 @every_recipe
 @proves("a layer's state, scales included, survives a checkpoint: the next output is bit-equal")
-def test_state_round_trip(recipe: str, device: str) -> None:
+def test_state_round_trip(recipe: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")  # 2.18 refuses its own state without it
     make, chosen = LAYERS["Linear"][0], te_recipe(recipe)
     layer, other = make(), make()
     x, gradient = x_and_gradient(OUTPUTS)
@@ -268,16 +272,14 @@ def test_a_gpu_without_fp8_is_refused(device: str, measured: Dict[str, Any], mon
 
 @fp8_gpu
 @pytest.mark.parametrize("recipe", ["delayed", "current"])
-@proves("a layer captured in a CUDA graph gives the eager layer's bits, forward and backward")
+@proves("a layer captured in a CUDA graph gives the eager layer's bits, forward and backward", since="2.9")
 def test_graphed(recipe: str, device: str) -> None:
     make = LAYERS["LayerNormMLP"][0]
     layer, other = make(), make()
     other.load_state_dict(layer.state_dict())
     x, gradient = x_and_gradient(FEATURES)
     chosen = te_recipe(recipe)
-    graphed = te.make_graphed_callables(
-        other, (x.clone().requires_grad_(),), fp8_enabled=True, fp8_recipe=te_recipe(recipe)
-    )
+    graphed = te.make_graphed_callables(other, (x.clone().requires_grad_(),), enabled=True, recipe=te_recipe(recipe))
     for _ in range(4):  # as many as delayed scales need to be the same on both sides
         eager = run(layer, chosen, x, gradient)
         captured = run(graphed, chosen, x, gradient)

@@ -167,7 +167,7 @@ def train(
     for tokens, targets in batches(standard_library_text(400_000), shape.length, steps, seed):
         each_step()
         with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
-            logits = model(tokens.to(device)).flatten(0, 1)
+            logits = model(tokens.to(device)).flatten(0, 1).float()
         loss = operator("cross_entropy", columns["cross_entropy"])(logits, targets.flatten().to(device), -100)
         optimizer.zero_grad()
         loss.backward()
