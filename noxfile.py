@@ -113,8 +113,8 @@ def publish(session, target):
 @verb()
 @for_each_target
 def promote(session, target):
-    """Keep the evidence of the last smoke run in smoke_tests/evidence/ and render README."""
-    recipes(session, "promote", target)
+    """Keep the evidence of the last smoke run, or of one elsewhere (-- --from DIR), and render README."""
+    recipes(session, "promote", target, *session.posargs)
 
 
 @verb()

@@ -87,7 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     verb("patches", _patches, target=False)
     verb("build", _build, mirror=True)
     verb("smoke", _smoke, mirror=True)
-    verb("promote", _promote)
+    verb("promote", _promote).add_argument(
+        "--from",
+        dest="folder",
+        type=Path,
+        help="outcomes.json, smoke.log, manifest.json of a run elsewhere",
+    )
     verb("shell", _shell, mirror=True).add_argument(
         "command", nargs=argparse.REMAINDER, help="run this instead of a shell"
     )
@@ -227,7 +232,10 @@ def _smoke(options: argparse.Namespace) -> int:
 
 def _promote(options: argparse.Namespace) -> int:
     """Copy the evidence of the last smoke run into smoke_tests/evidence/, to be committed, and render README."""
-    for path in evidence.promote(_chosen(options)):
+    chosen = _chosen(options)
+    if options.folder:
+        evidence.bring(chosen, options.folder)
+    for path in evidence.promote(chosen):
         console.print(f"promoted {path}")
     return render.write(Catalogue())
 

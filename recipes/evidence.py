@@ -7,6 +7,7 @@ is the hash of the pinned inputs. Evidence whose keys differ from the checkout's
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
 import re
 import shutil
@@ -71,6 +72,14 @@ class Room:
             for path in self.folder.rglob("*.py")
         }
         self._keys: dict[str, str | None] = {}
+
+    @cached_property
+    def tests(self) -> str:
+        """A hash over all its code, as smoke_tests/conftest.py writes it beside the outcomes."""
+        digest = hashlib.sha256()
+        for path in sorted(self._paths.values(), key=lambda path: path.relative_to(self.folder).as_posix()):
+            digest.update(path.relative_to(self.folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        return digest.hexdigest()
 
     @cached_property
     def _definitions(self) -> dict[str, dict[str, Definition]]:
@@ -226,6 +235,11 @@ def _assemble(
 ) -> dict[str, Any]:
     """Outcomes with keys and what was tested, written beside the log; no path of this machine stays in it."""
     room, folder = Room(plan.root), _folder(plan)
+    if outcomes.pop("tests") != room.tests:
+        raise Refusal(
+            f"{plan.target.name}: these outcomes are of other tests than {room.folder} holds: run those, where the "
+            "environment is."
+        )
     name = f"{plan.target.name}--{outcomes['hardware']['name']}"
     log = re.sub(r"\x1b\[[\d;]*m", "", log).replace(str(plan.root), ".").replace(str(Path.home()), "~")
     write_text(folder / f"{name}.log", log)
@@ -280,6 +294,17 @@ def worst(rows: Iterable[dict[str, Any]]) -> str:
     """The outcome that counts for several rows: refuted before unproven before proved."""
     outcomes = {row["outcome"] for row in rows}
     return next(word for word in ("refuted", "unproven", "proved") if word in outcomes)
+
+
+def bring(plan: Plan, folder: Path) -> int:
+    """Make evidence of a run on another machine: outcomes.json, smoke.log and manifest.json of its environment."""
+    outcomes, log, manifest = (folder / name for name in ("outcomes.json", "smoke.log", "manifest.json"))
+    for path in (outcomes, log, manifest):
+        if not path.is_file():
+            raise Refusal(f"{path} is missing: bring it from where the smoke tests ran (README says how).")
+    copied = _folder(plan) / "outcomes.json"
+    shutil.copyfile(outcomes, copied)
+    return keep(plan, copied, 0, log.read_text(encoding="utf-8"), manifest.read_text(encoding="utf-8"))
 
 
 def promote(plan: Plan) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import datetime
+import hashlib
 import json
 import math
 import os
@@ -355,6 +356,7 @@ class Ledger:
             "stack": self.manifest["stack"],
             "hardware": self.hardware,
             "python": sys.version.split()[0],
+            "tests": hash_of_the_room(),
             "started": self.started.isoformat(timespec="seconds"),
             "seconds": time.perf_counter() - self.clock,
             "claims": self.records,
@@ -387,6 +389,14 @@ def plain(value: Any) -> Any:
     if isinstance(value, (str, int)):
         return value
     return float(value) if math.isfinite(value) else str(float(value))
+
+
+def hash_of_the_room() -> str:
+    """A hash over all code of this room: what ran, wherever it ran."""
+    digest = hashlib.sha256()
+    for path in sorted(ROOM.rglob("*.py"), key=lambda path: path.relative_to(ROOM).as_posix()):
+        digest.update(path.relative_to(ROOM).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -189,7 +189,8 @@ def assert_refused(
         bounds.forward_and_backward(call, inputs, gradient, device)
     except Exception as error:  # each implementation has its own
         errors.append("{}: {}".format(type(error).__name__, str(error).splitlines()[0]))
-    errors += cuda_errors()
+    while device == "cuda" and (left := cuda_errors()) and len(errors) < 9:  # one more per unchecked launch
+        errors += left
     assert errors, "a known limit was computed: take it out of the table"
     measured["limit"] = errors[0]
 

@@ -316,7 +316,7 @@ def test_outcomes_say_what_was_proved_where(room: PlantedRoom) -> None:
     result = room.run()
     assert result.returncode == 0
     outcomes = room.outcomes()
-    assert list(outcomes) == ["target", "stack", "hardware", "python", "started", "seconds", "claims"]
+    assert list(outcomes) == ["target", "stack", "hardware", "python", "tests", "started", "seconds", "claims"]
     assert (outcomes["target"], outcomes["stack"]) == ("planted", "5" * 64)
     assert list(outcomes["hardware"]) == ["name", "arch", "cpu", "isa", "gpus", "driver"]
     assert outcomes["hardware"]["name"] == HERE
