@@ -7,6 +7,7 @@ tests can tell what it should hold without this tool.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import os
@@ -261,6 +262,7 @@ def module_folder(python: Path, module: str) -> Path:
 
 
 def _manifest(plan: Plan, wheels: list[Wheel]) -> dict[str, Any]:
+    refuse_clashes(wheels)
     return {
         "target": plan.target.name,
         "python": plan.target.python,
@@ -282,3 +284,15 @@ def _manifest(plan: Plan, wheels: list[Wheel]) -> dict[str, Any]:
             for wheel in wheels
         },
     }
+
+
+def refuse_clashes(wheels: list[Wheel]) -> None:
+    """Refuse wheels that bring one file with different content: the one installed last would win, in silence."""
+    owners: dict[str, tuple[str, str]] = {}
+    for wheel in wheels:
+        for path, digest, _ in csv.reader(audit.described(wheel.path, "RECORD").decode().splitlines()):
+            name, other = owners.setdefault(path, (wheel.pin.name, digest))
+            if other != digest:
+                raise Refusal(
+                    f"{name} and {wheel.pin.name} both bring {path}, and not the same: patch both alike, or remove one."
+                )

@@ -8,13 +8,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import uv
 
 from recipes import environment
 from recipes.cache import Cache, sha256_of
-from recipes.model import Catalogue, Refusal
+from recipes.environment import Wheel, refuse_clashes
+from recipes.model import Catalogue, Pin, Refusal
 from recipes.plan import plan
 from recipes.progress import Steps
 from recipes.tests.conftest import Tiny, wheel
@@ -54,6 +57,19 @@ def test_an_unmet_requirement_is_refused(tiny: Tiny) -> None:
     lock.write_text("".join(line for line in lock.read_text().splitlines(keepends=True) if "tinydep" not in line))
     assert "tinydep" in tiny.refuse("build", "tiny")
     assert not (tiny.root / "build" / "tiny" / "env").exists()
+
+
+def test_two_wheels_that_bring_one_file_have_to_agree(tmp_path: Path) -> None:
+    """transformer-engine and transformer-engine-cu13 do: a patch to one of them would vanish under the other."""
+    paths = [
+        wheel(tmp_path, "tiny", payload=b"value = %d\n" % value, version=version)
+        for value, version in ((1, "1.0"), (1, "1.1"), (2, "2.0"))
+    ]
+    pins = [SimpleNamespace(name=f"tiny-{number}") for number in range(3)]
+    wheels = [Wheel(cast(Pin, pin), path, "", {}) for pin, path in zip(pins, paths, strict=True)]
+    refuse_clashes(wheels[:2])
+    with pytest.raises(Refusal, match=r"tiny-0 and tiny-2 both bring tiny\.py, and not the same: patch both alike"):
+        refuse_clashes(wheels)
 
 
 def test_nothing_of_the_caller_s_python_gets_in(tiny: Tiny) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,25 @@ def test_nothing_is_promoted_before_a_run(chosen: Plan, tmp_path: Path) -> None:
     elsewhere = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
     with pytest.raises(Refusal, match="holds no evidence"):
         evidence.promote(elsewhere)
+
+
+def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Path) -> None:
+    here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
+    shutil.copytree(chosen.root / "smoke_tests", tmp_path / "smoke_tests")
+    (tmp_path / "away").mkdir()
+    with pytest.raises(Refusal, match=r"outcomes\.json is missing: bring it"):
+        evidence.bring(here, tmp_path / "away")
+    ran = record(chosen)
+    hardware = {"name": "x86-64", "cpu": "some CPU"}
+    row = ran["claims"][0] | {"package": "torch", "seed": [], "seconds": 0.1, "reason": "", "measured": {}}
+    outcomes = {"target": "cpu", "tests": Room(tmp_path).tests, "hardware": hardware, **ran, "claims": [row]}
+    (tmp_path / "away" / "smoke.log").write_text("proved\n")
+    (tmp_path / "away" / "manifest.json").write_text('{"packages": {}}')
+    (tmp_path / "away" / "outcomes.json").write_text(json.dumps(outcomes))
+    assert evidence.bring(here, tmp_path / "away") == 0
+    (tmp_path / "smoke_tests" / "references.py").write_text("# another\n")
+    with pytest.raises(Refusal, match="of other tests than"):
+        evidence.bring(here, tmp_path / "away")
 
 
 @pytest.mark.parametrize(
