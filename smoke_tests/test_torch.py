@@ -74,8 +74,9 @@ def test_codes_encode(name: str) -> None:
 @proves("values between float8 codes are rounded to the nearest, as ml_dtypes rounds them, bit for bit", since="2.1")
 def test_cast_rounds_to_nearest(name: str, measured: Dict[str, Any]) -> None:
     values = finite_values(name)
-    magnitude = torch.exp2(torch.empty(LONG).uniform_(math.log2(float(values[values > 0][0])) - 2, 0)) * values[-1]
-    magnitude = magnitude.clamp(max=float(values[-1]))
+    # All sizes alike, from a quarter of the smallest code to the largest.
+    lowest = math.log2(float(values[values > 0][0] / values[-1])) - 2
+    magnitude = torch.exp2(torch.empty(LONG).uniform_(lowest, 0)) * values[-1]
     samples = torch.cat([magnitude, -magnitude, torch.empty(LONG).uniform_(-1, 1) * values[-1]])
     assert torch.equal(bits(samples.to(getattr(torch, name))), cast_by_ml_dtypes(samples, name))
     measured["values"] = len(samples)
