@@ -267,6 +267,7 @@ def _manifest(plan: Plan, wheels: list[Wheel]) -> dict[str, Any]:
         "target": plan.target.name,
         "python": plan.target.python,
         "cuda": plan.target.cuda,
+        "driver": plan.target.driver,
         "proves_on": plan.target.proves_on,
         "stack": plan.stack,
         "packages": {

@@ -209,7 +209,8 @@ def device(manifest: Dict[str, Any]) -> Iterator[str]:
     if manifest["cuda"] == "none":
         yield "cpu"
         return
-    unmet = hardware.probe().unmet(cuda=True, sm=(0, 0), gpus=0, isa="")
+    machine = hardware.probe()
+    unmet = machine.unmet(cuda=True, sm=(0, 0), gpus=0, isa="") or machine.outdated(manifest.get("driver"))
     if unmet:
         pytest.skip(unmet)
     yield "cuda"

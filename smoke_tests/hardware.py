@@ -48,6 +48,12 @@ class Machine(NamedTuple):
             return f"needs a CPU with {isa}, this one ({self.cpu}) has none"
         return None
 
+    def outdated(self, driver: Optional[str]) -> Optional[str]:
+        """Why the driver is too old for a target that needs that one or a newer, or None if it is not."""
+        if driver and self.driver and [int(n) for n in self.driver.split(".")] < [int(n) for n in driver.split(".")]:
+            return f"needs NVIDIA driver {driver} or newer, this machine has {self.driver}"
+        return None
+
     def describe(self, cuda: bool) -> Dict[str, Any]:
         """The machine as plain data for the outcome file."""
         gpus = [{"name": gpu.name, "sm": "{}.{}".format(*gpu.sm), "memory_mib": gpu.memory_mib} for gpu in self.gpus]

@@ -454,6 +454,13 @@ def test_gpus_are_listed_as_the_driver_lists_them(tmp_path: Path, monkeypatch: p
     assert machine.unmet(cuda=True, sm=(0, 0), gpus=4, isa="") == "needs 4 GPUs, this machine has 2"
 
 
+@pytest.mark.parametrize(("needed", "unmet"), [("570", False), ("570.124", False), ("580", True), ("", False)])
+def test_a_driver_that_is_too_old_is_named(needed: str, unmet: bool) -> None:
+    machine = hardware().Machine(HERE, "CPU", (), (), "570.124.06")
+    said = f"needs NVIDIA driver {needed} or newer, this machine has 570.124.06" if unmet else None
+    assert machine.outdated(needed) == said
+
+
 def test_a_machine_without_a_gpu_says_so() -> None:
     module = hardware()
     machine = module.Machine(HERE, "CPU", ("avx2",), (), "")
