@@ -1,0 +1,959 @@
+"""The faults that are planted to see that a claim catches each: what is wrong, where, and which claim has to say so.
+
+A fault of an operator changes what goes into an implementation or what comes out of it, and so fits all of them; what
+computes in between is the implementation's own, so that a claim which fails, fails because of the fault.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import math
+import sys
+from functools import lru_cache, wraps
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Tuple, Union
+from unittest import mock
+
+import torch
+
+from fused_ops import OPERATORS
+
+Call = Callable[..., Any]
+Wrap = Callable[[Call], Call]
+TABLE, CASTS, FLOAT8 = "test_fused_ops.py", "test_torch.py", "test_torchao.py"
+E4M3, E5M2 = getattr(torch, "float8_e4m3fn", None), getattr(torch, "float8_e5m2", None)  # since torch 2.1
+CODES = {E4M3, E5M2}
+
+
+class Fault(NamedTuple):
+    """One thing that is wrong.
+
+    kind: what sort of fault; operator: the row of the table that it is planted in, "" where it is in none.
+    column: a package, or one variant of it, where it is not for every implementation that a target has.
+    dtype: the format without which it is no fault of an implementation.
+    claims: FILE::TEST, one of which has to catch it.
+    plant: the context in which column's implementation has the fault.
+    """
+
+    name: str
+    kind: str
+    operator: str
+    column: str
+    dtype: str
+    claims: Tuple[str, ...]
+    plant: Callable[[str], ContextManager[Any]]
+
+
+FAULTS: List[Fault] = []
+
+
+def in_table(operator: str, wrap: Wrap) -> Callable[[str], ContextManager[Any]]:
+    """Plants wrap(implementation) in place of an implementation of the operator."""
+
+    def plant(column: str) -> ContextManager[Any]:
+        entry = OPERATORS[operator][column]
+        return mock.patch.dict(OPERATORS[operator], {column: entry._replace(call=wrap(entry.call))})
+
+    return plant
+
+
+def wrong(
+    kind: str, *operators: str, by: Union[str, Tuple[str, ...]] = "", column: str = "", dtype: str = ""
+) -> Callable[[Wrap], Wrap]:
+    """Make a fault of these operators of a function from implementation to implementation; its name says what is wrong.
+
+    by: the claims, in test_fused_ops.py unless they name another file; by default test_OPERATOR.
+    """
+
+    def note(wrap: Wrap) -> Wrap:
+        for operator in operators:
+            tests = (by or "test_" + operator,) if isinstance(by, str) else by
+            claims = tuple(test if "::" in test else f"{TABLE}::{test}" for test in tests)
+            name = wrap.__name__.replace("_", " ")
+            FAULTS.append(Fault(name, kind, operator, column, dtype, claims, in_table(operator, wrap)))
+        return wrap
+
+    return note
+
+
+def patched(kind: str, claim: str, column: str, operator: str = "") -> Callable[[Call], Call]:
+    """Make a fault of a context manager, which replaces something in a package; it may take the column."""
+
+    def note(plant: Call) -> Call:
+        FAULTS.append(Fault(plant.__name__.replace("_", " "), kind, operator, column, "", (claim,), plant))
+        return plant
+
+    return note
+
+
+def backward_of(forward: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The values of one tensor with the gradient of another of the same shape."""
+    return forward.detach() + (other - other.detach())
+
+
+# --- of any operator ---
+
+TENSORS = ("attention", "rms_norm", "add_rms_norm", "swiglu")  # in, and out
+LOSSES = ("cross_entropy", "linear_cross_entropy")
+
+
+@wrong("wrong scale", *TENSORS, *LOSSES)
+def output_2_percent_too_large(call: Call) -> Call:
+    return lambda *given: call(*given) * 1.02
+
+
+@wrong("wrong gradient", *TENSORS, *LOSSES)
+def gradients_2_percent_too_large(call: Call) -> Call:
+    return lambda *given: backward_of((output := call(*given)), output * 1.02)
+
+
+@wrong("dropped gradient", "attention", "rms_norm", "add_rms_norm", "swiglu", "linear_cross_entropy")
+def no_gradient_of_the_second_input(call: Call) -> Call:
+    return lambda first, second, *others: call(first, second.detach(), *others)
+
+
+@wrong("too few bits", *TENSORS, *LOSSES, dtype="float32")
+def inputs_rounded_to_bfloat16(call: Call) -> Call:
+    return lambda x, *others: call(x.bfloat16().to(x.dtype), *others)
+
+
+@wrong("nondeterminism", "attention", "cross_entropy", "rms_norm", "swiglu", by="test_runs_are_bit_equal")
+def last_bit_is_random(call: Call) -> Call:
+    def noisy(*given: Any) -> torch.Tensor:
+        output = call(*given)
+        bit = torch.finfo(output.dtype).eps * torch.randint(-1, 2, output.shape, device=output.device)
+        return output * (1 + bit).to(output.dtype)
+
+    return noisy
+
+
+@wrong("NaN at extremes", "attention", "cross_entropy", "rms_norm", "swiglu", by="test_extremes_stay_finite")
+def an_exponential_overflows(call: Call) -> Call:
+    return lambda x, *others: call((x.float() + 0 * x.float().abs().exp()).to(x.dtype), *others)
+
+
+@wrong("wrong format", "attention", "swiglu", by="test_extremes_stay_finite", dtype="bfloat16")
+def float16_instead_of_bfloat16(call: Call) -> Call:
+    def narrow(*given: torch.Tensor) -> torch.Tensor:
+        if given[0].dtype is not torch.bfloat16:
+            return call(*given)
+        return call(*[tensor.half() for tensor in given]).bfloat16()
+
+    return narrow
+
+
+@wrong("shape", "rms_norm", "swiglu", by="test_one_row")
+def a_single_row_is_left_as_it_is(call: Call) -> Call:
+    return lambda x, *others: call(x, *others) if len(x) > 1 else x * 1
+
+
+# --- attention ---
+
+
+@wrong("softmax scale", "attention")
+def softmax_scale_2_percent_off(attend: Call) -> Call:
+    return lambda query, key, value: attend(query * 1.02, key, value)
+
+
+@wrong("softmax scale", "attention")
+def softmax_scale_of_half_the_head_size(attend: Call) -> Call:
+    return lambda query, key, value: attend(query * math.sqrt(2), key, value)
+
+
+@wrong("grouped heads", "attention")
+def key_heads_repeated_in_turn(attend: Call) -> Call:
+    """Query head i takes key head i modulo k, which is `repeat` in place of `repeat_interleave`."""
+
+    def misaligned(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        order = torch.arange(query.shape[1], device=query.device).view(-1, key.shape[1]).t().flatten()
+        return attend(query[:, order], key, value)[:, order.argsort()]
+
+    return misaligned
+
+
+@wrong("grouped heads", "attention")
+def value_heads_in_reverse(attend: Call) -> Call:
+    return lambda query, key, value: attend(query, key, value.flip(1))
+
+
+@wrong("causal mask", "attention", by="test_attention_is_causal")
+def a_token_sees_the_next_one(attend: Call) -> Call:
+    return lambda query, key, value: attend(query, key.roll(-1, 2), value.roll(-1, 2))
+
+
+@wrong("causal mask", "attention", by="test_attention_is_causal")
+def a_token_does_not_see_itself(attend: Call) -> Call:
+    def before(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x[:, :, :1], x[:, :, :-1]], 2)
+
+    return lambda query, key, value: attend(query, before(key), before(value))
+
+
+@wrong("causal mask", "attention", by="test_attention_is_causal")
+def the_last_token_leaks_a_little(attend: Call) -> Call:
+    return lambda *given: (output := attend(*given)) + output[:, :, -1:] * 2.0**-9
+
+
+@wrong("another kernel", "attention", by=("test_own_kernels_ran", f"{CASTS}::test_flash_attention_ran"))
+def mathematics_in_place_of_the_fused_kernel(attend: Call) -> Call:
+    def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).triu(1)
+        return scores.masked_fill(future, -math.inf).softmax(-1) @ value
+
+    return lambda *given: plain(*given)
+
+
+# --- norms ---
+
+
+@wrong("eps", "rms_norm")
+def eps_outside_the_root(normalize: Call) -> Call:
+    def outside(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        square = x.float().pow(2).mean(-1, keepdim=True)
+        factor = torch.sqrt(square + eps) / (torch.sqrt(square) + eps)
+        return (normalize(x, weight, eps).float() * factor).to(x.dtype)
+
+    return outside
+
+
+@wrong("eps", "rms_norm")
+def eps_twice_as_large(normalize: Call) -> Call:
+    return lambda x, weight, eps: normalize(x, weight, 2 * eps)
+
+
+@wrong("eps", "rms_norm", by="test_extremes_stay_finite")
+def no_eps(normalize: Call) -> Call:
+    return lambda x, weight, eps: normalize(x, weight, 0.0)
+
+
+@wrong("another formula", "rms_norm")
+def mean_subtracted(normalize: Call) -> Call:
+    return lambda x, weight, eps: normalize(x - x.mean(-1, keepdim=True), weight, eps)
+
+
+@wrong("another formula", "rms_norm")
+def weight_counted_from_one(normalize: Call) -> Call:
+    return lambda x, weight, eps: normalize(x, 1 + weight, eps)
+
+
+@wrong("another kernel", "rms_norm", by="test_own_kernels_ran")
+def plain_operators_in_place_of_the_fused_norm(normalize: Call) -> Call:
+    def plain(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+
+    return lambda *given: plain(*given)
+
+
+@wrong("another formula", "add_rms_norm")
+def residual_returned_without_the_sum(normalize: Call) -> Call:
+    def stale(x: torch.Tensor, residual: torch.Tensor, *others: Any) -> torch.Tensor:
+        return torch.cat([normalize(x, residual, *others)[:, : x.shape[1]], residual], -1)
+
+    return stale
+
+
+@wrong("dropped gradient", "add_rms_norm")
+def no_gradient_through_the_sum(normalize: Call) -> Call:
+    def cut(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        both, width = normalize(x, *others), x.shape[1]
+        return torch.cat([both[:, :width], both[:, width:].detach()], -1)
+
+    return cut
+
+
+@wrong("another formula", "add_rms_norm")
+def residual_added_twice(normalize: Call) -> Call:
+    return lambda x, residual, *others: normalize(x + residual, residual, *others)
+
+
+# --- losses; the labels are the third argument but one ---
+
+
+@wrong("ignored labels", *LOSSES)
+def ignored_rows_count_as_class_0(entropy: Call) -> Call:
+    return lambda *given: entropy(*given[:-2], given[-2].clamp(min=0), given[-1])
+
+
+@wrong("ignored labels", "cross_entropy", by="test_cross_entropy_ignores")
+def ignored_rows_leak_into_the_loss(entropy: Call) -> Call:
+    def leaking(logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> torch.Tensor:
+        leak = (logits.float() * (labels == ignored)[:, None]).mean()
+        return entropy(logits, labels, ignored) + leak * 2.0**-3
+
+    return leaking
+
+
+@wrong("ignored labels", *LOSSES)
+def mean_over_ignored_rows_too(entropy: Call) -> Call:
+    return lambda *given: entropy(*given) * (given[-2] != given[-1]).float().mean()
+
+
+@wrong("label shift", *LOSSES)
+def labels_shifted_by_one(entropy: Call) -> Call:
+    return lambda *given: entropy(*given[:-2], given[-2].roll(1), given[-1])
+
+
+@wrong("another formula", "cross_entropy")
+def labels_smoothed_by_1_percent(entropy: Call) -> Call:
+    def smoothed(logits: torch.Tensor, labels: torch.Tensor, ignored: int) -> torch.Tensor:
+        even = -logits.float().log_softmax(-1).mean(-1)[labels != ignored].mean()
+        return 0.99 * entropy(logits, labels, ignored) + 0.01 * even
+
+    return smoothed
+
+
+@wrong("another formula", "cross_entropy")
+def logits_capped_at_30(entropy: Call) -> Call:
+    return lambda logits, *others: entropy(30 * torch.tanh(logits / 30), *others)
+
+
+# --- SwiGLU ---
+
+
+@wrong("another formula", "swiglu")
+def gate_and_up_swapped(multiply: Call) -> Call:
+    return lambda gate, up: multiply(up, gate)
+
+
+@wrong("another formula", "swiglu")
+def quick_gelu_in_place_of_silu(multiply: Call) -> Call:
+    return lambda gate, up: multiply(gate * 1.702, up / 1.702)
+
+
+@wrong("wrong gradient", "swiglu")
+def sigmoid_taken_as_constant_in_backward(multiply: Call) -> Call:
+    return lambda gate, up: backward_of(multiply(gate, up), gate * gate.sigmoid().detach() * up)
+
+
+@wrong("clipping", "swiglu")
+def gate_clipped_at_7(multiply: Call) -> Call:
+    return lambda gate, up: multiply(gate.clamp(max=7.0), up)
+
+
+# --- rotary embedding: a factory(head size, base) of rotate(x, start) ---
+
+
+def rebased(make: Any, made: Call) -> Call:
+    """A factory that says of its angles what another one says."""
+    made.angles = make.angles  # type: ignore[attr-defined]
+    return made
+
+
+def turned(change: Wrap) -> Wrap:
+    """Changes the rotations that a factory makes."""
+
+    @wraps(change)
+    def wrap(make: Call) -> Call:
+        return rebased(make, lambda size, base: change(make(size, base)))
+
+    return wrap
+
+
+@wrong("rope pairs", "rope")
+@turned
+def neighbours_paired_in_place_of_halves(rotate: Call) -> Call:
+    def paired(x: torch.Tensor, start: int) -> torch.Tensor:
+        order = torch.arange(x.shape[-1], device=x.device).view(-1, 2).t().flatten()
+        return rotate(x[..., order], start)[..., order.argsort()]
+
+    return paired
+
+
+def swap(x: torch.Tensor) -> torch.Tensor:
+    """The two halves of each head, swapped: rotating these is rotating backwards."""
+    return x.roll(x.shape[-1] // 2, -1)
+
+
+@wrong("another formula", "rope")
+@turned
+def rotated_backwards(rotate: Call) -> Call:
+    return lambda x, start: swap(rotate(swap(x), start))
+
+
+@wrong("wrong gradient", "rope")
+@turned
+def gradient_rotated_forwards(rotate: Call) -> Call:
+    return lambda x, start: backward_of(rotate(x, start), swap(rotate(swap(x), start)))
+
+
+@wrong("wrong scale", "rope")
+@turned
+def rotation_2_percent_too_large(rotate: Call) -> Call:
+    return lambda x, start: rotate(x, start) * 1.02
+
+
+@wrong("too few bits", "rope", dtype="float32")
+@turned
+def rotation_rounded_to_bfloat16(rotate: Call) -> Call:
+    return lambda x, start: rotate(x.bfloat16().to(x.dtype), start)
+
+
+@wrong("rope positions", "rope")
+@turned
+def positions_counted_from_1(rotate: Call) -> Call:
+    return lambda x, start: rotate(x, start + 1)
+
+
+@wrong("rope positions", "rope")
+@turned
+def start_ignored(rotate: Call) -> Call:
+    return lambda x, start: rotate(x, 0)
+
+
+@wrong("rope positions", "rope")
+@turned
+def positions_rounded_to_bfloat16(rotate: Call) -> Call:
+    def rounded(x: torch.Tensor, start: int) -> torch.Tensor:
+        positions = torch.arange(start, start + x.shape[-2]).bfloat16().int().tolist()
+        return torch.cat([rotate(x[..., i : i + 1, :], position) for i, position in enumerate(positions)], -2)
+
+    return rounded
+
+
+@wrong("stale rope cache", "rope")
+@turned
+def table_never_grows(rotate: Call) -> Call:
+    """Tokens beyond the table of the first call stay as they are."""
+    known: List[int] = []
+
+    def stale(x: torch.Tensor, start: int) -> torch.Tensor:
+        known.append(x.shape[-2])
+        inside = max(0, known[0] - start)
+        return torch.cat([rotate(x[..., :inside, :], start), x[..., inside:, :]], -2) if inside else x * 1
+
+    return stale
+
+
+@wrong("another formula", "rope")
+def base_2_percent_off(make: Call) -> Call:
+    return rebased(make, lambda size, base: make(size, base * 1.02))
+
+
+# --- AdamW: a factory(parameters, lr, betas, eps, weight_decay) of optimizers ---
+
+
+def stepping(make: Call, before: Optional[Call] = None, after: Optional[Call] = None, **replaced: Any) -> Call:
+    """A factory with other settings, whose optimizers call before(parameters, settings) and after(optimizer, ...)."""
+
+    def made(parameters: Any, **settings: Any) -> torch.optim.Optimizer:
+        parameters = list(parameters)
+        optimizer: torch.optim.Optimizer = make(parameters, **{**settings, **replaced})
+        own = type(optimizer).step
+
+        def step(self: torch.optim.Optimizer, *given: Any) -> None:
+            with torch.no_grad():
+                if before:
+                    before(parameters, settings)
+                own(self, *given)
+                if after:
+                    after(self, parameters, settings)
+
+        optimizer.step = step.__get__(optimizer)
+        return optimizer
+
+    return made
+
+
+def setting(name: str, factor: float) -> Wrap:
+    """Multiplies one setting of the optimizer."""
+    return lambda make: lambda parameters, **given: make(parameters, **{**given, name: given[name] * factor})
+
+
+@wrong("AdamW as L2", "adamw", by="test_adamw_decays_without_gradient")
+def decay_added_to_the_gradient(make: Call) -> Call:
+    def add(parameters: List[torch.Tensor], settings: Dict[str, Any]) -> None:
+        for one in parameters:
+            one.grad += settings["weight_decay"] * one
+
+    return stepping(make, add, weight_decay=0.0)
+
+
+@wrong("another formula", "adamw")
+def decay_after_the_update(make: Call) -> Call:
+    def decay(_: Any, parameters: List[torch.Tensor], settings: Dict[str, Any]) -> None:
+        for one in parameters:
+            one *= 1 - settings["lr"] * settings["weight_decay"]
+
+    return stepping(make, after=decay, weight_decay=0.0)
+
+
+@wrong("stale state", "adamw")
+def gradient_of_the_step_before(make: Call) -> Call:
+    def delay(parameters: List[Any], settings: Dict[str, Any]) -> None:
+        for one in parameters:
+            now = one.grad.clone()
+            one.grad.copy_(getattr(one, "before", now))
+            one.before = now
+
+    return stepping(make, delay)
+
+
+@wrong("too few bits", "adamw")
+def moments_rounded_to_bfloat16(make: Call) -> Call:
+    def shorten(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for state in optimizer.state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name].copy_(state[name].bfloat16())
+
+    return stepping(make, after=shorten)
+
+
+@wrong("another formula", "adamw")
+def betas_swapped(make: Call) -> Call:
+    return lambda parameters, betas, **others: make(parameters, betas=betas[::-1], **others)
+
+
+for _name, _setting, _factor, _claim in (
+    ("learning rate 2 percent off", "lr", 1.02, "test_adamw"),
+    ("eps ten times larger", "eps", 10, "test_adamw"),
+    ("decay 2 percent too large", "weight_decay", 1.02, "test_adamw_decays_without_gradient"),
+    ("no decay", "weight_decay", 0, "test_adamw_decays_without_gradient"),
+):
+    _plant = in_table("adamw", setting(_setting, _factor))
+    FAULTS.append(Fault(_name, "wrong setting", "adamw", "", "", (f"{TABLE}::{_claim}",), _plant))
+
+
+@wrong("another kernel", "adamw", by=("test_own_adamw_ran", f"{CASTS}::test_fused_adamw_ran"), column="torch")
+def one_operator_per_formula(make: Call) -> Call:
+    return lambda parameters, **settings: torch.optim.AdamW(parameters, foreach=False, **settings)
+
+
+# --- the float8 product: (a, b, scale of a, scale of b, dtype) ---
+
+multiplies = f"{CASTS}::test_scaled_mm_multiplies_codes"
+
+
+@wrong("wrong scale", "scaled_mm", by=multiplies)
+def product_2_percent_too_large(multiply: Call) -> Call:
+    return lambda a, b, scale_a, *others: multiply(a, b, scale_a * 1.02, *others)
+
+
+@wrong("wrong scale", "scaled_mm", by=multiplies)
+def scale_inverted(multiply: Call) -> Call:
+    return lambda a, b, scale_a, scale_b, dtype: multiply(a, b, 1 / scale_a, scale_b, dtype)
+
+
+@wrong("wrong scale", "scaled_mm", by=multiplies)
+def scales_ignored(multiply: Call) -> Call:
+    return lambda a, b, scale_a, scale_b, dtype: multiply(
+        a, b, torch.ones_like(scale_a), torch.ones_like(scale_b), dtype
+    )
+
+
+@wrong("wrong scale", "scaled_mm", by=multiplies)
+def one_scale_for_all_rows(multiply: Call) -> Call:
+    return lambda a, b, scale_a, *others: multiply(a, b, scale_a.max().expand_as(scale_a).contiguous(), *others)
+
+
+@wrong("wrong format", "scaled_mm", by=multiplies)
+def operand_rounded_to_e5m2(multiply: Call) -> Call:
+    return lambda a, *others: multiply(a.float().to(E5M2).float().to(a.dtype), *others)
+
+
+@wrong("too few bits", "scaled_mm", by=multiplies, dtype="float32")
+def product_rounded_to_bfloat16(multiply: Call) -> Call:
+    return lambda a, b, scale_a, scale_b, dtype: multiply(a, b, scale_a, scale_b, torch.bfloat16).to(dtype)
+
+
+# --- casts and autocast ---
+
+
+def casts(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> ContextManager[Any]:
+    """Every cast to float8 gives change(values, codes)."""
+    to = torch.Tensor.to
+
+    def changed(self: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        codes = to(self, *given, **named)
+        return change(self, codes) if codes.dtype in CODES and self.dtype not in CODES else codes
+
+    return mock.patch.object(torch.Tensor, "to", changed)
+
+
+def towards_zero(values: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+    """The next smaller code where a code is larger than its value."""
+    larger = codes.float().abs() > values.float().abs()
+    return (codes.view(torch.uint8) - larger.byte()).view(codes.dtype)
+
+
+@patched("rounding", f"{CASTS}::test_cast_rounds_to_nearest", "torch")
+def casts_round_towards_zero(_: str) -> ContextManager[Any]:
+    return casts(towards_zero)
+
+
+@patched("rounding", f"{CASTS}::test_ties_go_to_even", "torch")
+def ties_go_towards_zero(_: str) -> ContextManager[Any]:
+    def lower(values: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        smaller = (codes.view(torch.uint8) - 1).view(codes.dtype).float()
+        tie = (values - smaller).abs() == (codes.float() - values).abs()
+        return (codes.view(torch.uint8) - tie.byte()).view(codes.dtype)
+
+    return casts(lower)
+
+
+@patched("rounding", f"{CASTS}::test_cast_rounds_to_nearest", "torch")
+def subnormal_codes_flushed_to_zero(_: str) -> ContextManager[Any]:
+    def flush(values: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        small = codes.float().abs() < torch.finfo(codes.dtype).tiny
+        return codes.view(torch.uint8).masked_fill(small, 0).view(codes.dtype)
+
+    return casts(flush)
+
+
+@patched("overflow", f"{CASTS}::test_overflow_and_nan", "torch")
+def nan_becomes_zero(_: str) -> ContextManager[Any]:
+    return casts(lambda values, codes: codes.view(torch.uint8).masked_fill(values.isnan(), 0).view(codes.dtype))
+
+
+@patched("overflow", f"{CASTS}::test_overflow_and_nan", "torch")
+def the_largest_code_is_never_reached(_: str) -> ContextManager[Any]:
+    def below(values: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        largest = codes.float().abs() == torch.finfo(codes.dtype).max
+        return (codes.view(torch.uint8) - largest.byte()).view(codes.dtype)
+
+    return casts(below)
+
+
+@patched("wrong format", f"{CASTS}::test_codes_decode", "torch")
+def e4m3_and_e5m2_swapped(_: str) -> ContextManager[Any]:
+    return mock.patch.multiple(torch, float8_e4m3fn=E5M2, float8_e5m2=E4M3)
+
+
+@patched("wrong format", f"{CASTS}::test_autocast_is_bfloat16", "torch")
+def autocast_to_float16(_: str) -> ContextManager[Any]:
+    class Narrow(torch.autocast):  # type: ignore[misc]
+        def __init__(self, device: str, dtype: Any = None, **others: Any) -> None:
+            super().__init__(device, dtype=torch.float16, **others)
+
+    return mock.patch.object(torch, "autocast", Narrow)
+
+
+# --- torchao's float8 layer ---
+
+
+def torchao(kind: str, test: str, file: str, name: str, column: str = "torchao") -> Callable[[Wrap], Wrap]:
+    """Make a fault of a function from torchao.float8.FILE.NAME to what takes its place."""
+
+    def note(wrap: Wrap) -> Wrap:
+        def plant(_: str) -> ContextManager[Any]:
+            module = importlib.import_module("torchao.float8." + file)
+            return mock.patch.object(module, name, wrap(getattr(module, name)))
+
+        claim = test if "::" in test else f"{FLOAT8}::{test}"
+        FAULTS.append(Fault(wrap.__name__.replace("_", " "), kind, "linear", column, "", (claim,), plant))
+        return wrap
+
+    return note
+
+
+@torchao("wrong format", "test_formats", "float8_linear", "hp_tensor_to_float8_dynamic")
+def the_other_format_in_every_cast(cast: Call) -> Call:
+    other = {E4M3: E5M2, E5M2: E4M3}
+    return lambda tensor, dtype, *given, **named: cast(tensor, other[dtype], *given, **named)
+
+
+@torchao("wrong format", "test_formats", "float8_linear", "hp_tensor_to_float8_dynamic", "torchao.tensorwise")
+def gradients_in_e4m3_too(cast: Call) -> Call:
+    return lambda tensor, dtype, *given, **named: cast(tensor, E4M3, *given, **named)
+
+
+@torchao("wrong format", "test_linear", "float8_training_tensor", "to_fp8_saturated")
+def e4m3_values_rounded_to_e5m2_first(cast: Call) -> Call:
+    return lambda values, dtype: cast(values.to(E5M2).float(), dtype)
+
+
+@torchao("no FP8", "test_linear", "float8_linear", "hp_tensor_to_float8_dynamic")
+def products_left_in_high_precision(cast: Call) -> Call:
+    return lambda tensor, *given, **named: tensor
+
+
+@torchao("rounding", "test_linear", "float8_training_tensor", "to_fp8_saturated")
+def layer_rounds_towards_zero(cast: Call) -> Call:
+    return lambda values, dtype: towards_zero(values, cast(values, dtype))
+
+
+@torchao("wrong scale", "test_linear", "float8_scaling_utils", "hp_tensor_and_scale_to_float8")
+def scale_2_percent_off_on_the_way_back(cast: Call) -> Call:
+    def off(*given: Any) -> Any:
+        tensor = cast(*given)
+        tensor._scale = tensor._scale * 1.02
+        return tensor
+
+    return off
+
+
+@torchao("wrong scale", "test_linear", "float8_scaling_utils", "tensor_to_scale")
+def scale_is_inverted(compute: Call) -> Call:
+    return lambda *given, **named: 1 / compute(*given, **named)
+
+
+@torchao("wrong scale", "test_linear", "float8_scaling_utils", "tensor_to_scale")
+def scale_twice_as_large_as_fits(compute: Call) -> Call:
+    return lambda *given, **named: 2 * compute(*given, **named)
+
+
+@torchao("amax not updated", "test_scales_follow_the_input", "float8_scaling_utils", "tensor_to_scale")
+def scales_of_the_first_call_are_kept(compute: Call) -> Call:
+    kept: Dict[Any, torch.Tensor] = {}
+
+    def first(tensor: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        return kept.setdefault((tensor.shape, *map(str, given)), compute(tensor, *given, **named))
+
+    return first
+
+
+for _recipe in ("rowwise", "rowwise_with_gw_hp"):
+
+    @torchao("wrong scale", "test_rows_have_their_own_scale", "float8_utils", "tensor_to_amax", "torchao." + _recipe)
+    def all_rows_share_a_scale(largest: Call) -> Call:
+        return lambda *given: (found := largest(*given)).max().expand_as(found)
+
+
+def each_layer(change: Callable[[torch.nn.Module], Any]) -> Wrap:
+    """Changes every layer that was converted."""
+
+    @wraps(change)
+    def wrap(convert: Call) -> Call:
+        def converted(model: torch.nn.Module, keep: Callable[[str], bool]) -> torch.nn.Module:
+            model = convert(model, keep)
+            for layer in model.modules():
+                if layer.__class__.__name__ == "Float8Linear":
+                    change(layer)
+            return model
+
+        return converted
+
+    return wrap
+
+
+@wrong("no FP8", "linear", by="test_training.py::test_llama_follows_high_precision", column="torchao")
+def layers_are_not_converted(convert: Call) -> Call:
+    return lambda model, keep: model
+
+
+@wrong("dropped gradient", "linear", by=f"{FLOAT8}::test_linear", column="torchao")
+@each_layer
+def no_gradient_of_the_bias(layer: torch.nn.Module) -> None:
+    if layer.bias is not None:
+        layer.bias.register_hook(torch.zeros_like)
+
+
+@wrong("wrong gradient", "linear", by=f"{FLOAT8}::test_linear", column="torchao")
+@each_layer
+def gradient_of_the_weight_2_percent_too_large(layer: torch.nn.Module) -> None:
+    layer.weight.register_hook(lambda gradient: gradient * 1.02)
+
+
+@wrong("wrong scale", "linear", by=f"{FLOAT8}::test_linear", column="torchao")
+@each_layer
+def layer_output_2_percent_too_large(layer: torch.nn.Module) -> None:
+    layer.register_forward_hook(lambda _, given, output: output * 1.02)
+
+
+@wrong("stale state", "linear", by="test_training.py::test_llama_follows_high_precision", column="torchao")
+@each_layer
+def weight_of_the_first_step_is_kept(layer: torch.nn.Module) -> None:
+    stale, own = layer.weight.detach().clone(), layer.forward
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        current = layer.weight.detach().clone()
+        layer.weight.data.copy_(stale)
+        output: torch.Tensor = own(x)
+        layer.weight.data.copy_(current)
+        return output
+
+    layer.forward = forward
+
+
+@wrong("weight transposed", "linear", by="test_training.py::test_llama_follows_high_precision", column="torchao")
+@each_layer
+def gradients_of_square_weights_transposed(layer: torch.nn.Module) -> None:
+    if layer.in_features == layer.out_features:
+        layer.weight.register_hook(lambda gradient: gradient.t())
+
+
+# --- Transformer Engine's FP8 layers ---
+
+
+def engine(kind: str, test: str, column: str = "transformer-engine") -> Callable[[Call], Call]:
+    """Make a fault of a context manager that replaces something in Transformer Engine."""
+    return patched(kind, "test_transformer_engine.py::test_" + test, column, "linear")
+
+
+def each_forward(change: Callable[..., Any]) -> ContextManager[Any]:
+    """The forward of te.Linear is change(its own, layer, ...)."""
+    layer = importlib.import_module("transformer_engine.pytorch").Linear
+    own = layer.forward
+    return mock.patch.object(layer, "forward", lambda self, *given, **named: change(own, self, *given, **named))
+
+
+@engine("no FP8", "products_ran_in_fp8")
+def fp8_is_never_switched_on(_: str) -> ContextManager[Any]:
+    module = importlib.import_module("transformer_engine.pytorch")
+    name = "autocast" if hasattr(module, "autocast") else "fp8_autocast"
+    enter = getattr(module, name)
+    return mock.patch.object(module, name, lambda **named: enter(**{**named, "enabled": False}))
+
+
+@engine("wrong format", "layer", "transformer-engine.delayed")
+def gradients_of_the_engine_in_e4m3(_: str) -> ContextManager[Any]:
+    module = importlib.import_module("transformer_engine.common.recipe")
+    return mock.patch.object(module, "Format", SimpleNamespace(HYBRID=module.Format.E4M3))
+
+
+@engine("wrong scale", "layer")
+def output_of_the_engine_2_percent_too_large(_: str) -> ContextManager[Any]:
+    return each_forward(lambda own, *given, **named: own(*given, **named) * 1.02)
+
+
+@engine("wrong gradient", "layer")
+def gradients_of_the_engine_2_percent_too_large(_: str) -> ContextManager[Any]:
+    def larger(own: Call, *given: Any, **named: Any) -> torch.Tensor:
+        output = own(*given, **named)
+        return backward_of(output, output * 1.02)
+
+    return each_forward(larger)
+
+
+@engine("stale state", "weight_updates_reach_the_copy")
+def copy_of_the_weight_is_kept(_: str) -> ContextManager[Any]:
+    def stale(own: Call, layer: Any, x: torch.Tensor, is_first_microbatch: Any = None, **named: Any) -> torch.Tensor:
+        first, layer.copied = not hasattr(layer, "copied"), True
+        return own(layer, x, is_first_microbatch=first, **named)
+
+    return each_forward(stale)
+
+
+@engine("amax not updated", "scales_follow", "transformer-engine.delayed")
+def delayed_scales_are_never_updated(_: str) -> ContextManager[Any]:
+    scales = importlib.import_module("transformer_engine.pytorch.module.base").FP8GlobalStateManager
+    return mock.patch.object(scales, "reduce_and_update_fp8_tensors", lambda *given, **named: None)
+
+
+# --- checkpoints of transformers ---
+
+CHECKPOINTS = "test_transformers.py::test_extra_state_is_"
+
+
+def saving(change: Callable[[Dict[str, Any]], Dict[str, Any]]) -> ContextManager[Any]:
+    """Models save what change makes of their state."""
+    kind = importlib.import_module("transformers").PreTrainedModel
+    save = kind.save_pretrained
+
+    def saved(self: Any, *given: Any, **named: Any) -> None:
+        save(self, *given, state_dict=change(self.state_dict()), **named)
+
+    return mock.patch.object(kind, "save_pretrained", saved)
+
+
+@patched("too few bits", CHECKPOINTS + "left_out_on_save", "transformers")
+def weights_saved_with_the_bits_of_bfloat16(_: str) -> ContextManager[Any]:
+    return saving(
+        lambda state: {
+            name: value.bfloat16().to(value.dtype) if isinstance(value, torch.Tensor) else value
+            for name, value in state.items()
+        }
+    )
+
+
+@patched("lost weight", CHECKPOINTS + "left_out_on_save", "transformers")
+def last_weight_not_saved(_: str) -> ContextManager[Any]:
+    return saving(lambda state: dict(list(state.items())[:-1]))
+
+
+@patched("lost weight", CHECKPOINTS + "skipped_on_load", "transformers")
+def one_weight_drawn_anew_on_load(_: str) -> ContextManager[Any]:
+    kind = importlib.import_module("transformers").PreTrainedModel
+    load = kind.from_pretrained.__func__
+
+    def loaded(cls: Any, *given: Any, **named: Any) -> Any:
+        model = load(cls, *given, **named)
+        torch.nn.init.normal_(model.lm_head.weight, std=0.02)
+        return model
+
+    return mock.patch.object(kind, "from_pretrained", classmethod(loaded))
+
+
+# --- an environment that is not what was pinned; the column is a package ---
+
+EVERY = "*"  # stands for each package that came as a wheel
+PINNED = "test_environment.py::test_"
+
+
+@lru_cache(maxsize=None)
+def packages() -> Dict[str, Any]:
+    """The packages of this environment, as its manifest has them."""
+    manifest = json.loads(Path(sys.prefix, "fusebox", "manifest.json").read_text(encoding="utf-8"))
+    found: Dict[str, Any] = manifest["packages"]
+    return found
+
+
+def file_of(package: str, ending: str) -> Path:
+    """The first installed file of a package whose path ends like that and that is not empty."""
+    files = importlib.metadata.files(package) or []
+    return next(Path(str(file.locate())) for file in files if str(file).endswith(ending) and file.size)
+
+
+def path_says(method: str, place: Path, answer: Call) -> ContextManager[Any]:
+    """Path.METHOD() gives answer(what it gave) for one place."""
+    own, place = getattr(Path, method), place.resolve()
+    return mock.patch.object(Path, method, lambda self: answer(own(self)) if self == place else own(self))
+
+
+@patched("not what was pinned", PINNED + "files_are_the_pinned_bytes", EVERY)
+def one_bit_of_a_file_is_flipped(package: str) -> ContextManager[Any]:
+    flip = lambda content: bytes([content[0] ^ 1]) + content[1:]  # noqa: E731
+    return path_says("read_bytes", file_of(package, ".py"), flip)
+
+
+@patched("extension missing", PINNED + "files_are_the_pinned_bytes", EVERY)
+def a_compiled_extension_is_missing(package: str) -> ContextManager[Any]:
+    return path_says("is_file", file_of(package, ".so"), lambda _: False)
+
+
+@patched("patch not applied", PINNED + "patch_is_installed", EVERY)
+def a_patched_file_is_another(package: str) -> ContextManager[Any]:
+    path = next(path for patch in packages()[package]["patches"] for path in patch["installed"])
+    return path_says("read_bytes", file_of(package, path), lambda content: content.replace(b" ", b"  ", 1))
+
+
+@patched("not what was pinned", PINNED + "version_is_pinned", EVERY)
+def another_version_is_installed(_: str) -> ContextManager[Any]:
+    return mock.patch.object(importlib.metadata, "version", lambda package: "0.0.1")
+
+
+@patched("not what was pinned", PINNED + "version_is_pinned", EVERY)
+def the_module_calls_itself_another_version(package: str) -> ContextManager[Any]:
+    module = importlib.import_module(packages()[package]["module"])
+    return mock.patch.object(module, "__version__", "0.0.1", create=True)
+
+
+@patched("not what was pinned", PINNED + "module_is_inside_the_environment", EVERY)
+def the_module_comes_from_elsewhere(package: str) -> ContextManager[Any]:
+    module = importlib.import_module(packages()[package]["module"])
+    return mock.patch.object(module, "__file__", "/usr/lib/python3/dist-packages/module.py")
+
+
+@patched("extension missing", "test_deepspeed.py::test_compiled_ahead_of_time", "deepspeed")
+def the_optimizer_is_compiled_when_it_is_used(_: str) -> ContextManager[Any]:
+    builder = importlib.import_module("deepspeed.ops.op_builder.builder").OpBuilder
+    loaded = SimpleNamespace(__file__="/root/.cache/torch_extensions/cpu_adam/cpu_adam.so")
+    return mock.patch.object(builder, "load", lambda self, verbose=True: loaded)
+
+
+# Why a survivor of the rule survives, by a regular expression of its name.
+WHY = {
+    r"^torch_attention .*: (version|\(2, 5\)|2:|5:)": "it tells versions of torch apart, and this is none of those",
+    r"^torch_add_rms_norm .*: -1: ": "of two dimensions the second is the last",
+    r"Rope .*: -2: ": "of four dimensions the third is the last but one",
+    r"^TorchRope .*: 0: 0 becomes 1": "it takes a first call for one position, and no claim makes it",
+    r"^TorchRope .*: 2: 2 becomes": "the width of a table that is replaced before it is read",
+    r"^TransformersRope .*: 8: ": "the table starts a little longer or shorter, and still has to grow",
+    r"^TransformersRope .*: (self.apply|0: 0)": "queries and keys are the same there",
+    r"^torch_scaled_mm .*: 0: 0 becomes": "what it chooses from is a tuple before torch 2.5 only",
+    r"^torchao_linear .*: (torch.cuda|\(8, 9\)|8:|9:)": "emulated or not, the numbers are the same",
+}

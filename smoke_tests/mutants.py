@@ -1,0 +1,398 @@
+"""The power of the tests themselves: faults planted on purpose, each of which a claim has to catch.
+
+    ENV/bin/python smoke_tests/mutants.py [--out FILE.json] [--only WORDS] [--seeds 100]
+
+A mutant counts if what people usually test still passes under it (shapes, finite numbers, a loss that falls) and a
+claim about what it touches runs. It is caught if such a claim, which passes without it, fails by an assertion of this
+room and not by a crash. Those of faults.py are chosen; the others are made by a rule that changes every constant, sign,
+comparison, transpose and order of the wrappers in fused_ops.py, one at a time. Last, the same claims run on correct
+code with one seed after another: there each failure is a false alarm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+import types
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from unittest import mock
+
+import pytest
+import torch
+
+import bounds
+import faults
+import fused_ops
+import hardware
+import kernels
+from claims import claim_of
+from conftest import read_manifest, write_whole
+from training.llama import Shape, train
+
+ROOM = Path(__file__).resolve().parent
+MANIFEST = read_manifest(Path(sys.prefix, "fusebox", "manifest.json"))
+VERSIONS = {name: entry["version"] for name, entry in MANIFEST["packages"].items()}
+CUDA = MANIFEST["cuda"] != "none"
+DEVICE = "cuda" if CUDA else "cpu"
+SHAPE = Shape(layers=1, head_size=64, hidden=832) if CUDA else Shape(layers=1)
+# What 100 seeds can run: not the bytes of files, which no seed changes, and not the training, which takes minutes.
+NUMERIC = sorted({path.name for path in ROOM.glob("test_*.py")} - {"test_environment.py", "test_training.py"})
+
+
+class Mutant(NamedTuple):
+    """A fault in one implementation; the claims are pytest's arguments, of which one has to fail."""
+
+    name: str
+    kind: str
+    origin: str  # "chosen", or "rule"
+    operator: str
+    column: str
+    claims: Tuple[str, ...]
+    plant: Callable[[], ContextManager[Any]]
+    lines: Tuple[int, int] = (0, 0)  # of fused_ops.py, where the rule changed it
+
+
+# --- running claims in this process ---
+
+
+class Watch:
+    """Keeps to the claims about one implementation (or to all), and notes what fails."""
+
+    def __init__(self, operator: str = "", column: str = "") -> None:
+        self.operator, self.column = operator, column
+        self.ran: List[str] = []
+        self.assertions: Dict[str, str] = {}  # claim -> what its assertion said
+        self.crashes: Dict[str, str] = {}
+
+    def concerns(self, item: pytest.Item) -> bool:
+        row = item.callspec.params if hasattr(item, "callspec") else {}
+        operators = {name for mark in item.iter_markers("every") for name in mark.args}
+        if operators and self.operator:
+            asked = row.get("name", self.operator), row.get("column")
+            return self.operator in operators and asked == (self.operator, self.column)
+        package, _, variant = self.column.partition(".")
+        return package in ("", claim_of(item, MANIFEST).package) and row.get("recipe", variant) == variant
+
+    def pytest_collection_modifyitems(self, items: List[pytest.Item]) -> None:
+        items[:] = [item for item in items if self.concerns(item)]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        identity = "{}::{}".format(item.path.relative_to(ROOM).as_posix(), item.name)
+        if call.when == "call":
+            self.ran.append(identity)
+        if call.excinfo is None or call.excinfo.errisinstance(pytest.skip.Exception):
+            return
+        said = call.excinfo.exconly(tryshort=True).splitlines()[0]
+        ours = ROOM in Path(str(call.excinfo.traceback[-1].path)).parents
+        if ours and call.excinfo.errisinstance(AssertionError):
+            self.assertions[identity] = said
+            item.session.shouldstop = "one is enough" if self.column else False
+        else:
+            self.crashes[identity] = said
+
+
+def run(watch: Watch, *arguments: str) -> Watch:
+    """Run claims of this room under what is planted; a claim that is not about this target does not run."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = pytest.main(["--rootdir", str(ROOM), "--tb=no", *[str(ROOM / one) for one in arguments]], [watch])
+    ended = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
+    assert code not in ended or "no claim is about" in said.getvalue(), said.getvalue()
+    return watch
+
+
+# --- what people usually test ---
+
+
+def columns_of(operator: str, dtype: str = "") -> List[str]:
+    """The implementations of an operator that this target has, each once, or those of them proved with a dtype."""
+    rows = fused_ops.rows(operator, VERSIONS, cuda=CUDA)
+    return list(dict.fromkeys(row.column for row in rows if dtype in str(row.dtype)))
+
+
+LLAMA = ("attention", "rms_norm", "rope", "swiglu", "cross_entropy", "adamw")
+
+
+def noticed_by_anybody(operator: str, column: str) -> Optional[str]:
+    """What is wrong for everybody to see: a crash, another shape, a number that is not finite, a loss that stays."""
+    import test_fused_ops as table
+    import test_torch as product
+
+    torch.manual_seed(0)
+    try:
+        if operator == "scaled_mm":
+            output = product.scaled_mm(product.scaled_mm_arguments(False)[2:], torch.bfloat16, DEVICE)
+            if output.shape != (165, 144) or not output.isfinite().all():
+                return "shape, or not finite"
+        elif operator not in ("", "adamw", "linear", "rope"):
+            given = table.sample(operator, torch.bfloat16 if CUDA else torch.float32)
+            call = given.bind(fused_ops.operator(operator, column), DEVICE)
+            output, *gradients = bounds.forward_and_backward(call, given.inputs, given.gradient, DEVICE)
+            if output.shape != given.gradient.shape:
+                return "shape {}".format(tuple(output.shape))
+            if not all(tensor.isfinite().all() for tensor in (output, *gradients)):
+                return "numbers that are not finite"
+        columns = {**{name: columns_of(name)[0] for name in LLAMA}, "linear": "torch"}
+        losses = train({**columns, operator: column}, 0, DEVICE, SHAPE, steps=20)
+    except Exception as error:
+        return "{}: {}".format(type(error).__name__, (str(error).splitlines() or [""])[0])
+    return None if losses[-1] < losses[0] else "the loss goes from {:.3g} to {:.3g}".format(losses[0], losses[-1])
+
+
+# --- the mutants ---
+
+
+def chosen() -> Iterator[Mutant]:
+    """Every fault of faults.py, in each implementation that it is for and that this target has."""
+    for fault in faults.FAULTS:
+        for claim in fault.claims:
+            file, _, test = claim.partition("::")
+            assert f"def {test}(" in (ROOM / file).read_text(encoding="utf-8"), claim
+        if fault.column == faults.EVERY:
+            columns = [name for name, entry in MANIFEST["packages"].items() if entry.get("record_sha256")]
+        elif fault.operator:
+            had = columns_of(fault.operator, fault.dtype)
+            columns = [one for one in had if fault.column in ("", one, one.partition(".")[0])]
+        else:
+            columns = [fault.column] if fault.column in VERSIONS else []
+        for column in columns:
+            plant = partial(fault.plant, column)
+            yield Mutant(fault.name, fault.kind, "chosen", fault.operator, column, fault.claims, plant)
+
+
+class Site(NamedTuple):
+    """One place of a syntax tree, and what the rule puts there."""
+
+    node: Any
+    field: str
+    value: Any
+    what: str
+
+
+OPPOSITE: Dict[type, Callable[[], ast.AST]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.Pow: ast.Mult,
+    ast.USub: ast.UAdd,
+    ast.Gt: ast.LtE,
+    ast.GtE: ast.Lt,
+    ast.Lt: ast.GtE,
+}
+METHODS = {"t": "clone", "cos": "sin", "sin": "cos"}  # clone: the transpose is left out
+MACHINERY = ("version_of_torch", "compiled")  # in fused_ops.py, and no wrappers
+
+
+def sites(node: Any) -> Iterator[Site]:
+    """Every place below a node that the rule changes: constants, signs, comparisons, transposes and orders."""
+    if isinstance(node, ast.arguments):
+        return
+    value = getattr(node, "value", None)
+    if isinstance(node, ast.Constant) and isinstance(value, bool):
+        yield Site(node, "value", not value, f"{value} becomes {not value}")
+    elif isinstance(node, ast.Constant) and isinstance(value, (int, float)):
+        yield from (Site(node, "value", other, f"{value} becomes {other}") for other in (value + 1, value - 1))
+    elif isinstance(node, (ast.BinOp, ast.UnaryOp)) and type(node.op) in OPPOSITE:
+        yield Site(node, "op", OPPOSITE[type(node.op)](), "{} turned".format(type(node.op).__name__))
+    elif isinstance(node, ast.Compare) and type(node.ops[0]) in OPPOSITE:
+        yield Site(node, "ops", [OPPOSITE[type(node.ops[0])]()], "{} turned".format(type(node.ops[0]).__name__))
+    elif isinstance(node, ast.Attribute) and node.attr in METHODS:
+        yield Site(node, "attr", METHODS[node.attr], f"{node.attr} becomes {METHODS[node.attr]}")
+    for field in ("args", "elts"):
+        items = getattr(node, field, [])
+        for at in range(len(items) - 1 if isinstance(items, list) else 0):
+            swapped = [*items[:at], items[at + 1], items[at], *items[at + 2 :]]
+            yield Site(node, field, swapped, f"{at + 1} swapped with {at + 2}")
+    for child in ast.iter_child_nodes(node):
+        if child not in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+            yield from sites(child)
+
+
+def by_rule() -> Iterator[Mutant]:
+    """Every change that the rule makes in a wrapper, in the first implementation of this target that runs it."""
+    source = (ROOM / "fused_ops.py").read_text(encoding="utf-8")
+    tree = ast.parse(source)
+    for definition, (operator, column) in wrappers(tree):
+        for site in sites(definition):
+            first, last = site.node.lineno, site.node.end_lineno
+            text = " ".join((ast.get_source_segment(source, site.node) or "").split())
+            name = f"{definition.name} {first}:{site.node.col_offset}: {text}: {site.what}"
+            plant = partial(rebuilt, tree, site, operator, column)
+            yield Mutant(name, definition.name, "rule", operator, column, tuple(NUMERIC), plant, (first, last))
+
+
+def wrappers(tree: ast.Module) -> Iterator[Tuple[Any, Tuple[str, str]]]:
+    """The functions and classes of fused_ops.py that this target's implementations run, with the first of those."""
+    defined: Dict[str, Any] = {}
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        defined[getattr(target, "id", getattr(node, "name", ""))] = node
+    table = defined.pop("OPERATORS").value
+    first: Dict[str, Tuple[str, str]] = {}
+    for operator, entries in zip(table.keys, table.values):
+        for column, entry in zip(entries.keys, entries.values):
+            place = ast.literal_eval(operator), ast.literal_eval(column)
+            pending = [entry] if place[1] in columns_of(place[0]) else []
+            while pending:
+                names = {part.id for part in ast.walk(pending.pop()) if isinstance(part, ast.Name)}
+                new = [name for name in sorted(names & set(defined)) if name not in first and name not in MACHINERY]
+                first.update(dict.fromkeys(new, place))
+                pending += [defined[name] for name in new]
+    wanted = (ast.FunctionDef, ast.ClassDef)
+    yield from ((defined[name], place) for name, place in first.items() if isinstance(defined[name], wanted))
+
+
+REBUILT = "fused_ops.py, changed"
+
+
+def rebuilt(tree: ast.Module, site: Site, operator: str, column: str) -> ContextManager[Any]:
+    """fused_ops.py with one site changed, and what it makes of one implementation put into the table."""
+    before = getattr(site.node, site.field)
+    setattr(site.node, site.field, site.value)
+    try:
+        code = compile(tree, REBUILT, "exec")
+    finally:
+        setattr(site.node, site.field, before)
+    module = types.ModuleType("fused_ops")
+    exec(code, module.__dict__)
+    return faults.in_table(operator, lambda _: module.OPERATORS[operator][column].call)(column)
+
+
+# --- what came of it ---
+
+
+@contextlib.contextmanager
+def lines_run() -> Iterator[Set[int]]:
+    """Collects the lines of the changed fused_ops.py that run."""
+    lines: Set[int] = set()
+
+    def trace(frame: types.FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename != REBUILT:
+            return None
+        lines.add(frame.f_lineno)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield lines
+    finally:
+        sys.settrace(None)
+
+
+def outcome_of(mutant: Mutant, failing: Set[str]) -> Dict[str, Any]:
+    """What became of a mutant: caught, survived, crashed, too loud, or left out where it changes nothing that runs.
+
+    failing: claims that fail without it.
+    """
+    watch = Watch(mutant.operator, mutant.column)
+    with ExitStack() as stack:
+        lines = stack.enter_context(lines_run())
+        try:
+            stack.enter_context(mutant.plant())
+        except StopIteration:  # the package has no such file
+            return judged(mutant, "left out")
+        except Exception as error:
+            return judged(mutant, "too loud", said=repr(error))
+        noticed = noticed_by_anybody(mutant.operator, mutant.column)
+        if noticed:
+            return judged(mutant, "too loud", said=noticed)
+        run(watch, *mutant.claims)
+    for outcome, found in (("caught", watch.assertions), ("crashed", watch.crashes)):
+        for claim in sorted(set(found) - failing):
+            return judged(mutant, outcome, claim, found[claim])
+    runs = mutant.origin == "chosen" or lines & set(range(mutant.lines[0], mutant.lines[1] + 1))
+    return judged(mutant, "survived" if runs and set(watch.ran) - failing else "left out")
+
+
+def judged(mutant: Mutant, outcome: str, by: str = "", said: str = "") -> Dict[str, Any]:
+    """A mutant as the outcomes have it; `by` is the claim that caught it, `said` its words."""
+    known = (why for pattern, why in faults.WHY.items() if re.search(pattern, mutant.name))
+    why = next(known, "") if outcome == "survived" else ""
+    named = {name: getattr(mutant, name) for name in Mutant._fields[:5]}
+    return {**named, "claims": list(mutant.claims), "outcome": outcome, "by": by, "said": said, "why": why}
+
+
+def false_alarms(seeds: int) -> Dict[str, Any]:
+    """Every numeric claim on correct code, with one seed after another in this process."""
+    alarms: List[Dict[str, Any]] = []
+    ran = 0
+    for seed in range(seeds):
+        with mock.patch.dict(os.environ, {"FUSEBOX_SEED": str(seed)}):
+            watch = run(Watch(), *NUMERIC)
+        ran += len(watch.ran)
+        failed = {**watch.assertions, **watch.crashes}
+        alarms += [{"seed": seed, "claim": claim, "said": said} for claim, said in failed.items()]
+        print(f"seed {seed}: {len(watch.ran)} claims, {len(failed)} false alarms", *failed.items(), flush=True)
+    return {"seeds": seeds, "claims": ran, "alarms": alarms}
+
+
+def files_read() -> Dict[str, str]:
+    """The files of this room that the outcomes depend on, with their sha256."""
+    paths = sorted([*ROOM.glob("*.py"), *ROOM.glob("training/*.py")])
+    return {path.relative_to(ROOM).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+
+def main() -> int:
+    """Plant and try; 1 if there is a false alarm. A survivor is listed, and no failure of this run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the outcomes to this JSON file; a run that was stopped goes on")
+    parser.add_argument("--only", default="", help="the mutants with these words in name, kind, origin or column")
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to try on correct code (%(default)s)")
+    options = parser.parse_args()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # what is computed is too small to share
+    outcomes: Dict[str, Any] = {
+        "target": MANIFEST["target"],
+        "stack": MANIFEST["stack"],
+        "hardware": hardware.probe().describe(cuda=CUDA),
+        "files": files_read(),
+        "mutants": [],
+    }
+    if options.out and options.out.exists():
+        earlier = json.loads(options.out.read_text(encoding="utf-8"))
+        same = all(earlier[key] == value for key, value in outcomes.items() if key != "mutants")
+        outcomes = earlier if same else outcomes
+    # It also imports the tests, so that pytest rewrites their assertions.
+    clean = run(Watch(column="nothing" if options.only or "failing" in outcomes else ""), ".")
+    failing = set(outcomes.setdefault("failing", sorted({*clean.assertions, *clean.crashes})))
+    print(len(clean.ran), "claims on correct code; without a mutant these fail:", sorted(failing), flush=True)
+    known = [[one[key] for key in Mutant._fields[:5]] for one in outcomes["mutants"]]
+    for mutant in [*chosen(), *by_rule()]:
+        if options.only in " ".join(mutant[:5]) and list(mutant[:5]) not in known:
+            found = outcome_of(mutant, failing)
+            print("{outcome:9} {column:20} {operator:14} {name}: {by} {said}".format(**found), flush=True)
+            outcomes["mutants"].append(found)
+            keep(options.out, outcomes)
+            # The first asking clears what can be cleared.
+            if options.out and CUDA and kernels.cuda_errors() and kernels.cuda_errors():
+                os.execv(sys.executable, [sys.executable, *sys.argv])  # the next process goes on
+    if options.seeds:
+        torch.set_num_threads(threads)
+        outcomes["clean"] = false_alarms(options.seeds)
+        keep(options.out, outcomes)
+    counts = collections.Counter(one["outcome"] for one in outcomes["mutants"])
+    print(", ".join(f"{count} {word}" for word, count in counts.most_common()))
+    return 1 if outcomes.get("clean", {}).get("alarms") else 0
+
+
+def keep(path: Optional[Path], outcomes: Dict[str, Any]) -> None:
+    """Write what there is so far, if it is to be written."""
+    if path:
+        write_whole(path, json.dumps(outcomes, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
