@@ -119,6 +119,13 @@ def promote(session, target):
 
 @verb()
 @for_each_target
+def mutants(session, target):
+    """Plant faults to see that the claims catch them, and try 100 seeds on correct code; -- --seeds NUMBER."""
+    recipes(session, "mutants", target, *session.posargs)
+
+
+@verb()
+@for_each_target
 def shell(session, target):
     """Open a shell in the environment, or run one command: -- python -c 'import torch'."""
     recipes(session, "shell", target, *session.posargs)

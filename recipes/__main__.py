@@ -14,7 +14,7 @@ try:
     from rich.table import Table
     from rich.text import Text
 
-    from recipes import build, environment, evidence, image, limits, lock, proof, publish, render
+    from recipes import build, environment, evidence, image, limits, lock, mutants, proof, publish, render
     from recipes.build import Builder
     from recipes.bump import Bump
     from recipes.cache import Cache
@@ -93,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="outcomes.json, smoke.log, manifest.json of a run elsewhere",
     )
+    planted = verb("mutants", _mutants, mirror=True)
+    planted.add_argument("--seeds", type=int, default=100, help="of the runs on correct code (%(default)s)")
+    planted.add_argument("--from", dest="outcomes", type=Path, help="what a run elsewhere wrote to its --out")
     verb("shell", _shell, mirror=True).add_argument(
         "command", nargs=argparse.REMAINDER, help="run this instead of a shell"
     )
@@ -238,6 +241,17 @@ def _promote(options: argparse.Namespace) -> int:
     for path in evidence.promote(chosen):
         console.print(f"promoted {path}")
     return render.write(Catalogue())
+
+
+def _mutants(options: argparse.Namespace) -> int:
+    """Plant faults in a target's environment to see that claims catch them; keep the outcomes, render the READMEs."""
+    if options.outcomes:
+        mutants.keep(_chosen(options), options.outcomes)
+        return render.write(Catalogue())
+    chosen, path = _installed(options)
+    code = mutants.run(chosen, path, options.seeds)
+    render.write(Catalogue())
+    return code
 
 
 def _shell(options: argparse.Namespace) -> int:

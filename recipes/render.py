@@ -1,14 +1,14 @@
-"""README's tables, recipes/compatibility.md and the Dockerfiles, from data, patches, claims and promoted evidence."""
+"""The READMEs' tables, recipes/compatibility.md and the Dockerfiles, from data, patches, claims and evidence."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes import evidence, image, proof
+from recipes import evidence, image, mutants, proof
 from recipes.cache import write_text
 from recipes.evidence import Room
 from recipes.limits import Reason
@@ -197,11 +197,10 @@ def compatibility(catalogue: Catalogue) -> tuple[Path, str]:
     return catalogue.root / "recipes" / "compatibility.md", f"{_HEAD}{_rows(f'package|{names}', rows)}\n\n{listed}\n"
 
 
-def readme(catalogue: Catalogue) -> tuple[Path, str]:
-    """README.md and the text it should have."""
-    path = catalogue.root / "README.md"
+def readme(path: Path, blocks: Mapping[str, str]) -> tuple[Path, str]:
+    """A README and the text it should have: its own words, and each block between its markers."""
     text = path.read_text(encoding="utf-8")
-    for name, block in blocks(catalogue).items():
+    for name, block in blocks.items():
         marked = re.search(rf"<!-- {name}: [^\n]*-->\n(.*?)<!-- /{name} -->", text, re.DOTALL)
         if not marked:
             raise Refusal(f"{path} lacks the markers <!-- {name}: ... --> and <!-- /{name} -->: put them back.")
@@ -215,7 +214,12 @@ def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
     dockerfiles = [
         (folder / f"{name}.Dockerfile", image.dockerfile(plan(catalogue, name))) for name in catalogue.targets
     ]
-    return [readme(catalogue), compatibility(catalogue), *dockerfiles]
+    root = catalogue.root
+    readmes = [
+        readme(root / "README.md", blocks(catalogue)),
+        readme(root / "smoke_tests" / "README.md", {"mutants": mutants.text(root)}),
+    ]
+    return [*readmes, compatibility(catalogue), *dockerfiles]
 
 
 def write(catalogue: Catalogue) -> int:

@@ -9,7 +9,8 @@ from recipes.tests.conftest import Checkout, Tiny
 
 def test_every_verb_says_what_it_does(checkout: Checkout) -> None:
     said = checkout.succeed("--help")
-    for verb in ("plan", "fetch", "patch", "build", "smoke", "promote", "shell", "lock", "render", "clean", "cache"):
+    verbs = "plan fetch patch build smoke promote mutants shell lock render clean cache"
+    for verb in verbs.split():
         assert re.search(rf"^    {verb} +[A-Z]", said, re.MULTILINE), verb
 
 

@@ -1,0 +1,119 @@
+"""The committed mutants name claims that exist, survivors and stale outcomes are shown, a run is kept whole."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import mutants
+from recipes.cache import sha256_of
+from recipes.evidence import Room
+from recipes.model import ROOT, Catalogue, Refusal
+from recipes.plan import plan
+
+RUNS = mutants.committed(ROOT)
+each_run = pytest.mark.parametrize("run", RUNS, ids=[f"{run['target']}--{run['hardware']['name']}" for run in RUNS])
+
+
+@each_run
+def test_every_mutant_names_a_claim_that_exists(run: dict[str, Any]) -> None:
+    known = set(Room(ROOT).claims)
+    for row in run["mutants"]:
+        if row["origin"] == "chosen":
+            assert set(row["claims"]) <= known, row["name"]
+
+
+@each_run
+def test_no_mutant_is_counted_twice(run: dict[str, Any]) -> None:
+    counts = Counter((row["name"], row["operator"], row["column"]) for row in run["mutants"])
+    assert counts.most_common(1)[0][1] == 1, counts.most_common(3)
+
+
+def test_the_cpu_target_has_enough_of_them() -> None:
+    (run,) = [run for run in RUNS if run["target"] == "cpu"]
+    counted = [row for row in run["mutants"] if row["outcome"] in mutants.COUNTED]
+    assert len({(row["name"], row["operator"]) for row in counted if row["origin"] == "chosen"}) >= 50
+    assert sum(row["origin"] == "rule" and row["outcome"] == "caught" for row in counted) >= 20
+    assert run["clean"]["seeds"] >= 100
+    assert run["clean"]["alarms"] == []
+
+
+def outcomes(**changes: Any) -> dict[str, Any]:
+    """Outcomes of a made-up run with one mutant."""
+    test = "test_fused_ops.py::test_swiglu"
+    row: dict[str, Any] = {"name": "off", "kind": "scale", "origin": "chosen", "operator": "swiglu", "column": "torch"}
+    row |= {"claims": [test], "outcome": "caught", "by": f"{test}[torch]", "said": "", "why": ""}
+    hardware = {"name": "x86-64", "cpu": "CPU"}
+    clean = {"seeds": 3, "claims": 9, "alarms": []}
+    run = {"target": "cpu", "hardware": hardware, "files": {}, "failing": [], "clean": clean}
+    return run | {"mutants": [row | changes]}
+
+
+def keep(root: Path, run: dict[str, Any]) -> Path:
+    """Commit outcomes to a made-up checkout."""
+    path = root / "smoke_tests" / "evidence" / "mutants" / "cpu--x86-64.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(run))
+    return path
+
+
+def test_a_caught_mutant_is_shown_with_its_claim(tmp_path: Path) -> None:
+    keep(tmp_path, outcomes())
+    text = mutants.text(tmp_path)
+    assert "1 caught" in text
+    assert "| off | swiglu `torch` | scale | `test_swiglu` |" in text
+
+
+def test_a_survivor_is_shown_with_its_reason_or_without(tmp_path: Path) -> None:
+    path = keep(tmp_path, outcomes(outcome="survived"))
+    assert "| off | swiglu `torch` | **not known** |" in mutants.text(tmp_path)
+    path.write_text(json.dumps(outcomes(outcome="survived", why="it is the same number")))
+    assert "| off | swiglu `torch` | it is the same number |" in mutants.text(tmp_path)
+
+
+def test_claims_that_fail_on_correct_code_are_named(tmp_path: Path) -> None:
+    keep(tmp_path, outcomes() | {"failing": ["test_torch.py::test_flash_attention_ran"]})
+    assert "These claims fail without any mutant and so catch none: test_torch.py::" in mutants.text(tmp_path)
+
+
+def test_outcomes_of_other_files_are_called_stale(tmp_path: Path) -> None:
+    file = tmp_path / "smoke_tests" / "bounds.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("SLOPE = 0.004\n")
+    keep(tmp_path, outcomes() | {"files": {"bounds.py": sha256_of(file)}})
+    assert "Stale" not in mutants.text(tmp_path)
+    file.write_text("SLOPE = 0.4\n")
+    assert "Stale: `bounds.py` changed since." in mutants.text(tmp_path)
+
+
+# Stands for an environment's Python: it writes outcomes, except with 0 seeds, and ends with the number of seeds.
+PLANTING = """#!/bin/sh
+test "$2" = --out && test "$4" = --seeds || exit 3
+mkdir -p "$(dirname "$3")"
+test "$5" = 0 || cp "$(dirname "$0")/outcomes.json" "$3"
+exit $5
+"""
+
+
+def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) -> None:
+    chosen = plan(Catalogue(), "cpu")
+    here = type(chosen)(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PLANTING)
+    python.chmod(0o755)
+    (python.parent / "outcomes.json").write_text(json.dumps(outcomes()))
+    for seeds, why in ((0, "no whole run of cpu"), (2, "code 2")):
+        with pytest.raises(Refusal, match=why):
+            mutants.run(here, tmp_path / "env", seeds)
+        assert mutants.committed(tmp_path) == []
+    assert mutants.run(here, tmp_path / "env", seeds=1) == 1
+    assert mutants.committed(tmp_path) == [outcomes()]
+    (tmp_path / "smoke_tests" / "bounds.py").write_text("SLOPE = 0.4\n")
+    (tmp_path / "elsewhere.json").write_text(json.dumps(outcomes() | {"files": {"bounds.py": "0" * 64}}))
+    with pytest.raises(Refusal, match="no whole run of cpu with the tests of this checkout"):
+        mutants.keep(here, tmp_path / "elsewhere.json")
