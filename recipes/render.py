@@ -81,7 +81,8 @@ def _matrix(facts: Facts) -> str:
                 if labels
             ]
         for run in runs:
-            hardware = f"{run['hardware']['name']} ({run['hardware']['cpu']})"
+            machine = run["hardware"]
+            hardware = f"{machine['name']} ({'driver ' + machine['driver'] if machine['gpus'] else machine['cpu']})"
             rows += [
                 [f"`{one.target.name}`", hardware, pin.label, *_cell(facts, one, run, pin.name)] for pin in one.pins
             ]
