@@ -249,6 +249,7 @@ def _unmet(python: Path) -> set[str]:
 
 def describe(prefix: Path, plan: Plan, wheels: list[Wheel]) -> None:
     """Write what an environment holds into it: each wheel's RECORD, and last the manifest."""
+    refuse_clashes(wheels)
     (prefix / "fusebox").mkdir(exist_ok=True)
     for wheel in wheels:
         (prefix / "fusebox" / f"{wheel.pin.name}.RECORD").write_bytes(audit.described(wheel.path, "RECORD"))
@@ -262,7 +263,6 @@ def module_folder(python: Path, module: str) -> Path:
 
 
 def _manifest(plan: Plan, wheels: list[Wheel]) -> dict[str, Any]:
-    refuse_clashes(wheels)
     return {
         "target": plan.target.name,
         "python": plan.target.python,

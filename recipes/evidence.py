@@ -195,7 +195,9 @@ def smoke(plan: Plan, env: Path) -> int:
     command += ["--color", "yes" if console.is_terminal else "no"]
     code, log = watched(command, plan.root, environment.clean_variables(env))
     manifest = (env / "fusebox" / "manifest.json").read_text(encoding="utf-8")
-    return keep(plan, outcomes, code, log, manifest)
+    failed = keep(plan, outcomes, code, log, manifest)
+    outcomes.unlink()
+    return failed
 
 
 def _folder(plan: Plan) -> Path:
@@ -224,7 +226,6 @@ def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: str, image: 
             "they printed above."
         )
     written = _assemble(plan, json.loads(outcomes.read_text(encoding="utf-8")), log, json.loads(manifest), image)
-    outcomes.unlink()
     console.print(_table(written))
     console.print(f"evidence: {_folder(plan)}/{written['name']}.json", soft_wrap=True)
     return 1 if code or any(claim["outcome"] == "refuted" for claim in written["claims"]) else 0
@@ -241,11 +242,10 @@ def _assemble(
             "environment is."
         )
     name = f"{plan.target.name}--{outcomes['hardware']['name']}"
-    log = re.sub(r"\x1b\[[\d;]*m", "", log).replace(str(plan.root), ".").replace(str(Path.home()), "~")
-    write_text(folder / f"{name}.log", log)
+    write_text(folder / f"{name}.log", without_paths(plan, re.sub(r"\x1b\[[\d;]*m", "", log)))
     for claim in outcomes["claims"]:
         claim["key"] = room.key(claim["id"].split("[")[0])
-        claim["reason"] = claim["reason"].replace(str(plan.root), ".")
+        claim["reason"] = without_paths(plan, claim["reason"])
     evidence = {
         "name": name,
         **outcomes,
@@ -255,6 +255,11 @@ def _assemble(
     }
     write_json(folder / f"{name}.json", evidence)
     return evidence
+
+
+def without_paths(plan: Plan, text: str) -> str:
+    """A text to be committed, without the places that the checkout and the home folder have on this machine."""
+    return text.replace(str(plan.root), ".").replace(str(Path.home()), "~")
 
 
 def _table(evidence: dict[str, Any]) -> Table:
@@ -302,9 +307,7 @@ def bring(plan: Plan, folder: Path) -> int:
     for path in (outcomes, log, manifest):
         if not path.is_file():
             raise Refusal(f"{path} is missing: bring it from where the smoke tests ran (README says how).")
-    copied = _folder(plan) / "outcomes.json"
-    shutil.copyfile(outcomes, copied)
-    return keep(plan, copied, 0, log.read_text(encoding="utf-8"), manifest.read_text(encoding="utf-8"))
+    return keep(plan, outcomes, 0, log.read_text(encoding="utf-8"), manifest.read_text(encoding="utf-8"))
 
 
 def promote(plan: Plan) -> list[Path]:

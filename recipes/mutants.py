@@ -40,7 +40,7 @@ def run(plan: Plan, env: Path, seeds: int) -> int:
 def keep(plan: Plan, path: Path) -> None:
     """Commit-to-be the outcomes of a whole run, wherever it was, with the tests that this checkout has."""
     text = path.read_text(encoding="utf-8") if path.is_file() else "{}"
-    outcomes = json.loads(text.replace(str(plan.root), ".").replace(str(Path.home()), "~"))
+    outcomes = json.loads(evidence.without_paths(plan, text))
     if "clean" not in outcomes or outcomes["target"] != plan.target.name or changed(plan.root, outcomes):
         raise Refusal(
             f"{path} is no whole run of {plan.target.name} with the tests of this checkout: run smoke_tests/mutants.py "
