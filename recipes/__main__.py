@@ -95,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     planted = verb("mutants", _mutants, mirror=True)
     planted.add_argument("--seeds", type=int, default=100, help="of the runs on correct code (%(default)s)")
+    planted.add_argument("--compile", action="store_true", help="compile the faults that are compiled, and stop")
     planted.add_argument("--from", dest="outcomes", type=Path, help="what a run elsewhere wrote to its --out")
     verb("shell", _shell, mirror=True).add_argument(
         "command", nargs=argparse.REMAINDER, help="run this instead of a shell"
@@ -249,7 +250,13 @@ def _mutants(options: argparse.Namespace) -> int:
         mutants.keep(_chosen(options), options.outcomes)
         return render.write(Catalogue())
     chosen, path = _installed(options)
-    code = mutants.run(chosen, path, options.seeds)
+    cache = Cache()
+    with Steps() as steps, cache.held(steps.wait):
+        libraries = mutants.compiled(Builder(chosen, cache, steps, options.mirror))
+    if options.compile:
+        console.print(f"The compiled faults are in {libraries}: bring them along.", soft_wrap=True)
+        return 0
+    code = mutants.run(chosen, path, libraries, options.seeds)
     render.write(Catalogue())
     return code
 

@@ -15,7 +15,8 @@ import shutil
 import signal
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -207,27 +208,40 @@ class Builder:
         ]
         return "; ".join(" ".join(line for line in text.splitlines() if re.search(r"\d+\.\d+", line)) for text in said)
 
-    def _build(
-        self, pin: Pin, tree: Tree, inputs: dict[str, Any], locked: list[tuple[Artifact, Path]], before: list[Wheel]
-    ) -> None:
+    @contextmanager
+    def _workshop(
+        self, pin: Pin, tree: Tree, locked: list[tuple[Artifact, Path]], before: list[Wheel]
+    ) -> Iterator[tuple[Path, Path]]:
+        """A scratch folder with the build's environment (env), and in it a copy of the patched source."""
         with self.cache.scratch("build") as scratch:
             interpreter = environment.interpreter(self.plan.target, self.cache, self.steps)
             with self.steps.step("prepare", f"{pin.label}: its build environment"):
                 on_base = self.plan.on_base
                 environment.create(scratch / "env", interpreter, locked, before, self.cache, over_base=on_base)
-            python = environment.python_of(scratch / "env")
-            self._refuse_missing_headers(pin, python)
+            self._refuse_missing_headers(pin, environment.python_of(scratch / "env"))
             source = scratch / tree.path.name
             shutil.copytree(tree.path, source, symlinks=True)
             if tree_hash(source) != tree.sha256:
                 shutil.rmtree(tree.path.parent)
                 raise Refusal(f"{pin.label}: its source in {tree.path} was damaged, and is removed: run again.")
-            made = scratch / "made"
+            yield scratch, source
+
+    def _compile(self, pin: Pin, source: Path, scratch: Path, step: Step) -> tuple[Path, dict[str, object]]:
+        """The one wheel that the build script makes of a source, and what that cost."""
+        made = scratch / "made"
+        part = source / (pin.release.subfolder or "")
+        cost = self._run(pin, [str(self._script), str(part), str(made), *pin.build.options], scratch, step)
+        wheel = self._only_wheel(pin, made)
+        step.note = size(wheel.stat().st_size)
+        return wheel, cost
+
+    def _build(
+        self, pin: Pin, tree: Tree, inputs: dict[str, Any], locked: list[tuple[Artifact, Path]], before: list[Wheel]
+    ) -> None:
+        with self._workshop(pin, tree, locked, before) as (scratch, source):
+            python = environment.python_of(scratch / "env")
             with self.steps.step("build", pin.label) as step:
-                part = source / (pin.release.subfolder or "")
-                cost = self._run(pin, [str(self._script), str(part), str(made), *pin.build.options], scratch, step)
-                wheel = self._only_wheel(pin, made)
-                step.note = size(wheel.stat().st_size)
+                wheel, cost = self._compile(pin, source, scratch, step)
             torch = environment.module_folder(python, "torch") if self.plan.torch else scratch / "torch"
             record = {
                 "file": wheel.name,
@@ -242,9 +256,31 @@ class Builder:
                     **cost,
                 },
             }
-            write_json(made / "wheel.json", record)
-            shutil.copyfile(scratch / "build.log", made / "build.log")
-            put(made, self.cache.root / "wheels" / digest_of(inputs))
+            write_json(wheel.with_name("wheel.json"), record)
+            shutil.copyfile(scratch / "build.log", wheel.with_name("build.log"))
+            put(wheel.parent, self.cache.root / "wheels" / digest_of(inputs))
+
+    def changed(self, pin: Pin, changes: Iterable[tuple[str, str, str]]) -> Iterator[Path]:
+        """A wheel of a package per change (file, text in it, other text) of its patched source.
+
+        One after another in the same tree, where only what changed is compiled again; each wheel is gone with the next.
+        """
+        locked, wheels = self.wheels()
+        before = wheels[: [wheel.pin.name for wheel in wheels].index(pin.name)]
+        with self._workshop(pin, self.trees(self.fetch())[pin.name], locked, before) as (scratch, source):
+            for file, old, new in changes:
+                path = source / file
+                text = path.read_text(encoding="utf-8") if path.is_file() else ""
+                if text.count(old) != 1:
+                    raise Refusal(
+                        f"{pin.label}: {file} has {old!r} {text.count(old)} times: name text that is there once."
+                    )
+                path.write_text(text.replace(old, new), encoding="utf-8")
+                with self.steps.step("build", f"{pin.label}: {new}") as step:
+                    wheel, _ = self._compile(pin, source, scratch, step)
+                yield wheel
+                path.write_text(text, encoding="utf-8")
+                shutil.rmtree(wheel.parent)
 
     def _version(self, python: Path) -> str:
         return subprocess.run([str(python), "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
@@ -264,7 +300,7 @@ class Builder:
     def _run(self, pin: Pin, command: list[str], scratch: Path, step: Step) -> dict[str, object]:
         """Run the build script; every line goes to build.log and the last one to the display."""
         for name in ("home", "tmp"):
-            (scratch / name).mkdir()
+            (scratch / name).mkdir(exist_ok=True)
         site = str(environment.site_packages(scratch / "env", self.plan.target))
         variables = {
             key: value for key, value in environment.clean_variables(scratch / "env").items() if key in INHERITED

@@ -7,7 +7,6 @@ is the hash of the pinned inputs. Evidence whose keys differ from the checkout's
 from __future__ import annotations
 
 import ast
-import hashlib
 import json
 import re
 import shutil
@@ -73,13 +72,10 @@ class Room:
         }
         self._keys: dict[str, str | None] = {}
 
-    @cached_property
-    def tests(self) -> str:
-        """A hash over all its code, as smoke_tests/conftest.py writes it beside the outcomes."""
-        digest = hashlib.sha256()
-        for path in sorted(self._paths.values(), key=lambda path: path.relative_to(self.folder).as_posix()):
-            digest.update(path.relative_to(self.folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-        return digest.hexdigest()
+    def others_than(self, files: Mapping[str, str]) -> list[str]:
+        """The files (name -> sha256) that something was made with and that are others now, or gone."""
+        paths = {name: self.folder / name for name in files}
+        return [name for name, path in paths.items() if not path.exists() or sha256_of(path) != files[name]]
 
     @cached_property
     def _definitions(self) -> dict[str, dict[str, Definition]]:
@@ -236,10 +232,10 @@ def _assemble(
 ) -> dict[str, Any]:
     """Outcomes with keys and what was tested, written beside the log; no path of this machine stays in it."""
     room, folder = Room(plan.root), _folder(plan)
-    if outcomes.pop("tests") != room.tests:
+    if others := room.others_than(outcomes.pop("files")):
         raise Refusal(
-            f"{plan.target.name}: these outcomes are of other tests than {room.folder} holds: run those, where the "
-            "environment is."
+            f"{plan.target.name}: these outcomes are of other tests than {room.folder} holds ({', '.join(others)}): "
+            "run those, where the environment is."
         )
     name = f"{plan.target.name}--{outcomes['hardware']['name']}"
     write_text(folder / f"{name}.log", without_paths(plan, re.sub(r"\x1b\[[\d;]*m", "", log)))

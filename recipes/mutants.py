@@ -1,6 +1,7 @@
 """How strong the claims are: faults are planted in a target's environment, and what became of each is kept.
 
-smoke_tests/mutants.py does the work, inside the environment. Its outcomes are committed beside the evidence and shown
+smoke_tests/mutants.py does the work, inside the environment; faults of upstream's compiled code
+(smoke_tests/compiled_faults.toml) are compiled here first. The outcomes are committed beside the evidence and shown
 in smoke_tests/README.md. They hold the hash of each file that they were made with, so that a change of one of those is
 seen; nothing is planted again because of it.
 """
@@ -13,20 +14,87 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from recipes import environment, evidence
-from recipes.cache import sha256_of, write_json
-from recipes.model import Refusal
+from recipes import audit, environment, evidence
+from recipes.build import Builder
+from recipes.cache import write_json
+from recipes.environment import Wheel
+from recipes.evidence import Room
+from recipes.model import Refusal, Strict, Text, digest_of, read_toml, validated
 from recipes.plan import Plan
 
 Row = dict[str, Any]
 COUNTED = ("caught", "survived", "crashed")
 
 
-def run(plan: Plan, env: Path, seeds: int) -> int:
+class CompiledFault(Strict):
+    """One change of a package's source, and where it is seen."""
+
+    name: Text
+    kind: Text
+    package: Text
+    file: Text
+    old: Text
+    new: Text
+    extension: Text
+    operator: Text
+    column: Text
+    claims: list[Text]
+
+
+class CompiledFaults(Strict):
+    """The file."""
+
+    fault: list[CompiledFault]
+
+
+def compiled(builder: Builder) -> Path:
+    """Compile each fault of a package that the target compiles; the folder of the libraries and their faults.json.
+
+    What was compiled from the same wheel with the same change is not compiled again.
+    """
+    plan, path = builder.plan, builder.plan.root / "smoke_tests" / "compiled_faults.toml"
+    faults = validated(CompiledFaults, read_toml(path), path).fault
+    folder = environment.folder(plan.root, plan.target) / "mutants"
+    planted = []
+    for wheel in builder.wheels()[1]:
+        if mine := [fault for fault in faults if fault.package == wheel.pin.name]:
+            with audit.opened(wheel.path) as archive:
+                members = {name.partition(".")[0].replace("/", "."): name for name in archive.namelist()}
+            libraries = {folder / f"{_key(wheel, fault)}.so": fault for fault in mine if fault.extension in members}
+            missing = {library: fault for library, fault in libraries.items() if not library.exists()}
+            if missing:
+                _compile(builder, wheel, missing, members)
+            shown = {"name", "kind", "operator", "column", "claims", "extension"}
+            planted += [{**fault.model_dump(include=shown), "library": path.name} for path, fault in libraries.items()]
+    write_json(folder / "faults.json", planted)
+    return folder
+
+
+def _key(wheel: Wheel, fault: CompiledFault) -> str:
+    return digest_of([wheel.sha256, fault.file, fault.old, fault.new])[:16]
+
+
+def _compile(builder: Builder, wheel: Wheel, faults: dict[Path, CompiledFault], members: dict[str, str]) -> None:
+    changes = [(fault.file, fault.old, fault.new) for fault in faults.values()]
+    for (library, fault), changed in zip(faults.items(), builder.changed(wheel.pin, changes), strict=True):
+        member = members[fault.extension]
+        with audit.opened(changed) as archive, audit.opened(wheel.path) as correct:
+            content = archive.read(member)
+            if content == correct.read(member):
+                raise Refusal(
+                    f"{fault.name!r} changes nothing in {member}: plant it in {fault.package}'s code that runs."
+                )
+        library.parent.mkdir(parents=True, exist_ok=True)
+        partial = library.with_suffix(".partial")
+        partial.write_bytes(content)
+        partial.replace(library)
+
+
+def run(plan: Plan, env: Path, libraries: Path, seeds: int) -> int:
     """Plant every fault in the environment and keep the outcomes; 1 if correct code raised a false alarm."""
     out = environment.folder(plan.root, plan.target) / "mutants.json"
     command = [str(environment.python_of(env)), str(plan.root / "smoke_tests" / "mutants.py"), "--out", str(out)]
-    command += ["--seeds", str(seeds)]
+    command += ["--seeds", str(seeds), "--compiled", str(libraries)]
     code, _ = evidence.watched(command, plan.root, environment.clean_variables(env))
     if code > 1:
         raise Refusal(
@@ -41,7 +109,8 @@ def keep(plan: Plan, path: Path) -> None:
     """Commit-to-be the outcomes of a whole run, wherever it was, with the tests that this checkout has."""
     text = path.read_text(encoding="utf-8") if path.is_file() else "{}"
     outcomes = json.loads(evidence.without_paths(plan, text))
-    if "clean" not in outcomes or outcomes["target"] != plan.target.name or changed(plan.root, outcomes):
+    others = Room(plan.root).others_than(outcomes.get("files", {}))
+    if "clean" not in outcomes or not outcomes["mutants"] or outcomes["target"] != plan.target.name or others:
         raise Refusal(
             f"{path} is no whole run of {plan.target.name} with the tests of this checkout: run smoke_tests/mutants.py "
             "there, to its end and with seeds."
@@ -56,12 +125,6 @@ def committed(root: Path) -> list[Row]:
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
-def changed(root: Path, outcomes: Row) -> list[str]:
-    """The files of smoke_tests/ that the outcomes were made with and that are others now."""
-    paths = {name: root / "smoke_tests" / name for name in outcomes["files"]}
-    return [name for name, path in paths.items() if not path.exists() or sha256_of(path) != outcomes["files"][name]]
-
-
 def text(root: Path) -> str:
     """What smoke_tests/README.md says of every run."""
     return "\n\n".join("\n\n".join(_sections(root, outcomes)) for outcomes in committed(root)) or "None yet."
@@ -70,13 +133,14 @@ def text(root: Path) -> str:
 def _sections(root: Path, outcomes: Row) -> Iterator[str]:
     rows, clean = outcomes["mutants"], outcomes["clean"]
     counts = collections.Counter(row["outcome"] for row in rows)
-    by_rule = sum(row["outcome"] == "caught" and row["origin"] == "rule" for row in rows)
+    caught = collections.Counter(row["origin"] for row in rows if row["outcome"] == "caught")
     yield f"### `{outcomes['target']}` on {outcomes['hardware']['name']} ({outcomes['hardware']['cpu']})"
-    if stale := changed(root, outcomes):
+    if stale := Room(root).others_than(outcomes["files"]):
         yield f"Stale: {', '.join(f'`{name}`' for name in stale)} changed since."
     yield (
-        f"{sum(counts[word] for word in COUNTED)} mutants count: {counts['caught']} caught ({by_rule} of them made by "
-        f"the rule), {counts['survived']} survived, {counts['crashed']} ended in a crash and not in an assertion. "
+        f"{sum(counts[word] for word in COUNTED)} mutants count: {counts['caught']} caught ({caught['rule']} of them "
+        f"made by the rule, {caught['compiled']} compiled into upstream's code), {counts['survived']} survived, "
+        f"{counts['crashed']} ended in a crash and not in an assertion. "
         f"{counts['too loud']} more are too loud to count, and {counts['left out']} change nothing that runs here."
     )
     if outcomes["failing"]:
@@ -100,7 +164,7 @@ def _chosen(rows: list[Row]) -> Iterator[list[str]]:
     """One row per fault and operator, with the implementations in which it was caught."""
     caught: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
-        if row["origin"] == "chosen" and row["outcome"] == "caught":
+        if row["origin"] != "rule" and row["outcome"] == "caught":
             key = (row["name"], row["operator"], row["kind"], _test(row))
             caught.setdefault(key, []).append(f"`{row['column']}`")
     for (name, operator, kind, claim), columns in caught.items():
@@ -119,7 +183,7 @@ def _test(row: Row) -> str:
 
 
 def _quoted(row: Row) -> str:
-    return row["name"] if row["origin"] == "chosen" else f"`{row['name']}`"
+    return f"`{row['name']}`" if row["origin"] == "rule" else row["name"]
 
 
 def _place(row: Row) -> str:

@@ -103,6 +103,8 @@ def assert_rope_as_in_float64(
     It says in which format it computes angles: an angle of p radians is off by p roundings of a number near 1.
     """
     rotate = make(24, 10000.0)
+    first = torch.randn(2, 3, 1, 24, device=device).to(dtype)
+    assert torch.equal(rotate(first, 0), first), "position 0 is turned"  # and a table of one position has to grow
     for start, length in ((0, 7), (0, 301), (113, 9)):
         inputs, gradient = [torch.randn(2, 3, length, 24).to(dtype)], torch.randn(2, 3, length, 24).to(dtype)
         found = forward_and_backward(functools.partial(rotate, start=start), inputs, gradient, device)

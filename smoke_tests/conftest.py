@@ -23,6 +23,7 @@ import hardware
 ROOM = Path(__file__).resolve().parent
 MANIFEST = pytest.StashKey[Dict[str, Any]]()
 RECORD = pytest.StashKey[Dict[str, Any]]()
+WORKERS = 8
 
 
 # --- what there is to prove ---
@@ -37,10 +38,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "proves(sentence, seed, package, since): the claim of this test")
-    config.addinivalue_line("markers", "every(operators, only): one row per implementation of these operators")
+    config.addinivalue_line("markers", "every(operators, only, seen, once): one row per implementation and dtype")
     config.addinivalue_line("markers", "needs(cuda, sm, gpus, isa): the hardware without which it cannot run")
     config.stash[MANIFEST] = read_manifest(config.getoption("--manifest"))
     config.pluginmanager.register(Ledger(config), "ledger")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many processes run the claims: on a GPU they mostly wait for the host, on a CPU they share its cores."""
+    cuda = read_manifest(config.getoption("--manifest"))["cuda"] != "none"
+    return min(WORKERS, len(os.sched_getaffinity(0)) // 2) if cuda else 0
 
 
 def read_manifest(path: Path) -> Dict[str, Any]:
@@ -240,16 +247,17 @@ class Ledger:
     """Keeps the outcome of every claim, prints one line per claim as it ends, and writes the evidence.
 
     Outcomes: proved, refuted, unproven. On hardware that the target declares a skip is refuted, because there nothing
-    may be missing. A claim that was selected and never ran is unproven.
+    may be missing. A claim that was selected and never ran is unproven, one whose process died is refuted.
+    Where several processes run the claims, each judges its own, and the first one keeps the records of all.
     """
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.manifest = config.stash[MANIFEST]
-        self.evidence = config.getoption("--evidence")
+        self.evidence = None if hasattr(config, "workerinput") else config.getoption("--evidence")
         self.hardware = hardware.probe().describe(cuda=self.manifest["cuda"] != "none")
         self.declared = self.hardware["name"] in self.manifest["proves_on"]
-        self.records: List[Dict[str, Any]] = []
+        self.records: Dict[str, Dict[str, Any]] = {}
         self.started = datetime.datetime.now(datetime.timezone.utc)
         self.clock = time.perf_counter()
         self._forget_last_run()
@@ -269,6 +277,12 @@ class Ledger:
         rule = "which it declares: a skip is a failure" if self.declared else "which it does not declare"
         return "target {} on {}, {}".format(self.manifest["target"], self.hardware["name"], rule)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        """Collect in the first process too, where pytest-xdist leaves that to the others."""
+        if self.config.pluginmanager.has_plugin("dsession"):
+            session.perform_collect()
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: List[pytest.Item]) -> None:
         """Open a record for every claim that is left once all have selected."""
@@ -285,7 +299,7 @@ class Ledger:
                 "measured": {},
                 "seconds": 0.0,
             }
-            self.records.append(item.stash[RECORD])
+            self.records[item.nodeid] = item.stash[RECORD]
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -301,8 +315,22 @@ class Ledger:
         if outcome != "proved" or (report.when == "call" and record["reason"] == "not run"):
             record["outcome"], record["reason"] = outcome, reason
         if report.when == "teardown":
-            self._print(record)
+            record["measured"] = {name: plain(value) for name, value in record["measured"].items()}
+            report.user_properties.append(("record", record))
         return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note and print the claim that ended, in this process or in another."""
+        record = self.records[report.nodeid]
+        if report.when in ("setup", "call"):
+            return
+        if report.when == "teardown":
+            ended: Any = dict(report.user_properties)["record"]
+            record.update(ended)
+        else:  # so pytest-xdist reports the claim whose process died
+            record.update(outcome="refuted", reason="the process that ran it died")
+        self._print(record)
 
     def _judge(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> Tuple[str, str]:
         """Outcome and reason of one phase (setup, call or teardown) of a test."""
@@ -350,17 +378,15 @@ class Ledger:
     def pytest_sessionfinish(self) -> None:
         if self.evidence is None or not self.records:
             return
-        for record in self.records:
-            record["measured"] = {name: plain(value) for name, value in record["measured"].items()}
         outcomes = {
             "target": self.manifest["target"],
             "stack": self.manifest["stack"],
             "hardware": self.hardware,
             "python": sys.version.split()[0],
-            "tests": hash_of_the_room(),
+            "files": files_of_the_room(),
             "started": self.started.isoformat(timespec="seconds"),
             "seconds": time.perf_counter() - self.clock,
-            "claims": self.records,
+            "claims": list(self.records.values()),
         }
         try:
             write_whole(self.evidence, json.dumps(outcomes, indent=1, allow_nan=False) + "\n")
@@ -370,7 +396,7 @@ class Ledger:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.records:
             return
-        counts = {word: sum(record["outcome"] == word for record in self.records) for word in OUTCOMES}
+        counts = {word: sum(record["outcome"] == word for record in self.records.values()) for word in OUTCOMES}
         summary = ", ".join(f"{count} {word}" for word, count in counts.items())
         place = f"; outcomes in {self.evidence}" if self.evidence else ""
         where = "target {} on {}".format(self.manifest["target"], self.hardware["name"])
@@ -392,12 +418,10 @@ def plain(value: Any) -> Any:
     return float(value) if math.isfinite(value) else str(float(value))
 
 
-def hash_of_the_room() -> str:
-    """A hash over all code of this room: what ran, wherever it ran."""
-    digest = hashlib.sha256()
-    for path in sorted(ROOM.rglob("*.py"), key=lambda path: path.relative_to(ROOM).as_posix()):
-        digest.update(path.relative_to(ROOM).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
+def files_of_the_room() -> Dict[str, str]:
+    """All code of this room, name -> sha256: what ran, wherever it ran."""
+    paths = sorted((path.relative_to(ROOM).as_posix(), path) for path in ROOM.rglob("*.py"))
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths}
 
 
 def write_whole(path: Path, text: str) -> None:

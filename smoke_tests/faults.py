@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import math
 import sys
+from contextlib import nullcontext
 from functools import lru_cache, wraps
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,6 +60,17 @@ def in_table(operator: str, wrap: Wrap) -> Callable[[str], ContextManager[Any]]:
         return mock.patch.dict(OPERATORS[operator], {column: entry._replace(call=wrap(entry.call))})
 
     return plant
+
+
+@lru_cache(maxsize=None)
+def loaded(extension: str, library: Path) -> ContextManager[None]:
+    """Put a compiled extension in the place of the one that a package would import; for the rest of the process."""
+    found = importlib.util.spec_from_file_location(extension, library)
+    assert found and found.loader, library
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    sys.modules[extension] = module
+    return nullcontext()
 
 
 def wrong(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache, partial
+from importlib import import_module
 from typing import Any, Callable, Dict, Iterable, Iterator, NamedTuple, Tuple
 
 import torch
@@ -317,17 +318,10 @@ def torch_adamw(parameters: Parameters, **settings: Any) -> torch.optim.Optimize
     return torch.optim.AdamW(parameters, fused=True, **settings)
 
 
-def te_adamw(parameters: Parameters, **settings: Any) -> torch.optim.Optimizer:
-    from transformer_engine.pytorch.optimizers import FusedAdam
-
-    optimizer: torch.optim.Optimizer = FusedAdam(list(parameters), adam_w_mode=True, **settings)
-    return optimizer
-
-
-def apex_adamw(parameters: Parameters, **settings: Any) -> torch.optim.Optimizer:
-    from apex.optimizers import FusedAdam
-
-    optimizer: torch.optim.Optimizer = FusedAdam(list(parameters), adam_w_mode=True, **settings)
+def fused_adamw(parameters: Parameters, module: str, **settings: Any) -> torch.optim.Optimizer:
+    """The FusedAdam of apex, which Transformer Engine and DeepSpeed took over with its arguments."""
+    make = import_module(module).FusedAdam
+    optimizer: torch.optim.Optimizer = make(list(parameters), adam_w_mode=True, **settings)
     return optimizer
 
 
@@ -335,13 +329,6 @@ def deepspeed_cpu_adamw(parameters: Parameters, **settings: Any) -> torch.optim.
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     optimizer: torch.optim.Optimizer = DeepSpeedCPUAdam(list(parameters), adamw_mode=True, **settings)
-    return optimizer
-
-
-def deepspeed_fused_adamw(parameters: Parameters, **settings: Any) -> torch.optim.Optimizer:
-    from deepspeed.ops.adam import FusedAdam
-
-    optimizer: torch.optim.Optimizer = FusedAdam(list(parameters), adam_w_mode=True, **settings)
     return optimizer
 
 
@@ -506,18 +493,26 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
     },
     "rope": {
         "torch": Entry(TorchRope, MIXED, ALL),
-        "torch.compile": Entry(CompiledRope, (), HALF, since="2.0"),
+        "torch.compile": Entry(CompiledRope, (), HALF, "^triton_", "^triton_", "2.0"),
         "transformers": Entry(TransformersRope, SINGLE),
-        "transformer-engine": Entry(TransformerEngineRope, (), ALL, since="2.0"),
-        "flash-attn": Entry(FlashRope, (), HALF),
-        "liger-kernel": Entry(LigerRope, (), HALF),
+        "transformer-engine": Entry(TransformerEngineRope, (), ALL, "fused_rope_forward", "fused_rope_backward", "2.0"),
+        "flash-attn": Entry(FlashRope, (), HALF, "rotary_kernel", "rotary_kernel"),
+        "liger-kernel": Entry(LigerRope, (), HALF, "_triton_rope", "_triton_rope"),
     },
     "adamw": {
         "torch": Entry(torch_adamw, SINGLE, SINGLE, "FusedAdamMathFunctor", since="2.4"),
-        "transformer-engine": Entry(te_adamw, (), SINGLE, "AdamFunctor", since="2.0"),
-        "apex": Entry(apex_adamw, (), SINGLE, "AdamFunctor<float, float, int>"),
+        "transformer-engine": Entry(
+            partial(fused_adamw, module="transformer_engine.pytorch.optimizers"),
+            (),
+            SINGLE,
+            "AdamFunctor",
+            since="2.0",
+        ),
+        "apex": Entry(partial(fused_adamw, module="apex.optimizers"), (), SINGLE, "AdamFunctor<float, float, int>"),
         "deepspeed.cpu": Entry(deepspeed_cpu_adamw, SINGLE, isa="avx2"),
-        "deepspeed.fused": Entry(deepspeed_fused_adamw, SINGLE, SINGLE, "AdamFunctor<float, int>", isa="avx2"),
+        "deepspeed.fused": Entry(
+            partial(fused_adamw, module="deepspeed.ops.adam"), SINGLE, SINGLE, "AdamFunctor<float, int>", isa="avx2"
+        ),
     },
     "scaled_mm": {"torch": Entry(torch_scaled_mm, MIXED, BRAIN, since="2.5")},
     "linear": {

@@ -1,12 +1,13 @@
 """The power of the tests themselves: faults planted on purpose, each of which a claim has to catch.
 
-    ENV/bin/python smoke_tests/mutants.py [--out FILE.json] [--only WORDS] [--seeds 100]
+    ENV/bin/python smoke_tests/mutants.py [--out FILE.json] [--only WORDS] [--seeds 100] [--compiled FOLDER]
 
 A mutant counts if what people usually test still passes under it (shapes, finite numbers, a loss that falls) and a
 claim about what it touches runs. It is caught if such a claim, which passes without it, fails by an assertion of this
-room and not by a crash. Those of faults.py are chosen; the others are made by a rule that changes every constant, sign,
-comparison, transpose and order of the wrappers in fused_ops.py, one at a time. Last, the same claims run on correct
-code with one seed after another: there each failure is a false alarm.
+room and not by a crash. Those of faults.py are chosen; so are those of compiled_faults.toml, which upstream's own code
+has when it is compiled; the others are made by a rule that changes every constant, sign, comparison, transpose and
+order of the wrappers in fused_ops.py, one at a time. The same claims run on correct code as well, with one seed after
+another: there each failure is a false alarm.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ import argparse
 import ast
 import collections
 import contextlib
-import hashlib
 import io
 import json
 import os
 import re
+import subprocess
 import sys
+import tempfile
 import types
 from contextlib import ExitStack
 from functools import partial
@@ -37,7 +39,7 @@ import fused_ops
 import hardware
 import kernels
 from claims import claim_of
-from conftest import read_manifest, write_whole
+from conftest import files_of_the_room, read_manifest, write_whole
 from training.llama import Shape, train
 
 ROOM = Path(__file__).resolve().parent
@@ -55,7 +57,7 @@ class Mutant(NamedTuple):
 
     name: str
     kind: str
-    origin: str  # "chosen", or "rule"
+    origin: str  # "chosen", "compiled", or "rule"
     operator: str
     column: str
     claims: Tuple[str, ...]
@@ -107,7 +109,7 @@ def run(watch: Watch, *arguments: str) -> Watch:
     """Run claims of this room under what is planted; a claim that is not about this target does not run."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = pytest.main(["--rootdir", str(ROOM), "--tb=no", *[str(ROOM / one) for one in arguments]], [watch])
+        code = pytest.main(["--rootdir", str(ROOM), "-n0", "--tb=no", *[str(ROOM / one) for one in arguments]], [watch])
     ended = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
     assert code not in ended or "no claim is about" in said.getvalue(), said.getvalue()
     return watch
@@ -170,6 +172,19 @@ def chosen() -> Iterator[Mutant]:
         for column in columns:
             plant = partial(fault.plant, column)
             yield Mutant(fault.name, fault.kind, "chosen", fault.operator, column, fault.claims, plant)
+
+
+def compiled(folder: Optional[Path]) -> Iterator[Mutant]:
+    """Every fault that was compiled into a library of the folder, where this target has the implementation.
+
+    An extension cannot be loaded twice, so that each is planted in a process of its own, before all else.
+    """
+    for fault in json.loads((folder / "faults.json").read_text(encoding="utf-8")) if folder else []:
+        if fault["column"] in columns_of(fault["operator"]):
+            named = {name: fault[name] for name in ("name", "kind", "operator", "column")}
+            assert folder
+            plant = partial(faults.loaded, fault["extension"], folder / fault["library"])
+            yield Mutant(origin="compiled", claims=tuple(fault["claims"]), plant=plant, **named)
 
 
 class Site(NamedTuple):
@@ -313,7 +328,7 @@ def outcome_of(mutant: Mutant, failing: Set[str]) -> Dict[str, Any]:
     for outcome, found in (("caught", watch.assertions), ("crashed", watch.crashes)):
         for claim in sorted(set(found) - failing):
             return judged(mutant, outcome, claim, found[claim])
-    runs = mutant.origin == "chosen" or lines & set(range(mutant.lines[0], mutant.lines[1] + 1))
+    runs = mutant.origin != "rule" or lines & set(range(mutant.lines[0], mutant.lines[1] + 1))
     return judged(mutant, "survived" if runs and set(watch.ran) - failing else "left out")
 
 
@@ -325,64 +340,119 @@ def judged(mutant: Mutant, outcome: str, by: str = "", said: str = "") -> Dict[s
     return {**named, "claims": list(mutant.claims), "outcome": outcome, "by": by, "said": said, "why": why}
 
 
-def false_alarms(seeds: int) -> Dict[str, Any]:
-    """Every numeric claim on correct code, with one seed after another in this process."""
-    alarms: List[Dict[str, Any]] = []
-    ran = 0
-    for seed in range(seeds):
+def try_seeds(outcomes: Dict[str, Any], seeds: int, out: Optional[Path]) -> None:
+    """Every numeric claim on correct code, with one seed after another in this process; what fails is a false alarm."""
+    clean = outcomes.setdefault("clean", {"seeds": 0, "claims": 0, "alarms": []})
+    while clean["seeds"] < seeds:
+        seed = clean["seeds"]
         with mock.patch.dict(os.environ, {"FUSEBOX_SEED": str(seed)}):
             watch = run(Watch(), *NUMERIC)
-        ran += len(watch.ran)
         failed = {**watch.assertions, **watch.crashes}
-        alarms += [{"seed": seed, "claim": claim, "said": said} for claim, said in failed.items()]
+        clean["alarms"] += [{"seed": seed, "claim": claim, "said": said} for claim, said in failed.items()]
+        clean["seeds"], clean["claims"] = seed + 1, clean["claims"] + len(watch.ran)
         print(f"seed {seed}: {len(watch.ran)} claims, {len(failed)} false alarms", *failed.items(), flush=True)
-    return {"seeds": seeds, "claims": ran, "alarms": alarms}
+        keep(out, outcomes)
 
 
-def files_read() -> Dict[str, str]:
-    """The files of this room that the outcomes depend on, with their sha256."""
-    paths = sorted([*ROOM.glob("*.py"), *ROOM.glob("training/*.py")])
-    return {path.relative_to(ROOM).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+def try_mutants(outcomes: Dict[str, Any], mutants: List[Mutant], options: argparse.Namespace) -> None:
+    """Plant one mutant after another, but for those whose outcome is known."""
+    known = [[one[key] for key in Mutant._fields[:5]] for one in outcomes["mutants"]]
+    for mutant in mutants:
+        if list(mutant[:5]) in known:
+            continue
+        if mutant.origin == "compiled" and mutant.name != options.name:
+            assert options.out, "compiled faults are tried in processes of their own, which write to --out"
+            alone = ["--processes", "1", "--seeds", "0", "--name", mutant.name]
+            subprocess.run([sys.executable, *sys.argv, *alone], check=True)
+            outcomes.update(json.loads(options.out.read_text(encoding="utf-8")))
+            continue
+        found = outcome_of(mutant, set(outcomes["failing"]))
+        print("{outcome:9} {column:20} {operator:14} {name}: {by} {said}".format(**found), flush=True)
+        outcomes["mutants"].append(found)
+        keep(options.out, outcomes)
+        # The first asking clears what can be cleared.
+        if options.out and CUDA and kernels.cuda_errors() and kernels.cuda_errors():
+            os.execv(sys.executable, [sys.executable, *sys.argv])  # the next process goes on
 
 
-def main() -> int:
-    """Plant and try; 1 if there is a false alarm. A survivor is listed, and no failure of this run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write the outcomes to this JSON file; a run that was stopped goes on")
-    parser.add_argument("--only", default="", help="the mutants with these words in name, kind, origin or column")
-    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to try on correct code (%(default)s)")
-    options = parser.parse_args()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # what is computed is too small to share
+def begun(options: argparse.Namespace) -> Dict[str, Any]:
+    """What an earlier run of this code on this hardware left in --out, or which claims fail on correct code."""
     outcomes: Dict[str, Any] = {
         "target": MANIFEST["target"],
         "stack": MANIFEST["stack"],
         "hardware": hardware.probe().describe(cuda=CUDA),
-        "files": files_read(),
-        "mutants": [],
+        "files": files_of_the_room(),
     }
     if options.out and options.out.exists():
-        earlier = json.loads(options.out.read_text(encoding="utf-8"))
-        same = all(earlier[key] == value for key, value in outcomes.items() if key != "mutants")
-        outcomes = earlier if same else outcomes
-    # It also imports the tests, so that pytest rewrites their assertions.
-    clean = run(Watch(column="nothing" if options.only or "failing" in outcomes else ""), ".")
-    failing = set(outcomes.setdefault("failing", sorted({*clean.assertions, *clean.crashes})))
-    print(len(clean.ran), "claims on correct code; without a mutant these fail:", sorted(failing), flush=True)
-    known = [[one[key] for key in Mutant._fields[:5]] for one in outcomes["mutants"]]
-    for mutant in [*chosen(), *by_rule()]:
-        if options.only in " ".join(mutant[:5]) and list(mutant[:5]) not in known:
-            found = outcome_of(mutant, failing)
-            print("{outcome:9} {column:20} {operator:14} {name}: {by} {said}".format(**found), flush=True)
-            outcomes["mutants"].append(found)
-            keep(options.out, outcomes)
-            # The first asking clears what can be cleared.
-            if options.out and CUDA and kernels.cuda_errors() and kernels.cuda_errors():
-                os.execv(sys.executable, [sys.executable, *sys.argv])  # the next process goes on
-    if options.seeds:
-        torch.set_num_threads(threads)
-        outcomes["clean"] = false_alarms(options.seeds)
+        earlier: Dict[str, Any] = json.loads(options.out.read_text(encoding="utf-8"))
+        if all(earlier[key] == value for key, value in outcomes.items()):
+            return earlier
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder, "outcomes.json")
+        subprocess.run([sys.executable, "-m", "pytest", str(ROOM), "--tb=no", "--evidence", str(written)], check=False)
+        claims = json.loads(written.read_text(encoding="utf-8"))["claims"]
+    failing = [claim["id"] for claim in claims if claim["outcome"] == "refuted"]
+    print(len(claims), "claims on correct code; without a mutant these fail:", failing, flush=True)
+    return {**outcomes, "failing": failing, "mutants": []}
+
+
+def in_processes(outcomes: Dict[str, Any], options: argparse.Namespace) -> Dict[str, Any]:
+    """The outcomes of several processes: the first tries the seeds, the others share the mutants."""
+    shares = [options.out.with_name(f"{options.out.name}.{share}") for share in range(options.processes)]
+    for path in shares:
+        if not path.exists():
+            keep(path, outcomes)
+    command = [sys.executable, *sys.argv, "--processes", "1"]
+    running = [
+        subprocess.Popen([*command, "--out", str(path), "--share", f"{share}/{options.processes}"])
+        for share, path in enumerate(shares)
+    ]
+    codes = [process.wait() for process in running]
+    if max(codes) > 1 or min(codes) < 0:
+        sys.exit(f"a process ended with {codes}: read what it printed and run again, it goes on")
+    first, *others = [json.loads(path.read_text(encoding="utf-8")) for path in shares]
+    rows = {tuple(row[key] for key in Mutant._fields[:5]): row for one in others for row in one["mutants"]}
+    order = [tuple(mutant[:5]) for mutant in selected(options)]
+    return {**first, "mutants": [rows[key] for key in order]}
+
+
+def selected(options: argparse.Namespace) -> List[Mutant]:
+    """The mutants that the options ask for."""
+    mutants = [*chosen(), *by_rule(), *compiled(options.compiled)]
+    mutants = [mutant for mutant in mutants if options.only in " ".join(mutant[:5])]
+    if options.name:
+        return [mutant for mutant in mutants if mutant.name == options.name]
+    share, of = map(int, options.share.split("/"))
+    if of == 1:
+        return mutants
+    return mutants[share - 1 :: of - 1] if share else []
+
+
+def main() -> int:
+    """Plant and try; 1 if there is a false alarm. A survivor is listed, and no failure of this run."""
+    cores = len(os.sched_getaffinity(0))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="write the outcomes to this JSON file; a run that was stopped goes on")
+    parser.add_argument("--only", default="", help="the mutants with these words in name, kind, origin or column")
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to try on correct code (%(default)s)")
+    parser.add_argument("--compiled", type=Path, help="the folder of the compiled faults, with their list faults.json")
+    parser.add_argument("--processes", type=int, default=min(cores, 12), help="with --out; by default %(default)s")
+    parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)  # the part of one of them
+    parser.add_argument("--name", default="", help=argparse.SUPPRESS)  # the one compiled fault of this process
+    options = parser.parse_args()
+    if options.name:
+        (alone,) = selected(options)
+        alone.plant()
+    outcomes = begun(options)
+    if options.out and options.processes > 1:
+        outcomes = in_processes(outcomes, options)
         keep(options.out, outcomes)
+    else:
+        torch.set_num_threads(1)  # what is computed is too small to share
+        run(Watch(column="nothing"), ".")  # imports the tests, so that pytest rewrites their assertions
+        try_mutants(outcomes, selected(options), options)
+        if options.share.startswith("0/"):
+            try_seeds(outcomes, options.seeds, options.out)
     counts = collections.Counter(one["outcome"] for one in outcomes["mutants"])
     print(", ".join(f"{count} {word}" for word, count in counts.most_common()))
     return 1 if outcomes.get("clean", {}).get("alarms") else 0

@@ -163,7 +163,7 @@ def test_swiglu(column: str, dtype: torch.dtype, device: str, measured: Dict[str
 
 
 @every("rope")
-@proves("RoPE equals the complex closed form for a short, a long and a shifted call", package="torch")
+@proves("RoPE equals the complex closed form: position 0, a short, a long and a shifted call", package="torch")
 def test_rope(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     bounds.assert_rope_as_in_float64(operator("rope", column), dtype, device, measured)
 
@@ -296,6 +296,20 @@ def test_own_kernels_ran(name: str, column: str, dtype: torch.dtype, device: str
     outputs: List[torch.Tensor] = []
     forward = gpu_kernels_run(lambda: outputs.append(call(*leaves)))
     backward = gpu_kernels_run(lambda: outputs[0].backward(given.gradient.to(outputs[0])))
+    measured["forward"] = assert_ran(forward, entry.forward, "forward")
+    measured["backward"] = assert_ran(backward, entry.backward, "backward")
+
+
+@needs(cuda=True)
+@every("rope", seen=True)
+@proves("RoPE runs the fused kernel of its own implementation, forward and backward", package="torch")
+def test_own_rope_ran(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
+    entry, rotate = OPERATORS["rope"][column], operator("rope", column)(24, 10000.0)
+    x = torch.nn.Parameter(torch.randn(2, 3, 37, 24, device=device).to(dtype))
+    rotate(x, 0).sum().backward()  # what is compiled or tuned, is now
+    outputs: List[torch.Tensor] = []
+    forward = gpu_kernels_run(lambda: outputs.append(rotate(x, 0)))
+    backward = gpu_kernels_run(outputs[0].sum().backward)
     measured["forward"] = assert_ran(forward, entry.forward, "forward")
     measured["backward"] = assert_ran(backward, entry.backward, "backward")
 

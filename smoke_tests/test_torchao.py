@@ -10,8 +10,9 @@ import torchao.float8  # noqa: F401  (a torchao that cannot be imported refutes 
 
 import bounds
 from bounds import E4M3, E5M2
-from claims import every, proves
+from claims import every, needs, proves
 from fused_ops import operator
+from kernels import assert_float8_products
 
 # What each recipe rounds the two factors of a product to; None: the product stays in high precision.
 RECIPES: Dict[str, Dict[str, Optional[Tuple[int, int]]]] = {
@@ -95,6 +96,19 @@ def test_rows_have_their_own_scale(column: str, dtype: torch.dtype, device: str,
         assert bounds.relative_error(found[1:], true[1:]) > 0.5
     else:
         measured["error"] = bounds.assert_rounded_like(found[1:], true[1:], *bounds.rounding_noise(E4M3, E4M3))
+
+
+@needs(cuda=True, sm=(8, 9))
+@every_recipe
+@proves("a float8 Linear's products run as FP8 kernels, but for a weight gradient that the recipe keeps as it was")
+def test_products_ran_in_fp8(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
+    float8, _ = layers(column, dtype, device)
+    plain = torch.nn.Linear(FEATURES, OUTPUTS, dtype=dtype, device=device)
+    x, gradient = torch.randn(ROWS, FEATURES).to(dtype), torch.randn(ROWS, OUTPUTS)
+    for layer in (float8, plain):
+        run(layer, x, gradient)  # what is tuned, is now
+    mixed = RECIPES[recipe_of(column)]["weight"] is None
+    measured.update(assert_float8_products(lambda on: run(float8 if on else plain, x, gradient), mixed))
 
 
 def formats_cast_to(layer: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> List[torch.dtype]:

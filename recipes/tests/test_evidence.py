@@ -172,13 +172,14 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     ran = record(chosen)
     hardware = {"name": "x86-64", "cpu": "some CPU"}
     row = ran["claims"][0] | {"package": "torch", "seed": [], "seconds": 0.1, "reason": "", "measured": {}}
-    outcomes = {"target": "cpu", "tests": Room(tmp_path).tests, "hardware": hardware, **ran, "claims": [row]}
+    files = {"references.py": sha256_of(tmp_path / "smoke_tests" / "references.py")}
+    outcomes = {"target": "cpu", "files": files, "hardware": hardware, **ran, "claims": [row]}
     (tmp_path / "away" / "smoke.log").write_text("proved\n")
     (tmp_path / "away" / "manifest.json").write_text('{"packages": {}}')
     (tmp_path / "away" / "outcomes.json").write_text(json.dumps(outcomes))
     assert evidence.bring(here, tmp_path / "away") == 0
     (tmp_path / "smoke_tests" / "references.py").write_text("# another\n")
-    with pytest.raises(Refusal, match="of other tests than"):
+    with pytest.raises(Refusal, match=r"of other tests than .* \(references\.py\)"):
         evidence.bring(here, tmp_path / "away")
 
 

@@ -316,7 +316,7 @@ def test_outcomes_say_what_was_proved_where(room: PlantedRoom) -> None:
     result = room.run()
     assert result.returncode == 0
     outcomes = room.outcomes()
-    assert list(outcomes) == ["target", "stack", "hardware", "python", "tests", "started", "seconds", "claims"]
+    assert list(outcomes) == ["target", "stack", "hardware", "python", "files", "started", "seconds", "claims"]
     assert (outcomes["target"], outcomes["stack"]) == ("planted", "5" * 64)
     assert list(outcomes["hardware"]) == ["name", "arch", "cpu", "isa", "gpus", "driver"]
     assert outcomes["hardware"]["name"] == HERE
@@ -335,6 +335,44 @@ def test_outcomes_say_what_was_proved_where(room: PlantedRoom) -> None:
     }
     (line,) = [line for line in result.stdout.splitlines() if "it holds" in line]
     assert re.fullmatch(r"proved +alpha +it holds; error 0.5, files 3, kernel flash, worst inf \(\d+\.\d s\)", line)
+
+
+def test_several_processes_write_the_same_evidence_as_one(room: PlantedRoom) -> None:
+    rows = '@pytest.mark.parametrize("x", range(9))\n@proves("c")\ndef test_c(x, measured):\n    measured["x"] = x\n'
+    skips = '@proves("s")\ndef test_s():\n    pytest.skip("no")\n@proves("f")\ndef test_f():\n    assert 0, "off"\n'
+    room.plant(GOOD + rows + skips)
+    said, found = {}, {}
+    for processes in ("-n0", "-n2"):
+        result = room.run(processes)
+        assert result.returncode == 1
+        said[processes] = {re.sub(r" \(.* s\)", "", line) for line in result.stdout.splitlines() if "alpha" in line}
+        found[processes] = [{**claim, "seconds": 0} for claim in room.outcomes()["claims"]]
+    assert found["-n0"] == found["-n2"]
+    assert len(found["-n2"]) == 12
+    assert {line for line in said["-n0"] if line.startswith("proved")} <= said["-n2"]
+
+
+def test_a_claim_whose_process_dies_is_refuted_and_the_others_run(room: PlantedRoom) -> None:
+    dies = 'import os\n@proves("b")\ndef test_b():\n    os._exit(3)\n'
+    room.plant(GOOD + dies + '@proves("c")\ndef test_c():\n    pass\n')
+    assert room.run("-n2").returncode == 1
+    assert room.claims() == {
+        "test_alpha.py::test_sum": ("proved", ""),
+        "test_alpha.py::test_b": ("refuted", "the process that ran it died"),
+        "test_alpha.py::test_c": ("proved", ""),
+    }
+
+
+@pytest.mark.parametrize(("cuda", "cores", "processes"), [("none", 8, "0"), ("13.0", 2, "1"), ("13.0", 8, "4")])
+def test_claims_on_a_gpu_run_in_several_processes(room: PlantedRoom, cuda: str, cores: int, processes: str) -> None:
+    room.describe(cuda=cuda)
+    (room.folder.parent / "sitecustomize.py").write_text(
+        f"import os\nos.sched_getaffinity = lambda _: range({cores})\n"
+    )
+    body = 'import os\n    measured["n"] = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")\n'
+    room.plant(f'@proves("n")\ndef test_n(measured):\n    {body}')
+    assert room.run(PYTHONPATH=str(room.folder.parent), PYTEST_XDIST_WORKER_COUNT="0").returncode == 0
+    assert room.outcomes()["claims"][0]["measured"] == {"n": processes}
 
 
 def test_a_failure_is_shown_and_recorded(room: PlantedRoom) -> None:
