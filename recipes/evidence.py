@@ -34,7 +34,7 @@ Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.I
 class Claim:
     """One test's sentence, read from its source. `id` is FILE::TEST, without parameters.
 
-    `rows` are the test's parameters, `package`, `since` and `needs_gpu` what smoke_tests/claims.py says they are.
+    `rows` are the test's parameters, `package`, `since`, `until` and `needs_gpu` what smoke_tests/claims.py says they are.
     """
 
     id: str
@@ -43,6 +43,7 @@ class Claim:
     rows: frozenset[str]
     package: str | None
     since: str
+    until: str
     needs_gpu: bool
 
     def about(self, plan: Plan) -> str | None:
@@ -51,8 +52,10 @@ class Claim:
             return None
         stem = self.id.split("::")[0].rpartition("/")[2].removeprefix("test_").removesuffix(".py")
         name = self.package or next((pin.name for pin in plan.pins if pin.package.module == stem), stem)
-        held = next((pin.release.metadata_version for pin in plan.pins if pin.name == name), None)
-        return name if held and Version(held).release >= Version(self.since).release else None
+        held = next((Version(pin.release.version).release for pin in plan.pins if pin.name == name), None)
+        if held is None or held < Version(self.since).release:
+            return None
+        return None if self.until and held >= Version(self.until).release else name
 
     def is_expected(self, plan: Plan) -> bool:
         """Whether a run of the target has to have it. One row per patched file may be none; one per package is not."""
@@ -178,6 +181,7 @@ def _claim(identity: str, node: ast.FunctionDef, mark: ast.Call) -> Claim:
         rows=frozenset(argument.arg for argument in node.args.args),
         package=named.get("package"),
         since=named.get("since", "0"),
+        until=named.get("until", ""),
         needs_gpu=bool(gpu),
     )
 

@@ -9,7 +9,11 @@ import pytest
 
 
 def proves(
-    sentence: str, seed: Union[str, Tuple[str, ...]] = (), package: Optional[str] = None, since: str = "0"
+    sentence: str,
+    seed: Union[str, Tuple[str, ...]] = (),
+    package: Optional[str] = None,
+    since: str = "0",
+    until: str = "",
 ) -> pytest.MarkDecorator:
     """Give a test its claim; all arguments must be literals, because tools read them without importing.
 
@@ -17,8 +21,9 @@ def proves(
     seed: id or ids of the seed inventory that the claim answers, e.g. "A09".
     package: the distribution the claim is about; by default the one that the test file is named after.
     since: the first version of that package with what is claimed; no claim is made of older ones.
+    until: the first one without it, or "". Versions are those of the recipes: every apex calls itself 0.1.
     """
-    return pytest.mark.proves(sentence, seed=seed, package=package, since=since)
+    return pytest.mark.proves(sentence, seed=seed, package=package, since=since, until=until)
 
 
 def needs(cuda: bool = False, sm: Tuple[int, int] = (0, 0), gpus: int = 0, isa: str = "") -> pytest.MarkDecorator:
@@ -47,10 +52,16 @@ class Claim(NamedTuple):
     seed: Tuple[str, ...]
     package: str
     since: str
+    until: str
 
     def is_about(self, packages: Dict[str, Any]) -> bool:
         """Whether an environment with these packages (the manifest's) is what the claim speaks of."""
-        return self.package in packages and release(packages[self.package]["version"]) >= release(self.since)
+        return self.package in packages and holds(packages[self.package]["release"], self.since, self.until)
+
+
+def holds(version: str, since: str, until: str) -> bool:
+    """Whether a version is one from since up to until, which is out; "" is no end."""
+    return release(since) <= release(version) and (not until or release(version) < release(until))
 
 
 def release(version: str) -> Tuple[int, ...]:
@@ -68,12 +79,16 @@ def claim_of(item: pytest.Item, manifest: Dict[str, Any]) -> Claim:
     mark = item.get_closest_marker("proves")
     assert mark is not None, f"{item.nodeid} makes no claim"
     seed, since = mark.kwargs.get("seed", ()), mark.kwargs.get("since", "0")
+    until = mark.kwargs.get("until", "")
     stem = item.path.stem[len("test_") :]
     by_module = {entry["module"]: name for name, entry in manifest["packages"].items()}
     named = mark.kwargs.get("package") or by_module.get(stem, stem.replace("_", "-"))
     row = item.callspec.params if hasattr(item, "callspec") else {}
-    package = row["column"].partition(".")[0] if "column" in row else row.get("package", named)
-    return Claim(mark.args[0], (seed,) if isinstance(seed, str) else tuple(seed), package, since)
+    package = row.get("package", named)
+    if "column" in row:
+        # Where no implementation is here, pytest keeps an item without values: that is about nothing.
+        package = row["column"].partition(".")[0] if isinstance(row["column"], str) else ""
+    return Claim(mark.args[0], (seed,) if isinstance(seed, str) else tuple(seed), package, since, until)
 
 
 def needs_of(item: pytest.Item) -> Dict[str, Any]:

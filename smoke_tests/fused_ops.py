@@ -8,15 +8,18 @@ Shapes: b batch, h heads, k key/value heads, l length, d head size; n rows, f fe
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
 import math
 from functools import lru_cache, partial
-from importlib import import_module
-from typing import Any, Callable, Dict, Iterable, Iterator, NamedTuple, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, NamedTuple, Tuple
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
-from claims import release
+from claims import holds
 
 Parameters = Iterable[torch.nn.Parameter]
 
@@ -54,11 +57,20 @@ def attention_of_equal_heads(query: torch.Tensor, key: torch.Tensor, value: torc
     return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
+def only(backend: str) -> ContextManager[Any]:
+    """The context in which torch's attention takes this backend or none."""
+    if version_of_torch() >= (2, 3):
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        context: ContextManager[Any] = sdpa_kernel(SDPBackend.__members__[backend])
+        return context
+    flash = backend == "FLASH_ATTENTION"
+    return torch.backends.cuda.sdp_kernel(enable_flash=flash, enable_math=False, enable_mem_efficient=not flash)
+
+
 def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, backend: str) -> torch.Tensor:
     """torch's attention by this backend or not at all; the memory-efficient one knows no grouped heads."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    with sdpa_kernel(SDPBackend.__members__[backend]):
+    with only(backend):
         attend = attention_of_equal_heads if backend == "EFFICIENT_ATTENTION" else torch_attention
         return attend(query, key, value)
 
@@ -81,6 +93,20 @@ def te_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) ->
     return attended.unflatten(-1, (heads, size)).transpose(1, 2)
 
 
+def xformers_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, backend: str) -> torch.Tensor:
+    """xformers' attention by this module of its fmha; with a gradient it takes grouped heads only as equal ones."""
+    from xformers.ops import LowerTriangularMask, memory_efficient_attention
+
+    module = importlib.import_module("xformers.ops.fmha." + backend)
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    heads = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+    attended: torch.Tensor = memory_efficient_attention(
+        *heads, attn_bias=LowerTriangularMask(), op=(module.FwOp, module.BwOp)
+    )
+    return attended.transpose(1, 2)
+
+
 # --- rms_norm(x [n, f], weight [f], eps) -> [n, f] ---
 
 
@@ -91,7 +117,7 @@ def torch_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 def te_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     from transformer_engine.pytorch import RMSNorm
 
-    module = RMSNorm(weight.shape, eps=eps, dtype=weight.dtype)
+    module = RMSNorm(weight.shape, eps=eps, params_dtype=weight.dtype)
     module.weight = weight if isinstance(weight, torch.nn.Parameter) else torch.nn.Parameter(weight)
     normalized: torch.Tensor = module(x)
     return normalized
@@ -101,6 +127,14 @@ def apex_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
     from apex.normalization.fused_layer_norm import fused_rms_norm_affine
 
     normalized: torch.Tensor = fused_rms_norm_affine(x, weight, weight.shape, eps)
+    return normalized
+
+
+def apex_mixed_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """What apex's MixedFusedRMSNorm calls: the result has the weight's dtype."""
+    from apex.normalization.fused_layer_norm import mixed_dtype_fused_rms_norm_affine
+
+    normalized: torch.Tensor = mixed_dtype_fused_rms_norm_affine(x, weight, weight.shape, eps)
     return normalized
 
 
@@ -115,6 +149,13 @@ def flash_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
     from flash_attn.ops.triton.layer_norm import rms_norm_fn
 
     normalized: torch.Tensor = rms_norm_fn(x, weight, None, eps=eps)
+    return normalized
+
+
+def dropout_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    from flash_attn.ops.rms_norm import rms_norm
+
+    normalized: torch.Tensor = rms_norm(x, weight, eps)
     return normalized
 
 
@@ -136,6 +177,12 @@ def flash_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Te
     from flash_attn.ops.triton.layer_norm import rms_norm_fn
 
     return torch.cat(rms_norm_fn(x, weight, None, residual=residual, eps=eps, prenorm=True), dim=-1)
+
+
+def dropout_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    from flash_attn.ops.rms_norm import dropout_add_rms_norm as normalize
+
+    return torch.cat(normalize(x, residual, weight, None, 0.0, eps, prenorm=True), dim=-1)
 
 
 # --- cross_entropy(logits [n, v], labels [n], ignore_index) -> scalar, the mean over rows that count ---
@@ -164,6 +211,33 @@ def flash_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index
     from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
 
     losses: torch.Tensor = cross_entropy_loss(logits, labels, ignore_index=ignore_index)[0]
+    return losses.sum() / (labels != ignore_index).sum()
+
+
+class Xentropy(torch.autograd.Function):  # type: ignore[misc]
+    """The loss of each row by xentropy_cuda_lib alone; flash-attn's own layer is Triton's from 2.4 on."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
+        import xentropy_cuda_lib
+
+        losses, logsumexp = xentropy_cuda_lib.forward(logits, labels, 0.0)
+        ctx.save_for_backward(logits, logsumexp, labels)
+        ctx.ignore_index = ignore_index
+        counted: torch.Tensor = losses.masked_fill(labels == ignore_index, 0)
+        return counted
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
+        import xentropy_cuda_lib
+
+        logits, logsumexp, labels = ctx.saved_tensors
+        counted = gradients[0].masked_fill(labels == ctx.ignore_index, 0)
+        return xentropy_cuda_lib.backward(counted, logits, logsumexp, labels, 0.0, False), None, None
+
+
+def xentropy_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
+    losses: torch.Tensor = Xentropy.apply(logits, labels, ignore_index)
     return losses.sum() / (labels != ignore_index).sum()
 
 
@@ -211,6 +285,31 @@ def flash_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
     product: torch.Tensor = swiglu(gate, up)
     return product
+
+
+# --- mlp(x [n, f], gate and up [h, f], down [f, h], their biases [h], [h], [f]) -> down (silu(gate x) * (up x)) [n, f] ---
+
+
+def torch_mlp(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, *biases: torch.Tensor) -> Any:
+    return F.linear(F.silu(F.linear(x, gate, biases[0])) * F.linear(x, up, biases[1]), down, biases[2])
+
+
+def xformers_mlp(
+    x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, *biases: torch.Tensor, kind: str
+) -> torch.Tensor:
+    """xformers' SwiGLU by this operator; the packed one wants gate and up side by side in memory."""
+    from xformers.ops import swiglu, swiglu_op, unbind
+
+    first, second, last = biases
+    if kind == "packed":
+        (gate, up), (first, second) = (unbind(torch.stack(pair), 0) for pair in ((gate, up), (first, second)))
+    kinds = {
+        "packed": swiglu_op.SwiGLUPackedFusedOp,
+        "fused": swiglu_op.SwiGLUFusedOp,
+        "decomposed": swiglu_op._SwiGLUDecomposedOp,
+    }
+    projected: torch.Tensor = swiglu(x, gate, first, up, second, down, last, op=kinds[kind])
+    return projected
 
 
 # --- rope(head size, base) -> rotate(x [b, h, l, d], start) -> the same shape, halves paired ---
@@ -275,21 +374,51 @@ class FlashRope(TorchRope):
         return turned.transpose(1, 2)
 
 
+class RotaryEmb(torch.autograd.Function):  # type: ignore[misc]
+    """Queries or keys turned by rotary_emb alone; flash-attn's own layer is Triton's from 2.1.2 on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cosine, sine)
+        return RotaryEmb.turn(x, cosine, sine, back=False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
+        return RotaryEmb.turn(gradients[0], *ctx.saved_tensors, back=True), None, None
+
+    @staticmethod
+    def turn(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, back: bool) -> torch.Tensor:
+        import rotary_emb
+
+        turned = torch.empty_like(x)
+        rotary_emb.apply_rotary(*x.chunk(2, dim=-1), cosine, sine, *turned.chunk(2, dim=-1), back)
+        return turned
+
+
+class RotaryEmbRope(TorchRope):
+    """The CUDA kernel that flash-attn's layers had before Triton's."""
+
+    def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+        turned: torch.Tensor = RotaryEmb.apply(x, cosine, sine)
+        return turned
+
+
 class TransformerEngineRope:
-    """Transformer Engine's fused kernel, which takes the angles."""
+    """Transformer Engine's fused kernel, which takes the angles. Until 2.0 it knows no base but 10000."""
 
     angles = torch.float32
 
     def __init__(self, head_size: int, base: float) -> None:
-        from transformer_engine.pytorch.attention.rope import RotaryPositionEmbedding
-
-        self.embedding = RotaryPositionEmbedding(head_size, rotary_base=base)
+        attention = importlib.import_module("transformer_engine.pytorch.attention")
+        self.module = getattr(attention, "rope", attention)  # a module of its own from 2.0 on
+        others = {} if base == 10000.0 else {"rotary_base": base}
+        self.embedding = self.module.RotaryPositionEmbedding(head_size, **others)
 
     def __call__(self, x: torch.Tensor, start: int) -> torch.Tensor:
-        from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb
-
         angles = self.embedding(start + x.shape[-2])[start:].to(x.device)
-        turned: torch.Tensor = apply_rotary_pos_emb(x.transpose(1, 2), angles, tensor_format="bshd", fused=True)
+        turned: torch.Tensor = self.module.apply_rotary_pos_emb(
+            x.transpose(1, 2), angles, tensor_format="bshd", fused=True
+        )
         return turned.transpose(1, 2)
 
 
@@ -320,7 +449,7 @@ def torch_adamw(parameters: Parameters, **settings: Any) -> torch.optim.Optimize
 
 def fused_adamw(parameters: Parameters, module: str, **settings: Any) -> torch.optim.Optimizer:
     """The FusedAdam of apex, which Transformer Engine and DeepSpeed took over with its arguments."""
-    make = import_module(module).FusedAdam
+    make = importlib.import_module(module).FusedAdam
     optimizer: torch.optim.Optimizer = make(list(parameters), adam_w_mode=True, **settings)
     return optimizer
 
@@ -392,6 +521,28 @@ def te_recipe(name: str) -> Any:
     return {"current": recipe.Float8CurrentScaling, "blockwise": recipe.Float8BlockScaling}[name]()
 
 
+def te_recipes(version: str) -> List[str]:
+    """The names of the recipes that this version of Transformer Engine has."""
+    columns = (row.column.partition(".") for row in rows("linear", {"transformer-engine": version}, cuda=True))
+    return list(dict.fromkeys(variant for _, _, variant in columns))
+
+
+@contextlib.contextmanager
+def te_without_fp8() -> Iterator[None]:
+    """Transformer Engine as it is on a GPU of compute capability 8.0, which has no FP8."""
+    package = "transformer_engine.pytorch"
+    if importlib.util.find_spec(package + ".quantization"):  # from 2.9 on
+        module = importlib.import_module(package + ".quantization")
+        unasked = mock.patch.object(module, "_FP8_SUPPORT", None)
+    else:
+        module = importlib.import_module(package + ".fp8")
+        # A refusal leaves it as if inside the context, and then no later step would update its scales.
+        state = {"fp8_available": None, "FP8_AUTOCAST_DEPTH": 0, "FP8_ENABLED": False}
+        unasked = mock.patch.multiple(module.FP8GlobalStateManager, **state)
+    with unasked, mock.patch.object(module, "get_device_compute_capability", lambda: (8, 0)):
+        yield
+
+
 def te_linear(model: torch.nn.Module, keep: Callable[[str], bool], recipe: str) -> torch.nn.Module:
     """Transformer Engine's linear layers in place of torch's, with their weights."""
     from transformer_engine.pytorch import Linear
@@ -418,7 +569,8 @@ class Entry(NamedTuple):
     forward, backward: regular expressions of a GPU kernel that it alone runs; none where it is not known by one, or
     where the gradient is computed forward.
     limits: input that it is known not to take: "one row", "no rows".
-    since: the first version of its distribution that has it.
+    since, until: the first version of its distribution that has it, and the first that does not; "" is no end.
+    features: the row length that it is tried with; other than 73 where it does not take every length.
     isa: a CPU feature without which it cannot run.
     """
 
@@ -430,13 +582,23 @@ class Entry(NamedTuple):
     since: str = "0"
     isa: str = ""
     limits: Tuple[str, ...] = ()
+    until: str = ""
+    features: int = 73
 
+
+# flash-attn's kernels; before 2.6, and in xformers' copy of it, outside any namespace.
+FLASH_FORWARD, FLASH_BACKWARD = (rf"(\bflash::|^void )flash_{way}" for way in ("fwd", "bwd"))
 
 OPERATORS: Dict[str, Dict[str, Entry]] = {
     "attention": {
         "torch": Entry(torch_attention, MIXED, since="2.0"),
         "torch.flash": Entry(
-            partial(sdpa, backend="FLASH_ATTENTION"), (), HALF, "pytorch_flash::flash_fwd", "pytorch_flash::flash_bwd"
+            partial(sdpa, backend="FLASH_ATTENTION"),
+            (),
+            HALF,
+            "pytorch_flash::flash_fwd|pytorch_fmha::fmha_fwd",  # FlashAttention 2; before torch 2.2 the first one
+            "pytorch_flash::flash_bwd|pytorch_fmha::fmha_bwd",
+            "2.0",
         ),
         "torch.cudnn": Entry(
             partial(sdpa, backend="CUDNN_ATTENTION"),
@@ -448,13 +610,20 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
             limits=("one row", "no rows"),
         ),
         "torch.efficient": Entry(
-            partial(sdpa, backend="EFFICIENT_ATTENTION"), (), HALF, "fmha_cutlassF", "fmha_cutlassB"
+            partial(sdpa, backend="EFFICIENT_ATTENTION"), (), HALF, "fmha_cutlassF", "fmha_cutlassB", "2.0"
         ),
-        "flash-attn": Entry(
-            flash_attention, (), HALF, r"\bflash::flash_fwd", r"\bflash::flash_bwd", limits=("no rows",)
-        ),
+        "flash-attn": Entry(flash_attention, (), HALF, FLASH_FORWARD, FLASH_BACKWARD, limits=("no rows",)),
         "transformer-engine": Entry(
-            te_attention, (), HALF, "cudnn.*sdpa.*fprop", "cudnn.*sdpa.*bprop", limits=("one row", "no rows")
+            te_attention, (), HALF, "cudnn.*sdpa.*fprop", "cudnn.*sdpa.*bprop", "2.0", limits=("one row", "no rows")
+        ),
+        "transformer-engine.flash": Entry(
+            te_attention, (), HALF, FLASH_FORWARD, FLASH_BACKWARD, limits=("no rows",), until="2.0"
+        ),
+        "xformers.flash": Entry(
+            partial(xformers_attention, backend="flash"), (), HALF, FLASH_FORWARD, FLASH_BACKWARD, limits=("no rows",)
+        ),
+        "xformers.cutlass": Entry(
+            partial(xformers_attention, backend="cutlass"), (), HALF, "fmha_cutlassF", "fmha_cutlassB"
         ),
     },
     "rms_norm": {
@@ -463,12 +632,15 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
         "transformer-engine": Entry(te_rms_norm, (), ALL, "rmsnorm_fwd", "rmsnorm_bwd", limits=("no rows",)),
         "flash-attn": Entry(flash_rms_norm, (), HALF, "_layer_norm_fwd_1pass", "_layer_norm_bwd"),
         "apex": Entry(apex_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",)),
+        "apex.mixed": Entry(apex_mixed_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",)),
+        "dropout-layer-norm": Entry(dropout_rms_norm, (), ALL, "ln_fwd_kernel", "ln_bwd_kernel", features=1024),
         "liger-kernel": Entry(liger_rms_norm, (), HALF, "_rms_norm_forward_kernel", "_rms_norm_backward_kernel"),
     },
     "add_rms_norm": {
         "torch": Entry(torch_add_rms_norm, MIXED, ALL, "LayerNormForward", "layer_norm_grad_input", "2.4"),
         "torch.compile": Entry(compiled(torch_add_rms_norm), (), HALF, "^triton_", "^triton_", "2.4"),
         "flash-attn": Entry(flash_add_rms_norm, (), HALF, "_layer_norm_fwd_1pass", "_layer_norm_bwd"),
+        "dropout-layer-norm": Entry(dropout_add_rms_norm, (), ALL, "ln_fwd_kernel", "ln_bwd_kernel", features=1024),
         "liger-kernel": Entry(liger_add_rms_norm, (), HALF, "fused_add_rms_norm_forw", "fused_add_rms_norm_back"),
     },
     "cross_entropy": {
@@ -477,6 +649,7 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
         # By its documentation not for float16.
         "transformer-engine": Entry(te_cross_entropy, (), MIXED, "cross_entropy_kernel", "", "2.0"),
         "flash-attn": Entry(flash_cross_entropy, (), HALF, "cross_entropy_fwd_kernel", "cross_entropy_bwd_kernel"),
+        "xentropy-cuda-lib": Entry(xentropy_cross_entropy, (), ALL, "SoftMaxXEntropyForw", "SoftMaxXEntropyBackw"),
         "liger-kernel": Entry(liger_cross_entropy, (), HALF, "liger_cross_entropy_kernel"),
     },
     "linear_cross_entropy": {
@@ -491,16 +664,23 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
         "flash-attn": Entry(flash_swiglu, (), HALF, "swiglu_fwd", "swiglu_bwd"),
         "liger-kernel": Entry(liger_swiglu, (), HALF, "_swiglu_forward_kernel", "_swiglu_backward_kernel"),
     },
+    "mlp": {
+        "torch": Entry(torch_mlp, MIXED, ALL, "silu", "silu_backward"),
+        "xformers.packed": Entry(partial(xformers_mlp, kind="packed"), (), HALF, "DualGemm", "silu_bw_fused"),
+        "xformers.fused": Entry(partial(xformers_mlp, kind="fused"), (), HALF, "DualGemm", "silu_bw_fused"),
+        "xformers.decomposed": Entry(partial(xformers_mlp, kind="decomposed"), (), HALF),
+    },
     "rope": {
         "torch": Entry(TorchRope, MIXED, ALL),
         "torch.compile": Entry(CompiledRope, (), HALF, "^triton_", "^triton_", "2.0"),
         "transformers": Entry(TransformersRope, SINGLE),
-        "transformer-engine": Entry(TransformerEngineRope, (), ALL, "fused_rope_forward", "fused_rope_backward", "2.0"),
+        "transformer-engine": Entry(TransformerEngineRope, (), ALL, "fused_rope_forward", "fused_rope_backward"),
         "flash-attn": Entry(FlashRope, (), HALF, "rotary_kernel", "rotary_kernel"),
+        "rotary-emb": Entry(RotaryEmbRope, (), ALL),
         "liger-kernel": Entry(LigerRope, (), HALF, "_triton_rope", "_triton_rope"),
     },
     "adamw": {
-        "torch": Entry(torch_adamw, SINGLE, SINGLE, "FusedAdamMathFunctor", since="2.4"),
+        "torch": Entry(torch_adamw, SINGLE, SINGLE, "FusedAdamMathFunctor", since="2.0"),  # on a CPU since 2.4
         "transformer-engine": Entry(
             partial(fused_adamw, module="transformer_engine.pytorch.optimizers"),
             (),
@@ -544,7 +724,7 @@ def rows(name: str, packages: Dict[str, str], cuda: bool) -> Iterator[Row]:
     """The implementations of an operator that these packages (name -> version) have for a GPU or for a CPU."""
     for column, entry in OPERATORS[name].items():
         version = packages.get(column.partition(".")[0])
-        if version is not None and release(version) >= release(entry.since):
+        if version is not None and holds(version, entry.since, entry.until):
             yield from (Row(name, column, getattr(torch, dtype)) for dtype in (entry.cuda if cuda else entry.cpu))
 
 

@@ -62,6 +62,16 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return gate / (1 + torch.exp(-gate)) * up
 
 
+def mlp(
+    x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, *biases: torch.Tensor
+) -> torch.Tensor:
+    """down swiglu(gate x, up x), each projection with its bias: Shazeer 2020 (2002.05202), eq. 6, with biases.
+
+    x [n, f], gate and up [h, f], down [f, h], biases [h], [h] and [f] -> [n, f].
+    """
+    return swiglu(x @ gate.t() + biases[0], x @ up.t() + biases[1]) @ down.t() + biases[2]
+
+
 def rope(x: torch.Tensor, start: int, base: float) -> torch.Tensor:
     """Rotate the complex numbers x[i] + x[i + d/2] j at position p by the angle p * base^(-2i/d), in closed form.
 

@@ -46,31 +46,47 @@ def labels_for(count: int, vocabulary: int) -> torch.Tensor:
     return labels
 
 
-def sample(name: str, dtype: torch.dtype, count: int = 37, size: int = 40, scale: float = 1.0) -> Sample:
-    """Random input for an operator: `count` rows (or tokens), odd sizes, `size` the head size, `scale` that of x."""
+def sample(
+    name: str, dtype: torch.dtype, count: int = 37, size: int = 40, scale: float = 1.0, features: int = 73
+) -> Sample:
+    """Random input for an operator: `count` rows (or tokens), odd sizes.
+
+    size: of a head; scale: of x; features: the length of its rows.
+    """
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(*shape).to(dtype)
 
-    x = [(torch.randn(count, 73) * scale).to(dtype) for _ in range(2)]
+    x = [(torch.randn(count, features) * scale).to(dtype) for _ in range(2)]
     if name == "attention":
         # Three query heads share a key head. Rounded on the way: probabilities, their gradient and that of the scores,
         # each head's result, the sum over a group, the result.
         heads = [draw(2, heads, count, size) for heads in (6, 2, 2)]
         return Sample(heads, (), draw(2, 6, count, size), 6)
     if name == "rms_norm":  # rounded: the normalized row, the result
-        return Sample([x[0], draw(73)], (EPS,), draw(count, 73), 2)
+        return Sample([x[0], draw(features)], (EPS,), draw(count, features), 2)
     if name == "add_rms_norm":  # rounded: the sum, the normalized row, the result, the sum of two gradients
-        return Sample([*x, draw(73)], (EPS,), draw(count, 146), 4)
+        return Sample([*x, draw(features)], (EPS,), draw(count, 2 * features), 4)
     if name == "cross_entropy":  # rounded: the log-probabilities, the probabilities, the result
         return Sample([(torch.randn(count, 83) * 4).to(dtype)], (labels_for(count, 83), IGNORED), torch.ones(()), 3)
     if name == "linear_cross_entropy":
         # Logits near 1, so that rounding them moves the probabilities by no more than a rounding of those. Rounded:
         # logits, log-probabilities, probabilities, the result; a weight gradient summed in parts, once a part.
-        weight = (torch.randn(83, 73) / math.sqrt(73)).to(dtype)
+        weight = (torch.randn(83, features) / math.sqrt(features)).to(dtype)
         return Sample([x[0], weight], (labels_for(count, 83), IGNORED), torch.ones(()), 8)
+    if name == "mlp":
+        # Sizes that products by tensor cores take, each other than the next. Rounded on the way: both projections,
+        # silu, the product, the result; and backward the gradients of each, and the sum of two.
+        shapes = ((88, 72), (88, 72), (72, 88))
+        weights = [(torch.randn(*shape) / math.sqrt(shape[1])).to(dtype) for shape in shapes]
+        return Sample([draw(count, 72), *weights, draw(88), draw(88), draw(72)], (), draw(count, 72), 8)
     assert name == "swiglu", name  # rounded: silu(gate), its derivative, the result; gates up to 16 or so
     return Sample([draw(count, 83) * 4, draw(count, 83)], (), draw(count, 83), 3)
+
+
+def sample_for(name: str, column: str, dtype: torch.dtype, **sizes: Any) -> Sample:
+    """A sample with rows of a length that this implementation takes."""
+    return sample(name, dtype, features=OPERATORS[name][column].features, **sizes)
 
 
 def assert_equals_float64(
@@ -121,13 +137,15 @@ def test_attention_is_causal(column: str, dtype: torch.dtype, device: str) -> No
     "RMSNorm equals float64 forward and backward, eps under the root, also where the input is tiny", package="torch"
 )
 def test_rms_norm(column: str, dtype: torch.dtype, scale: float, device: str, measured: Dict[str, Any]) -> None:
-    assert_equals_float64("rms_norm", column, sample("rms_norm", dtype, scale=scale), dtype, device, measured)
+    given = sample_for("rms_norm", column, dtype, scale=scale)
+    assert_equals_float64("rms_norm", column, given, dtype, device, measured)
 
 
 @every("add_rms_norm")
 @proves("RMSNorm of a sum with its residual equals float64 forward and backward, and so does the sum", package="torch")
 def test_add_rms_norm(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
-    assert_equals_float64("add_rms_norm", column, sample("add_rms_norm", dtype), dtype, device, measured)
+    given = sample_for("add_rms_norm", column, dtype)
+    assert_equals_float64("add_rms_norm", column, given, dtype, device, measured)
 
 
 @every("cross_entropy")
@@ -160,6 +178,12 @@ def test_cross_entropy_ignores(column: str, dtype: torch.dtype, device: str) -> 
 @proves("SwiGLU equals float64 forward and backward", package="torch")
 def test_swiglu(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     assert_equals_float64("swiglu", column, sample("swiglu", dtype), dtype, device, measured)
+
+
+@every("mlp")
+@proves("SwiGLU with its three projections and their biases equals float64 forward and backward", package="torch")
+def test_mlp(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
+    assert_equals_float64("mlp", column, sample("mlp", dtype), dtype, device, measured)
 
 
 @every("rope")
@@ -198,10 +222,10 @@ def assert_refused(
     measured["limit"] = errors[0]
 
 
-@every("attention", "rms_norm", "add_rms_norm", "swiglu", "cross_entropy", "linear_cross_entropy", once=True)
+@every("attention", "rms_norm", "add_rms_norm", "swiglu", "mlp", "cross_entropy", "linear_cross_entropy", once=True)
 @proves("a single row, or token, comes out as in float64, or as the error of a known limit", package="torch")
 def test_one_row(name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
-    given = sample(name, dtype, count=1)
+    given = sample_for(name, column, dtype, count=1)
     if "one row" in OPERATORS[name][column].limits:
         assert_refused(given.bind(operator(name, column), device), given.inputs, given.gradient, device, measured)
         return
@@ -221,7 +245,7 @@ def test_one_row(name: str, column: str, dtype: torch.dtype, device: str, measur
 @every("attention", "rms_norm", "add_rms_norm", "swiglu", once=True)
 @proves("no rows come out as no rows with no gradient, or as the error of a known limit", package="torch")
 def test_no_rows(name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
-    given = sample(name, dtype, count=3)
+    given = sample_for(name, column, dtype, count=3)
     inputs = [tensor if tensor.dim() == 1 else tensor[:0] for tensor in given.inputs]
     call = given.bind(operator(name, column), device)
     if "no rows" in OPERATORS[name][column].limits:
@@ -233,15 +257,18 @@ def test_no_rows(name: str, column: str, dtype: torch.dtype, device: str, measur
     assert all((tensor == 0).all() for tensor in gradients)
 
 
-def swept(name: str, dtype: torch.dtype) -> Sample:
-    """Input [5, 120] for an operator, each row sweeping -30 .. 30 with zeros, subnormals and 1e5 in between.
+def swept(name: str, column: str, dtype: torch.dtype) -> Sample:
+    """Input for an operator, each row sweeping -30 .. 30 with zeros, subnormals and 1e5 in between.
+
+    It is [5, 120], or as long as the implementation wants its rows.
 
     1e5 is beyond float16: what goes through it without being in it becomes infinite.
     """
     smallest, large = torch.finfo(dtype).tiny / 4, 1e5 if dtype is not torch.float16 else 100.0
     special = torch.tensor([0.0, smallest, -smallest, large, -large])
-    sweep = torch.stack([torch.linspace(-30, 30, 120).roll(shift) for shift in range(5)])
-    sweep[:, ::24] = special
+    width = max(120, OPERATORS[name][column].features)
+    sweep = torch.stack([torch.linspace(-30, 30, width).roll(shift) for shift in range(5)])
+    sweep[:, :: width // 5][:, :5] = special
     x = sweep.to(dtype)
     if name == "attention":
         heads = x.view(1, 1, 15, 40)
@@ -250,8 +277,8 @@ def swept(name: str, dtype: torch.dtype) -> Sample:
     if name == "cross_entropy":
         return Sample([x], (torch.arange(5), IGNORED), torch.ones(()), 0)
     if name == "rms_norm":
-        return Sample([torch.cat([x, torch.zeros_like(x[:1])]), x[0]], (EPS,), torch.ones(6, 120), 0)
-    return Sample([x, x.flip(0)], (), torch.ones(5, 120), 0)
+        return Sample([torch.cat([x, torch.zeros_like(x[:1])]), x[0]], (EPS,), torch.ones(6, width), 0)
+    return Sample([x, x.flip(0)], (), torch.ones(5, width), 0)
 
 
 every_operator = every("attention", "cross_entropy", "rms_norm", "swiglu", once=True)
@@ -260,7 +287,7 @@ every_operator = every("attention", "cross_entropy", "rms_norm", "swiglu", once=
 @every_operator
 @proves("inputs from -30 to 30, zeros, subnormals and 1e5 give finite outputs and gradients", package="torch")
 def test_extremes_stay_finite(name: str, column: str, dtype: torch.dtype, device: str) -> None:
-    given = swept(name, dtype)
+    given = swept(name, column, dtype)
     call = given.bind(operator(name, column), device)
     for tensor in bounds.forward_and_backward(call, given.inputs, given.gradient, device):
         assert tensor.isfinite().all()
@@ -269,7 +296,7 @@ def test_extremes_stay_finite(name: str, column: str, dtype: torch.dtype, device
 @every_operator
 @proves("twenty runs on the same input give the same bits, forward and backward", package="torch")
 def test_runs_are_bit_equal(name: str, column: str, dtype: torch.dtype, device: str) -> None:
-    given = swept(name, dtype)
+    given = swept(name, column, dtype)
     call, gradient = given.bind(operator(name, column), device), torch.randn(given.gradient.shape)
     first, *others = (bounds.forward_and_backward(call, given.inputs, gradient, device) for _ in range(20))
     assert all(torch.equal(*pair) for run in others for pair in zip(first, run))
@@ -286,10 +313,10 @@ def assert_ran(found: Set[str], pattern: str, when: str) -> str:
 
 
 @needs(cuda=True)
-@every("attention", "rms_norm", "add_rms_norm", "cross_entropy", "linear_cross_entropy", "swiglu", seen=True)
+@every("attention", "rms_norm", "add_rms_norm", "cross_entropy", "linear_cross_entropy", "swiglu", "mlp", seen=True)
 @proves("an operator runs the fused kernel of its own implementation, forward and backward", package="torch")
 def test_own_kernels_ran(name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
-    entry, given = OPERATORS[name][column], sample(name, dtype)
+    entry, given = OPERATORS[name][column], sample_for(name, column, dtype)
     call = given.bind(entry.call, device)
     bounds.forward_and_backward(call, given.inputs, given.gradient, device)  # what is compiled or tuned, is now
     leaves = [torch.nn.Parameter(tensor.to(device)) for tensor in given.inputs]

@@ -131,10 +131,8 @@ class PlantedRoom:
 
     def describe(self, *packages: str, cuda: str = "none", proves_on: tuple[str, ...] = (HERE,)) -> None:
         """Write the manifest; by default one package, alpha 1.2, on hardware that the target declares."""
-        entries = {
-            name: {"version": "1.2", "module": name.replace("-", "_"), "kind": "wheel", "patches": []}
-            for name in packages or ("alpha",)
-        }
+        same = {"version": "1.2", "release": "1.2", "kind": "wheel", "patches": []}
+        entries = {name: {"module": name.replace("-", "_"), **same} for name in packages or ("alpha",)}
         described = {"target": "planted", "cuda": cuda, "proves_on": proves_on, "stack": "5" * 64, "packages": entries}
         self.manifest.write_text(json.dumps(described))
 
@@ -264,6 +262,18 @@ def test_a_target_without_patches_makes_no_claim_about_any(room: PlantedRoom) ->
 
 def test_a_claim_of_later_versions_is_deselected(room: PlantedRoom) -> None:
     room.plant('@proves("a", since="1.10")\ndef test_a():\n    pass\n' + GOOD.replace('up"', 'up", since="1.2"'))
+    assert room.run().returncode == 0
+    assert list(room.claims()) == ["test_alpha.py::test_sum"]
+
+
+def test_a_claim_of_earlier_versions_is_deselected(room: PlantedRoom) -> None:
+    room.plant('@proves("a", until="1.2")\ndef test_a():\n    pass\n' + GOOD.replace('up"', 'up", until="1.10"'))
+    assert room.run().returncode == 0
+    assert list(room.claims()) == ["test_alpha.py::test_sum"]
+
+
+def test_a_claim_about_implementations_that_the_target_lacks_is_deselected(room: PlantedRoom) -> None:
+    room.plant(GOOD + '@pytest.mark.parametrize("column", [])\n@proves("a")\ndef test_a(column):\n    pass\n')
     assert room.run().returncode == 0
     assert list(room.claims()) == ["test_alpha.py::test_sum"]
 
