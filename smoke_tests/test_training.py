@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 import math
+import socket
 import statistics
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import pytest
 import torch
-from torchao.float8 import float8_scaling_utils
 
-from claims import every, proves
-from training.llama import Shape, train
+from claims import every, needs, proves
+from fused_ops import operator, rows, te_autocast, te_recipe
+from kernels import assert_float8_products
+from training.llama import Shape, batches, standard_library_text, train
 
 FALL = 2.5  # nats per byte below ln 256, the loss of knowing nothing
 FLOOR = 1e-4  # on one thread float32 repeats to the last bit, so that only other arithmetic is farther off
@@ -56,8 +58,10 @@ def same_run(device: str, manifest: Dict[str, Any], seed: int) -> Run:
     """The run that the target's operators make."""
     columns = dict.fromkeys(FUSED, "torch")
     if device == "cuda":
-        has = {"torch", *manifest["packages"]}
-        columns = {name: next(one for one in all_ if one.partition(".")[0] in has) for name, all_ in FUSED.items()}
+        versions = {name: entry["version"] for name, entry in manifest["packages"].items()}
+        for name, wanted in FUSED.items():
+            has = {row.column for row in rows(name, versions, cuda=True)}
+            columns[name] = next(column for column in wanted if column in has)
     return Run(device, tuple(columns.items()), seed)
 
 
@@ -128,6 +132,8 @@ def test_llama_follows_high_precision(column: str, same_run: Run, measured: Dict
     package="torchao",
 )
 def test_frozen_scale_is_caught(same_run: Run, measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchao.float8 import float8_scaling_utils
+
     frozen = FrozenScales(float8_scaling_utils.tensor_to_scale)
     monkeypatch.setattr(float8_scaling_utils, "tensor_to_scale", frozen)
     losses = same_run.losses("torchao.tensorwise", each_step=frozen.restart)
@@ -136,3 +142,86 @@ def test_frozen_scale_is_caught(same_run: Run, measured: Dict[str, Any], monkeyp
     with pytest.raises(AssertionError, match=r"apart, more than") as caught:
         assert_follows(losses, same_run)
     measured["caught"] = str(caught.value).splitlines()[0]
+
+
+# --- as HARE trains: transformers' Mistral with Transformer Engine's layers, under DeepSpeed ---
+
+HARE = {
+    **{"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22, "vocab_size": 32000},
+    **{"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 32768, "sliding_window": 4096},
+    **{"rms_norm_eps": 1e-5, "rope_theta": 1e4, "tie_word_embeddings": False, "use_cache": False},
+}
+HARE_ON_DEEPSPEED = {
+    **{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1, "gradient_clipping": 1.0},
+    **{"zero_optimization": {"stage": 0}, "bf16": {"enabled": True}, "fp16": {"enabled": False}},
+}
+STEPS = 8
+
+
+def hare(attention: str) -> torch.nn.Module:
+    """HARE's 1.1B Mistral with fresh weights, every linear layer and every norm Transformer Engine's, on the GPU."""
+    import transformer_engine.pytorch as te
+    from transformers import MistralConfig, MistralForCausalLM
+
+    with torch.device("cuda"):
+        model: torch.nn.Module = MistralForCausalLM(MistralConfig(**HARE, attn_implementation=attention))
+    operator("linear", "transformer-engine.delayed")(model, lambda name: False)
+    for name, norm in list(model.named_modules()):
+        if type(norm).__name__ == "MistralRMSNorm":
+            parent, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, te.RMSNorm(HARE["hidden_size"], eps=HARE["rms_norm_eps"]))
+    return model
+
+
+@pytest.fixture
+def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a launcher tells the only process of a job; afterwards the job is over."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for name, value in {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_PORT": port}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+@needs(sm=(8, 9))
+@proves(
+    "HARE's 1.1B model with 155 FP8 linear layers trains under DeepSpeed with its bfloat16 configuration: the loss of a "
+    "batch that is repeated falls by 2 nats per token or more, and every product of a step runs as an FP8 kernel",
+    seed=("A05", "A07", "A08", "A11", "A27"),
+    package="transformers",
+)
+def test_hare(device: str, one_process: None, measured: Dict[str, Any]) -> None:
+    import deepspeed
+    import transformer_engine.pytorch as te
+
+    model = hare("flash_attention_2")
+    layers = sum(isinstance(layer, te.Linear) for layer in model.modules())
+    measured["layers"], measured["parameters"] = layers, sum(one.numel() for one in model.parameters())
+    assert layers == 22 * 7 + 1
+    assert measured["parameters"] == 1_123_117_056
+    settings = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+    optimizer = operator("adamw", "deepspeed.fused")(model.parameters(), **settings)
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=HARE_ON_DEEPSPEED)[0]
+    assert engine.bfloat16_enabled()
+    assert not engine.fp16_enabled()
+    ((tokens, targets),) = batches(standard_library_text(400_000), 512, 1, 0)
+    tokens, targets = tokens[:2].to(device), targets[:2].to(device)
+    recipe = te_recipe("delayed")
+
+    def step(in_fp8: bool) -> float:
+        with te_autocast(recipe if in_fp8 else None):  # around all three, as HARE has it
+            logits = engine(tokens).logits.flatten(0, 1)
+            loss = torch.nn.functional.cross_entropy(logits.float(), targets.flatten())
+            engine.backward(loss)
+            engine.step()
+        return float(loss.detach())
+
+    losses = [step(in_fp8=True) for _ in range(STEPS)]
+    measured["first"], measured["last"] = losses[0], losses[-1]
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses[0] - losses[-1] >= 2, f"the loss went from {losses[0]:.2f} to {losses[-1]:.2f}"
+    measured.update(assert_float8_products(step))

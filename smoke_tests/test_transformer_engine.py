@@ -15,7 +15,7 @@ import references
 from bounds import E4M3, E5M2
 from claims import needs, proves
 from fused_ops import te_autocast, te_recipe, te_recipes, te_without_fp8
-from kernels import assert_float8_products
+from kernels import FLOAT8, assert_float8_products, gpu_kernels_run, products
 
 # What each recipe rounds the factors of the products to: of the output, and of the gradients.
 RECIPES: Dict[str, Tuple[Tuple[int, int], Tuple[int, int]]] = {
@@ -172,6 +172,17 @@ def test_products_ran_in_fp8(name: str, recipe: str, device: str, measured: Dict
     measured.update(assert_float8_products(lambda on: run(layer, chosen if on else None, x, gradient)))
 
 
+@fp8_gpu
+@proves("its FP8 context leaves torch's own layers alone: no product of a torch.nn.Linear runs in FP8", seed="A12")
+def test_other_layers_stay_as_they_are(device: str, measured: Dict[str, Any]) -> None:
+    layer = torch.nn.Linear(FEATURES, OUTPUTS, device=device, dtype=BF16)
+    x, gradient = x_and_gradient(OUTPUTS)
+    ran = products(gpu_kernels_run(lambda: run(layer, te_recipe("delayed"), x, gradient)))
+    assert ran
+    assert not any(FLOAT8.search(name) for name in ran)
+    measured["kernel"] = sorted(ran)[0][:80]
+
+
 def scales_of(layer: torch.nn.Module) -> Tuple[torch.Tensor, torch.Tensor]:
     """The amax history [steps, tensors] and the scales [tensors] of a layer's forward pass; tensor 0 is the input."""
     meta = layer.fp8_meta["scaling_fwd"]
@@ -245,6 +256,21 @@ def test_state_round_trip(recipe: str, device: str, monkeypatch: pytest.MonkeyPa
     other.load_state_dict(torch.load(file, weights_only=False))
     after = [run(one, chosen, x, gradient)[0] for one in (layer, other)]
     assert torch.equal(*after)
+
+
+@fp8_gpu
+@proves("a layer that resumed from a checkpoint goes on following its input, 16 times larger, as delayed scaling does")
+def test_resumed_scales_follow(device: str, measured: Dict[str, Any]) -> None:
+    make, chosen = LAYERS["Linear"][0], te_recipe("delayed")
+    layer, resumed = make(), make()
+    x, gradient = x_and_gradient(OUTPUTS)
+    settle(layer, chosen, x, gradient)
+    resumed.load_state_dict(layer.state_dict())
+    settle(resumed, chosen, 16 * x, gradient)
+    _, (before, *_) = scales_of(layer)
+    _, (after, *_) = scales_of(resumed)
+    measured["factor"] = float(before / after)
+    assert measured["factor"] == pytest.approx(16, rel=1e-6)
 
 
 @fp8_gpu
