@@ -34,7 +34,7 @@ Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.I
 class Claim:
     """One test's sentence, read from its source. `id` is FILE::TEST, without parameters.
 
-    `rows` are the test's parameters, `package`, `since`, `until` and `needs_gpu` what smoke_tests/claims.py says they are.
+    `rows` are the test's parameters; `package`, `since`, `until` and `needs_gpu` are what smoke_tests/claims.py says.
     """
 
     id: str

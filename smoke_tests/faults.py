@@ -109,7 +109,7 @@ def backward_of(forward: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 # --- of any operator ---
 
-TENSORS = ("attention", "rms_norm", "add_rms_norm", "swiglu")  # in, and out
+TENSORS = ("attention", "rms_norm", "add_rms_norm", "swiglu", "mlp")  # in, and out
 LOSSES = ("cross_entropy", "linear_cross_entropy")
 
 
@@ -123,7 +123,7 @@ def gradients_2_percent_too_large(call: Call) -> Call:
     return lambda *given: backward_of((output := call(*given)), output * 1.02)
 
 
-@wrong("dropped gradient", "attention", "rms_norm", "add_rms_norm", "swiglu", "linear_cross_entropy")
+@wrong("dropped gradient", *TENSORS, "linear_cross_entropy")
 def no_gradient_of_the_second_input(call: Call) -> Call:
     return lambda first, second, *others: call(first, second.detach(), *others)
 

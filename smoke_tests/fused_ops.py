@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import importlib.util
 import math
+import os
 from functools import lru_cache, partial
 from typing import Any, Callable, ContextManager, Dict, Iterable, Iterator, List, NamedTuple, Tuple
 from unittest import mock
@@ -34,6 +35,11 @@ def version_of_torch() -> Tuple[int, int]:
     """(2, 13) for 2.13.0+cpu."""
     major, minor = torch.__version__.split(".")[:2]
     return int(major), int(minor)
+
+
+if version_of_torch() < (2, 2):
+    # With the cuDNN that it brings (8.9.2.26) Transformer Engine's fused attention finds no plan to execute.
+    os.environ.setdefault("NVTE_FUSED_ATTN", "0")
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -287,7 +293,7 @@ def flash_swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return product
 
 
-# --- mlp(x [n, f], gate and up [h, f], down [f, h], their biases [h], [h], [f]) -> down (silu(gate x) * (up x)) [n, f] ---
+# --- mlp(x [n, f], gate and up [h, f], down [f, h], biases [h], [h], [f]) -> [n, f]: SwiGLU and its projections ---
 
 
 def torch_mlp(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, *biases: torch.Tensor) -> Any:

@@ -18,7 +18,8 @@ ROWS, FEATURES, DROPPED = 64, 1024, 0.25
 
 @needs(cuda=True)
 @proves(
-    "dropout leaves out the share asked for, scales up the rest, and the norm is that of what is left", seed=("B09", "B45")
+    "dropout leaves out the share asked for, scales up the rest, and the norm is that of what is left",
+    seed=("B09", "B45"),
 )
 def test_dropout(device: str, measured: Dict[str, Any]) -> None:
     from flash_attn.ops.rms_norm import dropout_add_rms_norm

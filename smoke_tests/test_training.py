@@ -189,8 +189,8 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @needs(sm=(8, 9))
 @proves(
-    "HARE's 1.1B model with 155 FP8 linear layers trains under DeepSpeed with its bfloat16 configuration: the loss of a "
-    "batch that is repeated falls by 2 nats per token or more, and every product of a step runs as an FP8 kernel",
+    "HARE's 1.1B model with 155 FP8 linear layers trains under DeepSpeed with its bfloat16 configuration: the loss of "
+    "a batch that is repeated falls by 2 nats per token or more, and every product of a step runs as an FP8 kernel",
     seed=("A05", "A07", "A08", "A11", "A27"),
     package="transformers",
 )

@@ -19,9 +19,7 @@ def test_smoothing(device: str, measured: Dict[str, Any]) -> None:
     logits, labels = torch.randn(ROWS, VOCABULARY) * 4, torch.randint(VOCABULARY, (ROWS,))
     losses, logsumexp = xentropy_cuda_lib.forward(logits.to(device), labels.to(device), 0.1)
     gradient = torch.randn(ROWS)
-    found = xentropy_cuda_lib.backward(
-        gradient.to(device), logits.to(device), logsumexp, labels.to(device), 0.1, False
-    )
+    found = xentropy_cuda_lib.backward(gradient.to(device), logits.to(device), logsumexp, labels.to(device), 0.1, False)
     leaf = logits.double().requires_grad_()
     truth = torch.nn.functional.cross_entropy(leaf, labels, label_smoothing=0.1, reduction="none")
     truth.backward(gradient.double())

@@ -86,7 +86,7 @@ def test_swiglu_stays_in_bfloat16(kind: str, device: str, measured: Dict[str, An
 
 
 def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """xformers' norm of a sum, which it leaves in x, as the table of operators has it: the norm, and beside it the sum."""
+    """xformers' norm of a sum, which it leaves in x, as the table of operators has it: beside the norm the sum."""
     total = x.clone()
     return torch.cat([rmsnorm.rms_norm_add(total, residual, weight, eps), total], dim=-1)
 
