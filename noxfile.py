@@ -120,7 +120,7 @@ def promote(session, target):
 @verb()
 @for_each_target
 def mutants(session, target):
-    """Plant faults to see that the claims catch them, and try 100 seeds on correct code; -- --seeds NUMBER."""
+    """Plant faults to see that the claims catch them, and try 100 seeds on correct code; -- [--seeds N] [--compile]."""
     recipes(session, "mutants", target, *session.posargs)
 
 
