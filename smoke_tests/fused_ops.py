@@ -65,13 +65,15 @@ def attention_of_equal_heads(query: torch.Tensor, key: torch.Tensor, value: torc
 
 def only(backend: str) -> ContextManager[Any]:
     """The context in which torch's attention takes this backend or none."""
+    context: ContextManager[Any]
     if version_of_torch() >= (2, 3):
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        context: ContextManager[Any] = sdpa_kernel(SDPBackend.__members__[backend])
+        context = sdpa_kernel(SDPBackend.__members__[backend])
         return context
     flash = backend == "FLASH_ATTENTION"
-    return torch.backends.cuda.sdp_kernel(enable_flash=flash, enable_math=False, enable_mem_efficient=not flash)
+    context = torch.backends.cuda.sdp_kernel(enable_flash=flash, enable_math=False, enable_mem_efficient=not flash)
+    return context
 
 
 def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, backend: str) -> torch.Tensor:
@@ -390,7 +392,8 @@ class RotaryEmb(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, None, None]:
-        return RotaryEmb.turn(gradients[0], *ctx.saved_tensors, back=True), None, None
+        cosine, sine = ctx.saved_tensors
+        return RotaryEmb.turn(gradients[0], cosine, sine, back=True), None, None
 
     @staticmethod
     def turn(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, back: bool) -> torch.Tensor:
@@ -543,7 +546,7 @@ def te_without_fp8() -> Iterator[None]:
     else:
         module = importlib.import_module(package + ".fp8")
         # A refusal leaves it as if inside the context, and then no later step would update its scales.
-        state = {"fp8_available": None, "FP8_AUTOCAST_DEPTH": 0, "FP8_ENABLED": False}
+        state: Dict[str, Any] = {"fp8_available": None, "FP8_AUTOCAST_DEPTH": 0, "FP8_ENABLED": False}
         unasked = mock.patch.multiple(module.FP8GlobalStateManager, **state)
     with unasked, mock.patch.object(module, "get_device_compute_capability", lambda: (8, 0)):
         yield

@@ -260,7 +260,8 @@ def test_state_round_trip(recipe: str, device: str, monkeypatch: pytest.MonkeyPa
 
 @fp8_gpu
 @proves("a layer that resumed from a checkpoint goes on following its input, 16 times larger, as delayed scaling does")
-def test_resumed_scales_follow(device: str, measured: Dict[str, Any]) -> None:
+def test_resumed_scales_follow(device: str, measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")  # as above
     make, chosen = LAYERS["Linear"][0], te_recipe("delayed")
     layer, resumed = make(), make()
     x, gradient = x_and_gradient(OUTPUTS)

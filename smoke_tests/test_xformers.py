@@ -74,7 +74,8 @@ def test_swiglu_stays_in_bfloat16(kind: str, device: str, measured: Dict[str, An
 
     def under_autocast(*leaves: torch.Tensor) -> torch.Tensor:
         with autocast("autocast"):
-            return call(*leaves)  # type: ignore[no-any-return]
+            projected: torch.Tensor = call(*leaves)
+        return projected
 
     found = bounds.forward_and_backward(under_autocast, inputs, given.gradient, device)
     assert found[0].dtype == BF16
