@@ -697,10 +697,10 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
             "AdamFunctor",
             since="2.0",
         ),
-        "apex": Entry(partial(fused_adamw, module="apex.optimizers"), (), SINGLE, "AdamFunctor<float, float, int>"),
+        "apex": Entry(partial(fused_adamw, module="apex.optimizers"), (), SINGLE, "AdamFunctor<float, float(, int)?>"),
         "deepspeed.cpu": Entry(deepspeed_cpu_adamw, SINGLE, isa="avx2"),
         "deepspeed.fused": Entry(
-            partial(fused_adamw, module="deepspeed.ops.adam"), SINGLE, SINGLE, "AdamFunctor<float, int>", isa="avx2"
+            partial(fused_adamw, module="deepspeed.ops.adam"), SINGLE, SINGLE, "AdamFunctor<float(, int)?>", isa="avx2"
         ),
     },
     "scaled_mm": {"torch": Entry(torch_scaled_mm, MIXED, BRAIN, since="2.5")},
