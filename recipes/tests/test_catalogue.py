@@ -69,6 +69,20 @@ def test_every_patch_is_used_or_proved_on_a_listed_release() -> None:
         assert one.path in used or any(entry and "unproven" not in entry for entry in kept), one.name
 
 
+def test_the_patch_for_python_38_goes_to_that_python_only() -> None:
+    """functools.cache came with Python 3.9: ngc-23.10 would not be patched even with the same release (A06)."""
+    name = "0001-cache-with-lru-cache"
+    users = {
+        one.target.name: one.target.python
+        for one in PLANS
+        if name in [chosen.path.stem for chosen in one.patches.get("transformer-engine", [])]
+    }
+    assert users == {"ngc-23.04": "3.8"}
+    (needed,) = [one for one in patch.every(ROOT) if one.path.stem == name]
+    selected = {target: needed.selects("1.8.0", CATALOGUE.targets[target]) for target in ("ngc-23.04", "ngc-23.10")}
+    assert selected == {"ngc-23.04": True, "ngc-23.10": False}
+
+
 def test_every_patch_has_its_proof() -> None:
     for one in patch.every(ROOT):
         assert proof.test_of(one).exists(), f"{one.name} has no proof {proof.test_of(one).name}"
