@@ -29,7 +29,7 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 # Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
 FROM nvidia/cuda:11.4.3-cudnn8-devel-ubuntu20.04 AS toolchain
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.8-dev
+    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.8-dev python3-distutils
 COPY docker/make-environment.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
@@ -79,7 +79,7 @@ RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
 
 FROM ubuntu:20.04@sha256:8feb4d8ca5354def3d8fce243717141ce31e2c428701f6682bd2fafe15388214 AS runtime
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3.8-dev
+    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3.8-dev python3-distutils
 RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     --mount=from=audit,source=/install,target=/in \
