@@ -139,7 +139,7 @@ def noticed_by_anybody(operator: str, column: str) -> Optional[str]:
             if output.shape != (165, 144) or not output.isfinite().all():
                 return "shape, or not finite"
         elif operator not in ("", "adamw", "linear", "rope"):
-            given = table.sample(operator, torch.bfloat16 if CUDA else torch.float32)
+            given = table.sample_for(operator, column, torch.bfloat16 if CUDA else torch.float32)
             call = given.bind(fused_ops.operator(operator, column), DEVICE)
             output, *gradients = bounds.forward_and_backward(call, given.inputs, given.gradient, DEVICE)
             if output.shape != given.gradient.shape:
