@@ -84,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         built.add_argument("--wheelcache", type=Path, help="a folder of exported wheels")
         built.add_argument("--ca", type=Path, help="certificates for a machine behind a proxy")
         built.add_argument("--sm", type=_listed, help='GPU architectures to compile for, as "9.0"')
+        built.add_argument("--network", help='of the steps that fetch, if it is not the builder\'s own: "host"')
     verb("patches", _patches, target=False)
     verb("build", _build, mirror=True)
     verb("smoke", _smoke, mirror=True)
@@ -204,7 +205,8 @@ def _publish(options: argparse.Namespace) -> int:
 
 def _of_image(options: argparse.Namespace) -> image.Options:
     standins = {name: reference for name, _, reference in (text.partition("=") for text in options.standin)}
-    return image.Options(standins, options.mirror, options.wheelcache, options.ca, tuple(options.sm or ()))
+    sm = tuple(options.sm or ())
+    return image.Options(standins, options.mirror, options.wheelcache, options.ca, sm, options.network)
 
 
 def _patches(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import zipfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from pathlib import Path
 import docker
 import jinja2
 from docker.errors import DockerException
+from packaging.utils import parse_wheel_filename
 
 from recipes import audit, environment
 from recipes.build import Builder, check_exported, installed
@@ -156,6 +158,8 @@ def gather(plan: Plan, out: Path, wheels: Path, built_in: Path, into: Path) -> N
     for wheel in made:
         audit.check_metadata(wheel.path, wheel.pin, plan.target)
     environment.describe(into, plan, made)
+    whole = sorted([*house.glob("*.whl"), *(into / "wheelhouse").glob("*.whl")])
+    write_json(into / "fusebox" / "bytes.json", {parse_wheel_filename(path.name)[0]: _unpacked(path) for path in whole})
     requirements = (out / "environment" / "requirements.txt").read_text()
     for wheel in made:
         if wheel.pin.release.kind == "source":
@@ -163,6 +167,12 @@ def gather(plan: Plan, out: Path, wheels: Path, built_in: Path, into: Path) -> N
     _write(into, requirements_txt=requirements, python=f"{plan.target.python}\n", options="")
     if plan.on_base:
         _write(into, replaced="".join(f"{wheel.pin.name}\n" for wheel in made))
+
+
+def _unpacked(wheel: Path) -> int:
+    """The bytes of the files of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return sum(member.file_size for member in archive.infolist())
 
 
 def _audited(plan: Plan, pin: Pin, out: Path, built: Path, beside: Path | None, into: Path) -> Wheel:
@@ -254,13 +264,14 @@ def resolve(targets_file: Path, target: Target) -> tuple[dict[str, str], list[st
 
 @dataclass(frozen=True)
 class Options:
-    """How an image is built here: what stands in for bases, folders to take from, certificates, GPU architectures."""
+    """How an image is built here: stand-ins for bases, folders to take from, certificates, architectures, network."""
 
     standins: dict[str, str]
     mirror: Path | None = None
     wheelcache: Path | None = None
     ca: Path | None = None
     sm: tuple[str, ...] = ()
+    network: str | None = None
 
     def arguments(self, target: Target) -> list[str]:
         """Options of `docker buildx build`; the Dockerfile stays as it is."""
@@ -272,6 +283,7 @@ class Options:
         said += [f"--build-context=wheelcache={self.wheelcache}"] if self.wheelcache else []
         said += [f"--secret=id=ca,src={self.ca}"] if self.ca else []
         said += [f"--build-arg=SM={','.join(self.sm)}"] if self.sm else []
+        said += [f"--network={self.network}"] if self.network else []
         return said
 
 
@@ -291,7 +303,7 @@ def buildx(plan: Plan, options: Options, *output: str) -> None:
     """Run `docker buildx build` on a target's Dockerfile; what it prints goes to the terminal."""
     command = [
         "docker", "buildx", "build", "--file", str(plan.root / "docker" / f"{plan.target.name}.Dockerfile"),
-        "--provenance=false", "--network=host", *options.arguments(plan.target), *output, str(plan.root),
+        "--provenance=false", *options.arguments(plan.target), *output, str(plan.root),
     ]  # fmt: skip
     if subprocess.run(command, check=False).returncode != 0:
         raise Refusal(f"docker buildx build of {plan.target.name} failed: read what it printed above.")
