@@ -74,7 +74,9 @@ RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,targe
     --mount=type=bind,source=docker/make-environment.sh,target=/make-environment.sh \
     /make-environment.sh /opt/fusebox /in /in/wheelhouse /wheelhouse && \
     # for whoever runs the image, also after root installed something on top of it
-    mkdir --mode=1777 /tmp/cache
+    mkdir --mode=1777 /tmp/cache && \
+    # a login shell, as enroot starts one, makes a PATH of its own
+    echo "PATH=/opt/fusebox/bin:\$PATH" > /etc/profile.d/fusebox.sh
 COPY docker/smoke.sh /usr/local/bin/smoke
 COPY smoke_tests /opt/fusebox/smoke_tests
 ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \

@@ -4,8 +4,9 @@
 #   make-environment.sh PREFIX IN WHEELHOUSE...
 #
 # IN holds requirements.txt (one hash each), python (its version), options (of `uv venv`), what to copy into the
-# environment (fusebox/, if it is there), and `replaced` (if it is there): then the base image provides packages, those
-# named are uninstalled first, what the base has of the rest stays, and its `pip check` may not get worse.
+# environment (fusebox/, if it is there: then it is to run, not to build in, and what dependencies test themselves with
+# stays out), and `replaced` (if it is there): then the base image provides packages, those named are uninstalled first,
+# what the base has of the rest stays, and its `pip check` may not get worse.
 set -euo pipefail
 prefix=${1:?the environment} in=${2:?what it is made of}
 shift 2
@@ -33,7 +34,17 @@ if [ -e "$in/replaced" ]; then
 else
   xargs uv venv --quiet --relocatable --python "$python" "$prefix" < "$in/options"
   "${install[@]}" --python "$prefix/bin/python" -r "$wanted"
-  if [ -e "$in/fusebox" ]; then uv pip check --quiet --python "$prefix/bin/python"; fi
+  if [ -e "$in/fusebox" ]; then
+    uv pip check --quiet --python "$prefix/bin/python"
+    cd "$prefix"/lib/python*/site-packages
+    for record in *.dist-info/RECORD; do
+      name=${record%%-*}
+      if [ -e "$in/fusebox/${name//_/-}.RECORD" ]; then continue; fi      # a pinned package stays whole
+      sed -n 's|^\([^,"]*/tests/[^,"]*\),.*|\1|p' "$record" | xargs --delimiter='\n' rm -f
+      sed -i '\|^[^,"]*/tests/[^,"]*,|d' "$record"
+    done
+    find . -type d -empty -delete
+  fi
 fi
 if [ -e "$in/fusebox" ]; then cp -r "$in/fusebox" "$prefix/fusebox"; fi
 rm -rf /tmp/uv /tmp/before /tmp/after /tmp/kept /tmp/wanted

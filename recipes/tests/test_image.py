@@ -7,10 +7,12 @@ import os
 import re
 import subprocess
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import docker
 import pytest
+from docker.errors import ImageNotFound
 
 from recipes import image
 from recipes.cache import sha256_of
@@ -131,6 +133,10 @@ def test_what_was_built_is_audited_and_described(tiny: Tiny, laid_out: tuple[Pla
     tiny.succeed(*audited(out, tmp_path))
     manifest = json.loads((tmp_path / "install" / "fusebox" / "manifest.json").read_text())
     assert manifest["packages"]["tinypkg"]["sha256"] == sha256_of(built)
+    sizes = json.loads((tmp_path / "install" / "fusebox" / "bytes.json").read_text())
+    with zipfile.ZipFile(built) as archive:
+        assert sizes["tinypkg"] == sum(len(archive.read(name)) for name in archive.namelist())
+    assert {"tinydep", "tinywheel", "pip"} < sizes.keys()
     assert f"tinypkg==1.0 --hash=sha256:{sha256_of(built)}" in (tmp_path / "install" / "requirements.txt").read_text()
     # It is kept as a wheel cache keeps it, and taken from there in place of a second build.
     again = tmp_path / "again"
@@ -192,8 +198,8 @@ def buildx(tiny: Tiny, standin: str, mirror: Path, stage: str) -> str:
     """Build a stage of `tiny` and return what docker printed."""
     bases = (image.SOURCES, tiny.declared.base.wheels, tiny.declared.base.runtime)
     certificates = Path("/etc/ssl/certs/ca-certificates.crt")
-    options = image.Options({base.image: standin for base in bases}, mirror, ca=certificates)
-    command = ["docker", "buildx", "build", "--progress=plain", "--network=host", "--provenance=false"]
+    options = image.Options({base.image: standin for base in bases}, mirror, ca=certificates, network="host")
+    command = ["docker", "buildx", "build", "--progress=plain", "--provenance=false"]
     command += ["--file", str(tiny.root / "docker" / "tiny.Dockerfile"), "--target", stage]
     done = subprocess.run(
         [*command, *options.arguments(tiny.declared), str(tiny.root)], capture_output=True, text=True, check=False
@@ -258,3 +264,96 @@ def test_docker_sees_a_planted_fault(text: str, fault: str, rule: str, pushed: t
     (tmp_path / "Dockerfile").write_text(declared.replace(text, fault, 1))
     done = build_check("cpu", tmp_path / "Dockerfile", "@".join(pushed))
     assert done.returncode != 0 and rule in done.stdout, done.stdout + done.stderr
+
+
+# --- the image of the target cpu, as `nox -s "image(cpu)"` left it in the engine
+
+
+@pytest.fixture
+def cpu(engine: docker.DockerClient) -> str:
+    """The image's name."""
+    name = image.tag(Catalogue().target("cpu"))
+    try:
+        engine.images.get(name)
+    except ImageNotFound:
+        pytest.skip(f'unproven here: the engine has no image {name}; `nox -s "image(cpu)"` builds it')
+    return name
+
+
+def run(name: str, *command: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Run a command in an image, offline."""
+    line = ["docker", "run", "--rm", "--network=none", *options, name, *command]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def test_a_login_shell_finds_the_environment(cpu: str) -> None:
+    """/etc/profile sets the PATH anew; enroot starts everything through it."""
+    assert run(cpu, "bash", "-lc", "command -v python").stdout == "/opt/fusebox/bin/python\n"
+
+
+@pytest.fixture
+def on_top(engine: docker.DockerClient, cpu: str, tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """Builds what README shows, FROM the image plus an own package, after a step of root's; returns its id."""
+    wheel(tmp_path, "ownpkg", payload=b"value = 42\n")
+    built = []
+
+    def build(step: str) -> str:
+        lines = [
+            f"FROM {cpu}", "USER root", step, "COPY *.whl /own/", "RUN pip install --no-cache-dir /own/*.whl",
+            "USER 10001:10001",
+        ]  # fmt: skip
+        (tmp_path / "Dockerfile").write_text("\n".join(lines) + "\n")
+        command = ["docker", "build", "--quiet", "--network=none", str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        built.append(done.stdout.strip())
+        return built[-1]
+
+    yield build
+    for one in built:
+        engine.images.remove(one, force=True)
+
+
+@pytest.mark.timeout(900)
+def test_the_image_is_proved_also_with_an_own_package_on_top(on_top: Callable[[str], str]) -> None:
+    own = on_top("")
+    assert run(own, "python", "-c", "import ownpkg; print(ownpkg.value)").stdout == "42\n"
+    for options in ((), ("--user=12345", "--read-only", "--tmpfs=/tmp")):
+        done = run(own, "smoke", options=options)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_cache_folder_of_roots_is_caught(on_top: Callable[[str], str]) -> None:
+    """Without the folder that everyone may write to, root's own installation makes one that is root's alone."""
+    only = ("-k", "test_module_is_inside_the_environment and torchao")
+    good, bad = (run(on_top(step), "smoke", *only) for step in ("", "RUN rm -rf /tmp/cache"))
+    assert good.returncode == 0, good.stdout + good.stderr
+    assert bad.returncode == 1 and "refuted  torchao" in bad.stdout, bad.stdout + bad.stderr
+
+
+# Run in the image: bytes of its environment, of the files that torch alone needs, and by wheel.
+MEASURE = """
+import importlib.metadata, json, pathlib, re, sys
+from packaging.requirements import Requirement
+
+alone, more = set(), ["torch", "pip"]
+while more:
+    name = re.sub("[-_.]+", "-", more.pop()).lower()
+    if name not in alone:
+        alone.add(name)
+        needs = [Requirement(text) for text in importlib.metadata.requires(name) or []]
+        more += [need.name for need in needs if need.marker is None or need.marker.evaluate({"extra": ""})]
+wheels = json.loads(pathlib.Path(sys.prefix, "fusebox", "bytes.json").read_text())
+files = sum(path.lstat().st_size for path in pathlib.Path(sys.prefix).rglob("*") if not path.is_dir())
+print(json.dumps([files, sum(wheels[name] for name in alone), {**wheels, **dict.fromkeys(alone, 0)}]))
+"""
+
+
+def test_the_image_is_little_larger_than_torch_alone(cpu: str) -> None:
+    """At most 150 MB more than an environment of pip, torch and what torch requires, as their wheels unpack."""
+    done = run(cpu, "python", "-c", MEASURE)
+    assert done.returncode == 0, done.stderr
+    held, alone, others = json.loads(done.stdout)
+    largest = sorted(others, key=others.get, reverse=True)[:8]
+    said = ", ".join(f"{name} {others[name] / 1e6:.0f}" for name in largest)
+    assert held - alone <= 150e6, f"{held / 1e6:.1f} MB and torch alone {alone / 1e6:.1f}; of the difference: {said}"
