@@ -106,6 +106,8 @@ COPY smoke_tests /opt/fusebox/smoke_tests
 ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
     HOME=/tmp USER=fusebox XDG_CACHE_HOME=/tmp/cache PYTHONPYCACHEPREFIX=/tmp/cache/python \
     TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
+ENV NVTE_FUSED_ATTN="0"
+ENV NVTE_CUDA_INCLUDE_DIR="/opt/fusebox/lib/python3.10/site-packages/nvidia/cuda_runtime/include"
 LABEL org.opencontainers.image.title="fusebox cu12.1-torch2.1"
 LABEL org.opencontainers.image.description="the 2024 articles' versions on a public base"
 LABEL org.opencontainers.image.base.name="ubuntu:22.04"

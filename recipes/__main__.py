@@ -265,10 +265,10 @@ def _mutants(options: argparse.Namespace) -> int:
 
 def _shell(options: argparse.Namespace) -> int:
     """Open a shell in a target's environment, or run one command in it."""
-    _, path = _installed(options)
+    chosen, path = _installed(options)
     command = [part for part in options.command if part != "--"] or [os.environ.get("SHELL", "/bin/sh")]
     try:
-        return subprocess.run(command, env=environment.clean_variables(path), check=False).returncode
+        return subprocess.run(command, env=environment.run_variables(chosen.target, path), check=False).returncode
     except FileNotFoundError:
         raise Refusal(
             f"There is no command {command[0]!r} in the environment or on the PATH: check its name."

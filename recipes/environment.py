@@ -65,6 +65,17 @@ def clean_variables(environment: Path) -> dict[str, str]:
     }
 
 
+def own_variables(target: Target, environment: Path) -> dict[str, str]:
+    """The target's variables in that environment, whose site-packages "{site}" stands for."""
+    site = str(site_packages(environment, target))
+    return {name: text.replace("{site}", site) for name, text in target.variables.items()}
+
+
+def run_variables(target: Target, environment: Path) -> dict[str, str]:
+    """The variables for a user's run in a target's environment: its own too, where the caller sets no others."""
+    return own_variables(target, environment) | clean_variables(environment)
+
+
 def interpreter(target: Target, cache: Cache, steps: Steps) -> str:
     """The target's Python: one of this machine, else the build of it that uv pins by hash."""
     find = ("python", "find", "--system", "--no-python-downloads", target.python)

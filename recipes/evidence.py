@@ -193,7 +193,7 @@ def smoke(plan: Plan, env: Path) -> int:
     python, tests = str(environment.python_of(env)), str(plan.root / "smoke_tests")
     command = [python, "-m", "pytest", tests, "--no-header", "--evidence", str(outcomes)]
     command += ["--color", "yes" if console.is_terminal else "no"]
-    code, log = watched(command, plan.root, environment.clean_variables(env))
+    code, log = watched(command, plan.root, environment.run_variables(plan.target, env))
     manifest = (env / "fusebox" / "manifest.json").read_text(encoding="utf-8")
     failed = keep(plan, outcomes, code, log, manifest)
     outcomes.unlink()

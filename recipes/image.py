@@ -54,6 +54,7 @@ def dockerfile(plan: Plan) -> str:
         uv="type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv",
         built=[pin for pin in plan.pins if pin.release.kind == "source"],
         needs=lambda pin: [name for name in pin.build.needs if name in own],
+        variables=environment.own_variables(plan.target, Path("/opt/fusebox")),
         labels=labels(plan),
         quoted=json.dumps,
     )

@@ -118,8 +118,9 @@ class Target(Strict):
 
     `glibc` is the oldest C library that runs it, `driver` the oldest branch of NVIDIA's, `sm` the GPU architectures
     compiled for ("9.0"), `cudnn` and `gcc` what its wheels base compiles against and with. `proves_on` is the hardware
-    on which a skipped smoke test counts as failed; `options` says, by package, how one is limited here. `runner` is the
-    label of the CI machine that builds, proves and publishes its image, `unpublished` why none does.
+    on which a skipped smoke test counts as failed; `options` says, by package, how one is limited here, and `variables`
+    are set for whatever runs in it ("{site}" is its site-packages). `runner` is the label of the CI machine that
+    builds, proves and publishes its image, `unpublished` why none does.
     """
 
     name: Name
@@ -138,6 +139,7 @@ class Target(Strict):
     base: Base
     packages: Annotated[dict[Text, VersionText], Field(min_length=1)]
     options: dict[Text, Text] = {}
+    variables: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Text] = {}
 
     @model_validator(mode="after")
     def _options_are_of_its_packages(self) -> Self:

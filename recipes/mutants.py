@@ -95,7 +95,7 @@ def run(plan: Plan, env: Path, libraries: Path, seeds: int) -> int:
     out = environment.folder(plan.root, plan.target) / "mutants.json"
     command = [str(environment.python_of(env)), str(plan.root / "smoke_tests" / "mutants.py"), "--out", str(out)]
     command += ["--seeds", str(seeds), "--compiled", str(libraries)]
-    code, _ = evidence.watched(command, plan.root, environment.clean_variables(env))
+    code, _ = evidence.watched(command, plan.root, environment.run_variables(plan.target, env))
     if code > 1:
         raise Refusal(
             f"{plan.target.name}: planting ended with code {code}: read what it printed and run again, it goes on."

@@ -56,6 +56,7 @@ class Plan:
                 "cuda": self.target.cuda,
                 "sm": self.target.sm,
                 "base": self.target.base.model_dump(),
+                **({"variables": self.target.variables} if self.target.variables else {}),
                 "packages": [
                     {
                         "release": pin.release.model_dump(exclude={"mib"}, exclude_defaults=True),

@@ -80,6 +80,17 @@ def test_nothing_of_the_caller_s_python_gets_in(tiny: Tiny) -> None:
     assert value.strip().endswith("2")
 
 
+def test_a_run_has_the_target_s_variables_unless_the_caller_sets_others(tiny: Tiny) -> None:
+    tiny.targets.write_text(
+        tiny.targets.read_text().replace("[tiny]\n", '[tiny]\nvariables = { TINY = "target", PLACE = "{site}/x" }\n')
+    )
+    asked = ("shell", "tiny", "--", "python", "-c", "import os; print(os.environ['TINY'])")
+    assert tiny.succeed(*asked).strip().endswith("target")
+    assert tiny.succeed(*asked, TINY="caller").strip().endswith("caller")
+    place = tiny.succeed(*asked[:-1], "import os, sysconfig; print(os.environ['PLACE'], sysconfig.get_path('purelib'))")
+    assert len(set(place.split()[-2:])) == 2 and place.split()[-2] == f"{place.split()[-1]}/x"
+
+
 # --- a layer on the Python of a base image; here the base is a virtual environment with a history of its own
 
 
