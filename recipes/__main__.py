@@ -48,7 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     mirror_help = "a folder to fetch from before the network (default: FUSEBOX_MIRROR)"
 
-    def verb(name: str, function, *, target: bool = True, mirror: bool = False) -> argparse.ArgumentParser:  # type: ignore[no-untyped-def]
+    def verb(  # type: ignore[no-untyped-def]
+        name: str, function, *, target: bool = True, mirror: bool = False, sm: bool = False
+    ) -> argparse.ArgumentParser:
         added = verbs.add_parser(name, help=function.__doc__, description=function.__doc__)
         added.set_defaults(verb=function)
         if target:
@@ -57,19 +59,18 @@ def _parser() -> argparse.ArgumentParser:
             )
         if mirror:
             added.add_argument("--mirror", type=Path, default=os.environ.get("FUSEBOX_MIRROR"), help=mirror_help)
+        if sm:
+            added.add_argument("--sm", type=_listed, help='other GPU architectures, as "8.0,9.0"')
         return added
 
-    what_if = verb("plan", _plan)
-    what_if.add_argument("--sm", type=_listed, help='other GPU architectures, as "8.0,9.0"')
+    what_if = verb("plan", _plan, sm=True)
     what_if.add_argument("--python", help="another Python, as 3.12")
     what_if.add_argument("--with", dest="replaced", action="append", metavar="PACKAGE==VERSION", help="would it fit?")
     verb("fetch", _fetch, mirror=True).add_argument("--into", type=Path, help="also fill this folder, as a mirror")
-    patched = verb("patch", _patch, mirror=True)
+    patched = verb("patch", _patch, mirror=True, sm=True)
     patched.add_argument("--into", type=Path, help="lay out what the stages of an image build from")
     patched.add_argument("--wheelcache", type=Path, help="a folder of exported wheels: none of them is built again")
-    patched.add_argument("--sm", type=_listed, help='other GPU architectures, as "8.0,9.0"')
-    audited = verb("audit", _audit)
-    audited.add_argument("--sm", type=_listed, help='other GPU architectures, as "8.0,9.0"')
+    audited = verb("audit", _audit, sm=True)
     for name, holds in (
         ("out", "what `patch --into` wrote"),
         ("wheels", "NAME/*.whl"),
@@ -77,28 +78,27 @@ def _parser() -> argparse.ArgumentParser:
         ("into", "to be installed"),
     ):
         audited.add_argument(f"--{name}", type=Path, required=True, help=holds)
-    published = verb("publish", _publish, mirror=True)
+    published = verb("publish", _publish, mirror=True, sm=True)
     published.add_argument("--registry", required=True, help="where to push to: HOST[:PORT][/PATH]")
-    for built in (verb("image", _image, mirror=True), published):
+    for built in (verb("image", _image, mirror=True, sm=True), published):
         built.add_argument("--standin", action="append", default=[], metavar="NAME=REF", help="stands for a base image")
         built.add_argument("--wheelcache", type=Path, help="a folder of exported wheels")
         built.add_argument("--ca", type=Path, help="certificates for a machine behind a proxy")
-        built.add_argument("--sm", type=_listed, help='GPU architectures to compile for, as "9.0"')
         built.add_argument("--network", help='of the steps that fetch, if it is not the builder\'s own: "host"')
     verb("patches", _patches, target=False)
-    verb("build", _build, mirror=True)
-    verb("smoke", _smoke, mirror=True)
+    verb("build", _build, mirror=True, sm=True)
+    verb("smoke", _smoke, mirror=True, sm=True)
     verb("promote", _promote).add_argument(
         "--from",
         dest="folder",
         type=Path,
         help="outcomes.json, smoke.log, manifest.json of a run elsewhere",
     )
-    planted = verb("mutants", _mutants, mirror=True)
+    planted = verb("mutants", _mutants, mirror=True, sm=True)
     planted.add_argument("--seeds", type=int, default=100, help="of the runs on correct code (%(default)s)")
     planted.add_argument("--compile", action="store_true", help="compile the faults that are compiled, and stop")
     planted.add_argument("--from", dest="outcomes", type=Path, help="what a run elsewhere wrote to its --out")
-    verb("shell", _shell, mirror=True).add_argument(
+    verb("shell", _shell, mirror=True, sm=True).add_argument(
         "command", nargs=argparse.REMAINDER, help="run this instead of a shell"
     )
     verb("lock", _lock)

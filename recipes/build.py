@@ -253,6 +253,7 @@ class Builder:
                     "python": self._version(python),
                     "compiler": inputs.get("compiler", "none"),
                     "where": inputs.get("base", "any"),
+                    **({"sm": self.plan.target.sm} if pin.build.compiler == "nvcc" else {}),
                     **cost,
                 },
             }
@@ -309,6 +310,7 @@ class Builder:
             "HOME": str(scratch / "home"),
             "TMPDIR": str(scratch / "tmp"),
             "MAX_JOBS": str(jobs(pin)),
+            "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs(pin)),  # else ninja takes all cores and two
             "SOURCE_DATE_EPOCH": EPOCH,
             "LC_ALL": "C.UTF-8",
         }

@@ -202,6 +202,7 @@ def _audited(plan: Plan, pin: Pin, out: Path, built: Path, beside: Path | None, 
                 "python": plan.target.python,
                 "compiler": "; ".join(said) if compiled else "none",
                 "where": base_of(plan.target) if compiled else "any",
+                **({"sm": plan.target.sm} if pin.build.compiler == "nvcc" else {}),
             },
         }
     kept = into / "wheels" / key

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from recipes.cache import write_text
 from recipes.evidence import Room
 from recipes.limits import Reason
 from recipes.model import Catalogue, Pin, Refusal
-from recipes.plan import Grid, Plan, grid, plan
+from recipes.plan import Grid, Plan, changed, grid, plan
 from recipes.progress import console
 
 # The seed inventory: five documents, their ids numbered from 1.
@@ -36,8 +36,8 @@ class Facts:
         return cls(catalogue.root, plans, Room(catalogue.root), runs)
 
     def state(self, one: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-        """The word for some rows of a run."""
-        return evidence.state(one, self.room, run, rows)
+        """The word for some rows of a run, as a run of what was built for it."""
+        return evidence.state(built_for(one, run), self.room, run, rows)
 
 
 def blocks(catalogue: Catalogue) -> dict[str, str]:
@@ -102,12 +102,26 @@ def _cell(facts: Facts, one: Plan, run: dict[str, Any], package: str) -> tuple[s
         return "declared", ""
     good = sum(row["outcome"] == "proved" for row in claims)
     built = run["packages"].get(package, {}).get("built_with", {})
-    how = f"{built['compiler']}, {built['where']}" if built.get("compiler", "none") != "none" else ""
+    compiled = built.get("compiler", "none") != "none"
+    how = f"{_otherwise(one, built)}{built['compiler']}, {built['where']}" if compiled else ""
     missing = sum(claim.about(one) in (None, package) for claim in evidence.missing_claims(one, facts.room, run))
     word = (
         f"{facts.state(one, run, claims)} ({good} of {len(claims)}{f', {missing} claims not run' if missing else ''})"
     )
     return word, how
+
+
+def built_for(one: Plan, run: dict[str, Any]) -> Plan:
+    """The plan with the GPU architectures that a run's wheels were compiled for: `--sm` can leave some out."""
+    found = [package["built_with"]["sm"] for package in run["packages"].values() if package["built_with"].get("sm")]
+    return replace(one, target=changed(one.target, found[0], None)) if found else one
+
+
+def _otherwise(one: Plan, built: Mapping[str, Any]) -> str:
+    """What a wheel was compiled with and for, where its target declares another toolkit or more architectures."""
+    target, nvcc = one.target, re.search(r"release (\d+\.\d+)", built["compiler"])
+    toolkit = f"CUDA {nvcc[1]} in place of {target.cuda}; " if nvcc and nvcc[1] != target.cuda else ""
+    return toolkit + (f"sm {' '.join(built['sm'])} only; " if built.get("sm", target.sm) != target.sm else "")
 
 
 def _patches(facts: Facts) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from recipes import render
 from recipes.model import Catalogue, Refusal
+from recipes.plan import plan
 from recipes.tests.conftest import Checkout
 
 
@@ -44,6 +45,17 @@ def test_a_patch_for_no_target_shows_none(checkout: Checkout) -> None:
         line for line in render.blocks(Catalogue(checkout.root))["patches"].splitlines() if "deepspeed 0001" in line
     )
     assert row.endswith("|  |")
+
+
+def test_a_cell_says_what_was_built_otherwise_than_declared() -> None:
+    declared, fewer = plan(Catalogue(), "cu12.1-torch2.1"), plan(Catalogue(), "cu12.1-torch2.1", sm=["9.0"])
+    nvcc = "c++ 12.2.0; Cuda compilation tools, release {}, V{}.131"
+    built = {"compiler": nvcc.format("12.4", "12.4"), "sm": ["9.0"]}
+    assert render._otherwise(declared, built) == "CUDA 12.4 in place of 12.1; sm 9.0 only; "
+    assert render._otherwise(declared, {"compiler": nvcc.format("12.1", "12.1"), "sm": ["8.0", "9.0"]}) == ""
+    assert render._otherwise(declared, {"compiler": "c++ 12.2.0"}) == ""
+    run = {"packages": {"torch": {"built_with": {}}, "apex": {"built_with": built}}}
+    assert render.built_for(declared, run).stack == fewer.stack != declared.stack
 
 
 @pytest.mark.parametrize(
