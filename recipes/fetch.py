@@ -7,6 +7,7 @@ publisher's own index where a release names one. Which place served a file does 
 from __future__ import annotations
 
 import ast
+import hashlib
 import logging
 import os
 import re
@@ -615,6 +616,7 @@ class Lock:
     """recipes/lock/TARGET.txt: every dependency of a target, one file each, by sha256."""
 
     path: Path
+    sha256: str
     inputs: str
     artifacts: tuple[Artifact, ...]
     bytes: int
@@ -624,8 +626,8 @@ class Lock:
         """Parse a lock; a line that is not one is refused with its number."""
         if not path.exists():
             raise Refusal(f"{path} does not exist: write it with `nox -s lock -- {target.name}`.")
-        artifacts, total, inputs = [], 0, ""
-        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        artifacts, total, inputs, content = [], 0, "", path.read_bytes()
+        for number, line in enumerate(content.decode(errors="replace").splitlines(), 1):
             if line.startswith("# inputs: "):
                 inputs = line.removeprefix("# inputs: ")
             if not line or line.startswith("#"):
@@ -638,4 +640,4 @@ class Lock:
                 )
             artifacts.append(Artifact(match["name"], match["version"], match["sha256"]))
             total += int(match["bytes"] or 0)
-        return cls(path, inputs, tuple(artifacts), total)
+        return cls(path, hashlib.sha256(content).hexdigest(), inputs, tuple(artifacts), total)

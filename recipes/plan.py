@@ -13,7 +13,7 @@ from packaging.version import Version
 from rich.table import Table
 
 from recipes import limits, patch
-from recipes.cache import Cache, sha256_of
+from recipes.cache import Cache
 from recipes.fetch import Lock, artifact_of
 from recipes.limits import Reason, Verdict
 from recipes.model import Catalogue, Pin, Refusal, Target, build_environment, digest_of, what_if
@@ -66,7 +66,7 @@ class Plan:
                     }
                     for pin in self.pins
                 ],
-                "lock": sha256_of(self.locked.path),
+                "lock": self.locked.sha256,
             }
         )
 

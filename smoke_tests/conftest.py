@@ -23,7 +23,7 @@ import hardware
 ROOM = Path(__file__).resolve().parent
 MANIFEST = pytest.StashKey[Dict[str, Any]]()
 RECORD = pytest.StashKey[Dict[str, Any]]()
-WORKERS = 8
+WORKERS = 4
 
 
 # --- what there is to prove ---
@@ -156,11 +156,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
     config.hook.pytest_deselected(items=[item for item in items if item not in set(selected)])
     order = list(manifest["packages"])
 
-    def turn(item: pytest.Item) -> Tuple[int, bool]:
-        """By package, and of each first whether it is what was pinned: numbers of something else mean nothing."""
-        return order.index(claims.claim_of(item, manifest).package), item.path.name != "test_environment.py"
+    def turn(item: pytest.Item) -> Tuple[bool, int, bool]:
+        """By package, and of each first whether it is what was pinned: numbers of something else mean nothing.
+
+        Where several processes share the claims, what takes longest begins first.
+        """
+        file, package = item.path.name, claims.claim_of(item, manifest).package
+        alone = not hasattr(config, "workerinput") and not config.pluginmanager.has_plugin("dsession")
+        return alone or file != "test_training.py", order.index(package), file != "test_environment.py"
 
     items[:] = sorted(selected, key=turn)
+    for item in items:
+        if item.path.name == "test_training.py":  # its tests follow the same two runs, which are trained once a process
+            item.add_marker(pytest.mark.xdist_group("training"))
 
 
 def refuse_unclaimed(items: List[pytest.Item]) -> None:
@@ -322,7 +330,7 @@ class Ledger:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note and print the claim that ended, in this process or in another."""
-        record = self.records[report.nodeid]
+        record = self.records[report.nodeid.partition("@")[0]]  # pytest-xdist adds "@" and the group
         if report.when in ("setup", "call"):
             return
         if report.when == "teardown":
