@@ -63,8 +63,8 @@ def sample(
         # each head's result, the sum over a group, the result.
         heads = [draw(2, heads, count, size) for heads in (6, 2, 2)]
         return Sample(heads, (), draw(2, 6, count, size), 6)
-    if name == "rms_norm":  # rounded: the normalized row, the result
-        return Sample([x[0], draw(features)], (EPS,), draw(count, features), 2)
+    if name == "rms_norm":  # rounded: the normalized row, its product with the weight or the gradient, the result
+        return Sample([x[0], draw(features)], (EPS,), draw(count, features), 3)
     if name == "add_rms_norm":  # rounded: the sum, the normalized row, the result, the sum of two gradients
         return Sample([*x, draw(features)], (EPS,), draw(count, 2 * features), 4)
     if name == "cross_entropy":  # rounded: the log-probabilities, the probabilities, the result
@@ -339,6 +339,8 @@ def test_own_kernels_ran(name: str, column: str, dtype: torch.dtype, device: str
 def test_own_rope_ran(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     entry, rotate = OPERATORS["rope"][column], operator("rope", column)(24, 10000.0)
     x = torch.nn.Parameter(torch.randn(2, 3, 37, 24, device=device).to(dtype))
+    if column == "torch.compile":
+        torch._dynamo.reset()  # it compiles a function for so many cases, then no more, without a word
     rotate(x, 0).sum().backward()  # what is compiled or tuned, is now
     outputs: List[torch.Tensor] = []
     forward = gpu_kernels_run(lambda: outputs.append(rotate(x, 0)))
