@@ -57,7 +57,9 @@ def compiled(builder: Builder) -> Path:
     folder = environment.folder(plan.root, plan.target) / "mutants"
     planted = []
     for wheel in builder.wheels()[1]:
-        if mine := [fault for fault in faults if fault.package == wheel.pin.name]:
+        # What is in CUDA is in no library of a target without it.
+        possible = [one for one in faults if plan.target.cuda != "none" or Path(one.file).suffix != ".cu"]
+        if mine := [fault for fault in possible if fault.package == wheel.pin.name]:
             with audit.opened(wheel.path) as archive:
                 members = {name.partition(".")[0].replace("/", "."): name for name in archive.namelist()}
             libraries = {folder / f"{_key(wheel, fault)}.so": fault for fault in mine if fault.extension in members}

@@ -208,7 +208,8 @@ OPPOSITE: Dict[type, Callable[[], ast.AST]] = {
     ast.Lt: ast.GtE,
 }
 METHODS = {"t": "clone", "cos": "sin", "sin": "cos"}  # clone: the transpose is left out
-MACHINERY = ("version_of_torch", "compiled")  # in fused_ops.py, and no wrappers
+SYMMETRIC = ("transpose",)  # whose two arguments are as good in either order
+MACHINERY = ("version_of_torch", "compiled", "Entry")  # in fused_ops.py, and no wrappers
 
 
 def sites(node: Any) -> Iterator[Site]:
@@ -226,7 +227,7 @@ def sites(node: Any) -> Iterator[Site]:
         yield Site(node, "ops", [OPPOSITE[type(node.ops[0])]()], "{} turned".format(type(node.ops[0]).__name__))
     elif isinstance(node, ast.Attribute) and node.attr in METHODS:
         yield Site(node, "attr", METHODS[node.attr], f"{node.attr} becomes {METHODS[node.attr]}")
-    for field in ("args", "elts"):
+    for field in ("args", "elts") if getattr(getattr(node, "func", None), "attr", "") not in SYMMETRIC else ():
         items = getattr(node, field, [])
         for at in range(len(items) - 1 if isinstance(items, list) else 0):
             swapped = [*items[:at], items[at + 1], items[at], *items[at + 2 :]]

@@ -186,6 +186,15 @@ def test_swiglu(column: str, dtype: torch.dtype, device: str, measured: Dict[str
     assert_equals_float64("swiglu", column, sample("swiglu", dtype), dtype, device, measured)
 
 
+@every("swiglu")
+@proves("SwiGLU equals float64 also where its result is near the largest number of the dtype", package="torch")
+def test_large_swiglu(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
+    given = sample("swiglu", dtype)
+    gate, up = given.inputs
+    given = given._replace(inputs=[gate, up * (torch.finfo(dtype).max / 2**10)])
+    assert_equals_float64("swiglu", column, given, dtype, device, measured)
+
+
 @every("mlp")
 @proves("SwiGLU with its three projections and their biases equals float64 forward and backward", package="torch")
 def test_mlp(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:

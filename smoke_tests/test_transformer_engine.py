@@ -141,6 +141,22 @@ def test_layer(name: str, recipe: str, device: str, measured: Dict[str, Any]) ->
 
 @fp8_gpu
 @every_recipe
+@pytest.mark.parametrize("name", list(LAYERS))
+@proves("FP8 adds noise to a layer's gradients and nothing else: their slope against float64 is 1")
+def test_gradients_have_slope_1(name: str, recipe: str, device: str, measured: Dict[str, Any]) -> None:
+    make, truth, _ = LAYERS[name]
+    layer, chosen = make(), te_recipe(recipe)
+    x, gradient = x_and_gradient(FEATURES if name == "LayerNormMLP" else OUTPUTS)
+    settle(layer, chosen, x, gradient)
+    pairs = zip(run(layer, chosen, x, gradient)[1:], in_float64(truth, layer, x, gradient)[1:])
+    for found, true in ((one.cpu(), other) for one, other in pairs if one.dim() == 2):
+        slope, error = bounds.slope(found, true), bounds.relative_error(found, true)
+        measured["slope"] = max(slope, measured.get("slope", slope), key=lambda one: abs(one - 1))
+        assert abs(slope - 1) <= bounds.SLOPE + error**2, f"slope {slope:.5f} with noise {error:.3g}"
+
+
+@fp8_gpu
+@every_recipe
 @proves("a TransformerLayer in FP8 stays near itself in bfloat16, forward and backward, without being the same")
 def test_transformer_layer(recipe: str, device: str, measured: Dict[str, Any]) -> None:
     layer, chosen = transformer_layer(), te_recipe(recipe)
