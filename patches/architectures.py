@@ -1,0 +1,44 @@
+"""What the proofs of patches to lists of GPU architectures share."""
+
+import re
+
+from patches.proof import Proof
+from patches.scripts import SETUP
+
+# A torch for the CPU looks for no toolkit: it gets SETUP's, made anew.
+CUDA = """
+import os, shutil, torch.utils.cpp_extension
+shutil.rmtree("cuda", ignore_errors=True)  # of the run before
+torch.utils.cpp_extension.CUDA_HOME = os.path.abspath("cuda")
+"""
+
+# Prints a line per extension: its name, and the architectures in its flags and in those that torch adds to them; of one
+# that CMake builds, its flags.
+SCRIPT = (
+    CUDA
+    + SETUP
+    + """
+for one in extensions:
+    flags = getattr(one, "cmake_flags", None)
+    if flags is None:
+        flags = one.extra_compile_args["nvcc"]
+        flags = [flag for flag in flags + torch.utils.cpp_extension._get_cuda_arch_flags(flags) if "arch=" in flag]
+    print("extension", one.name, *flags)
+"""
+)
+
+
+def compiled_for(proof: Proof, **variables: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """The architectures of each extension with CUDA 12.1, as ["80", "90"], or CMake's flags; pristine, then patched."""
+    tried = proof.run(SCRIPT, NVCC="12.1", TORCH_CUDA="12.1", **variables)
+    pristine, patched = (
+        {
+            line.split()[1]: re.findall(r"(?<=code=sm_)\d+|-D\S+", line)
+            for line in one.stdout.splitlines()
+            if line.startswith("extension ")
+        }
+        for one in tried
+    )
+    assert pristine, tried[0].stderr
+    assert patched, tried[1].stderr
+    return pristine, patched
