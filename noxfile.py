@@ -132,6 +132,12 @@ def shell(session, target):
 
 
 @verb()
+def launch(session):
+    """Print what starts a run of recipes/runs.toml: -- NAME [--as slurm] [--float8 rowwise] [--hosts N] [--gpus N]."""
+    recipes(session, "launch", *session.posargs)
+
+
+@verb()
 def lock(session):
     """Resolve a target's dependencies again: nox -s lock -- cpu."""
     recipes(session, "lock", *session.posargs)

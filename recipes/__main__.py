@@ -14,7 +14,7 @@ try:
     from rich.table import Table
     from rich.text import Text
 
-    from recipes import build, environment, evidence, image, limits, lock, mutants, proof, publish, render
+    from recipes import build, environment, evidence, image, limits, lock, mutants, proof, publish, render, runs
     from recipes.build import Builder
     from recipes.bump import Bump
     from recipes.cache import Cache
@@ -100,6 +100,18 @@ def _parser() -> argparse.ArgumentParser:
     planted.add_argument("--from", dest="outcomes", type=Path, help="what a run elsewhere wrote to its --out")
     verb("shell", _shell, mirror=True, sm=True).add_argument(
         "command", nargs=argparse.REMAINDER, help="run this instead of a shell"
+    )
+    launched = verb("launch", _launch, target=False)
+    launched.add_argument("run", help="a table of recipes/runs.toml")
+    launched.add_argument("--as", dest="launcher", choices=runs.LAUNCHERS, default="torchrun", help="(%(default)s)")
+    launched.add_argument("--float8", choices=tuple(runs.FLOAT8), help="the recipe of the linear layers")
+    for name, meaning in (("hosts", "how many"), ("gpus", "of each host"), ("microbatch", "sequences"), ("steps", "")):
+        launched.add_argument(f"--{name}", type=int, help=meaning or "of the optimizer")
+    launched.add_argument("--checkpointing", choices=("none", "selective", "full"), help="of activations")
+    launched.add_argument("--asynchronous", action="store_true", default=None, help="overlap tensor parallelism")
+    launched.add_argument("--image", default=f"ghcr.io/OWNER/fusebox:{runs.TARGET}", help="(%(default)s)")
+    launched.add_argument(
+        "--out", default="out", help="a folder, or a volume claim, that all hosts share (%(default)s)"
     )
     verb("lock", _lock)
     verb("compat", _compat, target=False)
@@ -273,6 +285,14 @@ def _shell(options: argparse.Namespace) -> int:
         raise Refusal(
             f"There is no command {command[0]!r} in the environment or on the PATH: check its name."
         ) from None
+
+
+def _launch(options: argparse.Namespace) -> int:
+    """Print what starts a run on several GPUs: a script for torchrun or Slurm, or a manifest for Kubernetes."""
+    changes = {name: getattr(options, name, None) for name in runs.Run.model_fields if name != "name"}
+    run = runs.chosen(options.run, changes)
+    print(runs.rendered(run, options.launcher, options.image, options.out), end="")
+    return 0
 
 
 def _lock(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""The READMEs' tables, recipes/compatibility.md and the Dockerfiles, from data, patches, claims and evidence."""
+"""The READMEs' tables, recipes/compatibility.md, runs and Dockerfiles, from data, patches, claims and evidence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recipes import evidence, image, mutants, proof
+from recipes import evidence, image, mutants, proof, runs
 from recipes.cache import write_text
 from recipes.evidence import Room
 from recipes.limits import Reason
@@ -234,7 +234,8 @@ def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
         readme(root / "README.md", blocks(catalogue)),
         readme(root / "smoke_tests" / "README.md", {"mutants": mutants.text(root)}),
     ]
-    return [*readmes, compatibility(catalogue), *dockerfiles]
+    told = (root / "smoke_tests" / "training" / "runs.py", runs.module(root))
+    return [*readmes, compatibility(catalogue), told, *dockerfiles]
 
 
 def write(catalogue: Catalogue) -> int:
