@@ -97,3 +97,10 @@ def needs_of(item: pytest.Item) -> Dict[str, Any]:
     for mark in item.iter_markers("needs"):
         merged = {key: max(value, mark.kwargs.get(key, value)) for key, value in merged.items()}
     return merged
+
+
+class Elsewhere(pytest.skip.Exception):  # type: ignore[name-defined,misc]
+    """What this one machine lacks, and not its kind: the claim that raises it is unproven here, and never refuted.
+
+    More GPUs than it has, or what its administrator does not permit.
+    """

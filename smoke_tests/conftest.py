@@ -193,9 +193,13 @@ def is_for(item: pytest.Item, manifest: Dict[str, Any]) -> bool:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    unmet = hardware.probe().unmet(**claims.needs_of(item))
+    needs, machine = claims.needs_of(item), hardware.probe()
+    unmet = machine.unmet(**{**needs, "gpus": 0})
     if unmet:
         pytest.skip(unmet)
+    too_few = machine.unmet(**needs)
+    if too_few:
+        raise claims.Elsewhere(too_few)
 
 
 @pytest.fixture
@@ -255,7 +259,8 @@ class Ledger:
     """Keeps the outcome of every claim, prints one line per claim as it ends, and writes the evidence.
 
     Outcomes: proved, refuted, unproven. On hardware that the target declares a skip is refuted, because there nothing
-    may be missing. A claim that was selected and never ran is unproven, one whose process died is refuted.
+    may be missing but what claims.Elsewhere names. A claim that was selected and never ran is unproven, one whose
+    process died is refuted.
     Where several processes run the claims, each judges its own, and the first one keeps the records of all.
     """
 
@@ -351,7 +356,7 @@ class Ledger:
         if report.failed:
             return "refuted", text
         skip = str(call.excinfo.value)
-        if self.declared:
+        if self.declared and not isinstance(call.excinfo.value, claims.Elsewhere):
             target, name = self.manifest["target"], self.hardware["name"]
             return "refuted", f"skipped on declared hardware ({name}, target {target}): {skip}"
         return "unproven", skip

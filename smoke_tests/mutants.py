@@ -49,7 +49,8 @@ CUDA = MANIFEST["cuda"] != "none"
 DEVICE = "cuda" if CUDA else "cpu"
 SHAPE = Shape(layers=1, head_size=64, hidden=832) if CUDA else Shape(layers=1)
 # What 100 seeds can run: not the bytes of files, which no seed changes, and not the training, which takes minutes.
-NUMERIC = sorted({path.name for path in ROOM.glob("test_*.py")} - {"test_environment.py", "test_training.py"})
+LONG = {"test_environment.py", "test_training.py", "test_torchtitan.py", "test_two_hosts.py"}
+NUMERIC = sorted({path.name for path in ROOM.glob("test_*.py")} - LONG)
 
 
 class Mutant(NamedTuple):

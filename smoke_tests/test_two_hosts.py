@@ -1,0 +1,56 @@
+"""Two hosts over a network: a training job, one of them lost and returned."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Dict
+
+from claims import proves
+from training import jobs
+
+STEPS, LOST_AT, EVERY = 50, 22, 5
+
+
+@proves(
+    "of two hosts that train a sharded Llama one is cut off and killed: within a minute the other ends and names its rank "
+    "and host, and both, started again, go on from the checkpoint to the losses of one process",
+    package="torch",
+    since="2.13",  # not tried with an older one
+)
+def test_a_host_is_lost_and_returns(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    alone, shared = tmp_path / "alone", tmp_path / "shared"
+    for folder in (alone, shared):
+        folder.mkdir()
+    with jobs.TwoHosts() as hosts:
+        given = [str(shared), str(STEPS)]
+        with jobs.Job(jobs.torchrun("sharded.py", [str(alone), str(STEPS)], 1), tmp_path / "alone.log") as job:
+            assert job.ended(120) == 0, job.said()
+        with hosts.start("one", "sharded.py", given, tmp_path / "one.log") as one, hosts.start(
+            "two", "sharded.py", given, tmp_path / "two.log"
+        ) as two:
+            one.reach(LOST_AT, shared)
+            hosts.plug("two", "down")  # no connection is closed, as when the power fails
+            two.kill()
+            lost = time.monotonic()
+            code = one.ended(60)
+            measured["seconds to the end"] = time.monotonic() - lost
+            assert code != 0 and "lost rank" in one.said(), one.said()[-3000:]
+            silent = one.said().partition("lost rank ")[2].split("\n")[0]
+            assert silent.endswith("on host two"), silent
+        before = max(jobs.losses(shared))
+        hosts.plug("two", "up")
+        with hosts.start("one", "sharded.py", given, tmp_path / "one.log") as one, hosts.start(
+            "two", "sharded.py", given, tmp_path / "two.log"
+        ) as two:
+            assert one.ended(120) == 0, one.said()[-3000:]
+            assert two.ended(30) == 0, two.said()[-3000:]
+    steps = [row["step"] for row in jobs.noted(shared)]
+    again = steps[steps.index(before) + 1]
+    measured["lost after step"], measured["resumed at step"] = before, again
+    assert again == before // EVERY * EVERY + 1, f"it resumed at step {again}, and {before} was the last"
+    truth, found = jobs.losses(alone), jobs.losses(shared)
+    assert sorted(found) == sorted(truth) == list(range(1, STEPS + 1))
+    measured["apart"] = max(abs(found[step] - truth[step]) for step in truth)
+    # Both compute in float32 and differ in the order of sums alone; what one batch in another place does is 0.1 nats.
+    assert measured["apart"] < 1e-3, measured["apart"]

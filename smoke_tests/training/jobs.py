@@ -1,0 +1,146 @@
+"""Training jobs of several processes, as a user starts them with torchrun; watched, killed, and started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Dict, List, Optional, Sequence, Type
+
+import claims
+
+PORT = 29400
+# An Ethernet link between two network namespaces, in a user namespace where whoever runs this may make them.
+CABLE = r"""
+set -e
+mount -t tmpfs none /run
+printf '127.0.0.1 localhost\n10.77.0.1 one\n10.77.0.2 two\n' > /run/hosts
+mount --bind /run/hosts /etc/hosts
+ip netns add one
+ip netns add two
+ip -n one link add eth0 type veth peer name eth0 netns two
+for host in one two; do ip -n $host link set lo up; done
+ip -n one address add 10.77.0.1/24 dev eth0
+ip -n two address add 10.77.0.2/24 dev eth0
+ip -n one link set eth0 up
+ip -n two link set eth0 up
+echo ready
+exec sleep 3600
+"""
+NAMED = "import os, socket, sys; socket.sethostname(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
+
+
+def torchrun(script: str, arguments: Sequence[str], processes: int, options: Sequence[str] = ()) -> List[str]:
+    """The command that starts a script of this folder in that many processes; alone on a host unless options say more."""
+    where = list(options) or ["--standalone"]
+    path = str(Path(__file__).resolve().parent / script)
+    started = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
+    return [*started, *where, path, *arguments]
+
+
+class Job:
+    """A command that runs; its output goes to `log`. Leaving the block kills what is left of it."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self.log = log
+        variables = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "eth0" if "nsenter" in command else "lo",
+        }
+        with open(log, "wb") as file:
+            self.process = subprocess.Popen(
+                list(command), stdout=file, stderr=subprocess.STDOUT, env=variables, start_new_session=True
+            )
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], at: Optional[TracebackType]
+    ) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL to the command; what it started on a host of its own, or as torchrun's workers, ends with it."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def said(self) -> str:
+        """All that it printed."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def ended(self, seconds: float) -> int:
+        """Its exit code, once it ends; it has that long."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it still runs after {seconds} s: {self.said()[-2000:]}") from None
+
+    def reach(self, step: int, folder: Path, seconds: float = 120) -> None:
+        """Wait until rank 0 has noted that step."""
+        end = time.monotonic() + seconds
+        while max(losses(folder), default=0) < step:
+            assert self.process.poll() is None, f"it ended before step {step}: {self.said()[-3000:]}"
+            assert time.monotonic() < end, f"no step {step} within {seconds} s: {self.said()[-2000:]}"
+            time.sleep(0.05)
+
+
+def noted(folder: Path, rank: int = 0) -> List[Dict[str, Any]]:
+    """The lines of numbers that a rank has written, a step each; a step that was done twice is there twice."""
+    path = folder / f"rank{rank}.jsonl"
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def losses(folder: Path, rank: int = 0) -> Dict[int, float]:
+    """Step -> loss (nats a token), as it was last done."""
+    return {row["step"]: row["loss"] for row in noted(folder, rank)}
+
+
+class TwoHosts:
+    """Two hosts of one machine: each with a network, a name and processes of its own, joined by a cable.
+
+    Where namespaces are not permitted the claim that wants them is unproven.
+    """
+
+    def __enter__(self) -> TwoHosts:
+        command = ["unshare", "--user", "--map-root-user", "--net", "--mount", "sh", "-c", CABLE]
+        try:
+            self.cable = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            )
+        except FileNotFoundError:
+            raise claims.Elsewhere("two hosts need unshare (util-linux), which this machine lacks") from None
+        assert self.cable.stdout
+        if self.cable.stdout.readline() != b"ready\n":
+            reason = self.cable.communicate()[1].decode().strip().split("\n")[-1]
+            raise claims.Elsewhere(f"two hosts need network namespaces, which this machine does not permit ({reason})")
+        return self
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], at: Optional[TracebackType]
+    ) -> None:
+        self.cable.kill()
+        self.cable.communicate()
+
+    def inside(self, *command: str) -> List[str]:
+        """A command that runs where the cable is."""
+        place = ["nsenter", "--target", str(self.cable.pid), "--user", "--net", "--mount", "--preserve-credentials"]
+        return [*place, *command]
+
+    def start(self, host: str, script: str, arguments: Sequence[str], log: Path) -> Job:
+        """Start torchrun with one process on a host; both meet on host "one"."""
+        meeting = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-endpoint", f"one:{PORT}"]
+        own = ["ip", "netns", "exec", host, "unshare", "--uts", "--pid", "--fork", "--kill-child"]
+        command = [sys.executable, "-c", NAMED, host, *torchrun(script, arguments, 1, meeting)]
+        return Job(self.inside(*own, *command), log)
+
+    def plug(self, host: str, state: str) -> None:
+        """Put a host's end of the cable "up" or "down"."""
+        subprocess.run(self.inside("ip", "-n", host, "link", "set", "eth0", state), check=True)

@@ -1,0 +1,114 @@
+"""The small Llama, its parameters and optimizer states sharded by FSDP2 over the processes that torchrun started.
+
+`python sharded.py FOLDER STEPS` notes each step's loss in FOLDER/rank<N>.jsonl, saves every fifth step, and goes on from
+the newest checkpoint. Alone it is not sharded: the truth that the others are compared with.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Dict, List
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoints
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.distributed.fsdp import fully_shard
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from training.llama import Llama, Shape, batches, standard_library_text
+
+COLUMNS = dict.fromkeys(("rms_norm", "rope", "attention", "swiglu", "cross_entropy", "adamw"), "torch")
+SILENCE = 15.0  # seconds that a process waits for another before it gives up
+EVERY = 5  # steps between checkpoints
+
+
+class Pulse:
+    """Each rank's heartbeat in the store that all share, so that who is silent can be named."""
+
+    def __init__(self, store: dist.Store, rank: int, world: int) -> None:
+        self.store, self.world = store, world
+        store.set(f"host/{rank}", socket.gethostname())
+        beating = store.clone()  # a connection of its own: the other may be waiting
+        threading.Thread(target=self._beat, args=(beating, f"beat/{rank}"), daemon=True).start()
+
+    @staticmethod
+    def _beat(store: dist.Store, key: str) -> None:
+        while True:
+            store.add(key, 1)
+            time.sleep(0.5)
+
+    def silent(self) -> str:
+        """The ranks whose heart stands still for 3 s, with their hosts."""
+        counts: List[Dict[int, int]] = []
+        for pause in (3.0, 0.0):
+            counts.append({rank: self.store.add(f"beat/{rank}", 0) for rank in range(self.world)})
+            time.sleep(pause)
+        lost = [rank for rank in range(self.world) if counts[0][rank] == counts[1][rank]]
+        names = ["rank {} on host {}".format(rank, self.store.get(f"host/{rank}").decode()) for rank in lost]
+        return ", ".join(names) or "no rank"
+
+
+def train(folder: Path, steps: int, rank: int, world: int) -> None:
+    """Train on batches of 8 windows, 8 / world of them each, in float32."""
+    torch.manual_seed(0)
+    model = Llama(Shape(), COLUMNS)
+    if world > 1:
+        for part in (*model.blocks, model):
+            fully_shard(part)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    saved = sorted(int(path.parent.name) for path in folder.glob("*/.metadata"))  # written last: it is whole
+    start = saved[-1] if saved else 0
+    if start:
+        weights, states = get_state_dict(model, optimizer)
+        checkpoints.load({"model": weights, "optimizer": states}, checkpoint_id=str(folder / str(start)))
+        set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
+    drawn = batches(standard_library_text(400_000), Shape().length, steps, seed=0)
+    for step, (tokens, targets) in enumerate(drawn, 1):
+        if step <= start:
+            continue
+        logits = model(tokens[rank::world]).flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, targets[rank::world].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        whole = loss.detach() / world
+        if world > 1:
+            dist.all_reduce(whole)
+        with open(folder / f"rank{rank}.jsonl", "a") as file:
+            file.write(json.dumps({"step": step, "loss": float(whole)}) + "\n")
+        if step % EVERY == 0:
+            weights, states = get_state_dict(model, optimizer)
+            checkpoints.save({"model": weights, "optimizer": states}, checkpoint_id=str(folder / str(step)))
+
+
+@record  # type: ignore[untyped-decorator]
+def main() -> None:
+    """Train; where another process is gone, end with its rank and host."""
+    folder, steps, rank, world = (
+        Path(sys.argv[1]),
+        int(sys.argv[2]),
+        int(os.environ["RANK"]),
+        int(os.environ["WORLD_SIZE"]),
+    )
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=SILENCE))
+    pulse = Pulse(dist.distributed_c10d._get_default_store(), rank, world)
+    try:
+        train(folder, steps, rank, world)
+    except RuntimeError as error:
+        raise RuntimeError(f"rank {rank} on host {socket.gethostname()} lost {pulse.silent()}") from error
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
