@@ -1,0 +1,180 @@
+"""The Llama that pretrain.py trains: one product for query, key and value, one for gate and up, and a KV cache.
+
+Shapes: b batch, l length, w width, h heads, k key/value heads, d head size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+
+import references
+from fused_ops import operator
+from training.models import Model
+
+Cache = List[Tuple[torch.Tensor, torch.Tensor]]  # of each layer the keys and values so far, [b, k, l, d]
+
+
+def eager_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Causal attention, one operator after another: query [b, h, m, d] at the last m of l positions, key and value
+    [b, k, l, d] -> [b, h, m, d]."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(
+        1 + key.shape[2] - query.shape[2]
+    )
+    return torch.softmax(scores.float().masked_fill(later, -math.inf), dim=-1).to(value.dtype) @ value
+
+
+# What "naive" stands for: no fused kernel, whatever torch has.
+NAIVE: Dict[str, Callable[..., Any]] = {
+    "attention": eager_attention,
+    "rms_norm": references.rms_norm,
+    "swiglu": references.swiglu,
+    "rope": operator("rope", "torch"),
+    "cross_entropy": lambda logits, labels, ignored: F.cross_entropy(logits.float(), labels, ignore_index=ignored),
+}
+
+
+def implementation(columns: Mapping[str, str], name: str) -> Callable[..., Any]:
+    """What computes an operator: a column of the table, or "naive"."""
+    return NAIVE[name] if columns[name] == "naive" else operator(name, columns[name])
+
+
+class RMSNorm(torch.nn.Module):  # type: ignore[misc]
+    """RMS normalization of the last dimension, [..., w] -> [..., w], in the dtype of its input."""
+
+    def __init__(self, model: Model, columns: Mapping[str, str]) -> None:
+        super().__init__()
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(model.shape.width)), model.eps
+        self.normalize = implementation(columns, "rms_norm")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normalized: torch.Tensor = self.normalize(x.flatten(0, -2), self.weight.to(x.dtype), self.eps)
+        return normalized.view_as(x).to(x.dtype)
+
+
+class Rotary(torch.nn.Module):  # type: ignore[misc]
+    """Rotary positions, [b, h, l, d] -> [b, h, l, d]; its table is on the device, where a CUDA graph can hold it."""
+
+    def __init__(self, model: Model, columns: Mapping[str, str]) -> None:
+        super().__init__()
+        shape = model.shape
+        self.rope = implementation(columns, "rope")(shape.head_size, model.base)
+        frequency = model.base ** (-torch.arange(0, shape.head_size, 2, dtype=torch.float64) / shape.head_size)
+        angle = torch.arange(shape.length, dtype=torch.float64)[:, None] * frequency
+        self.register_buffer("cosine", angle.cos().float(), persistent=False)
+        self.register_buffer("sine", angle.sin().float(), persistent=False)
+
+    def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
+        if not hasattr(self.rope, "rotate"):  # it makes its own table
+            turned: torch.Tensor = self.rope(x, start)
+            return turned
+        there = slice(start, start + x.shape[-2])
+        turned = self.rope.rotate(x, self.cosine[there].to(x), self.sine[there].to(x))
+        return turned
+
+
+class Attention(torch.nn.Module):  # type: ignore[misc]
+    """Causal self-attention, [b, l, w] -> [b, l, w]."""
+
+    def __init__(self, model: Model, columns: Mapping[str, str], rotary: Rotary) -> None:
+        super().__init__()
+        shape = model.shape
+        self.head_size, self.turned = shape.head_size, [shape.heads + shape.kv_heads, shape.kv_heads]
+        self.split = [shape.heads, shape.kv_heads]
+        self.qkv = torch.nn.Linear(shape.width, shape.head_size * sum(self.turned), bias=False)
+        self.output = torch.nn.Linear(shape.width, shape.width, bias=False)
+        self.attend = implementation(columns, "attention")
+        self.rotary = rotary
+
+    def forward(self, x: torch.Tensor, past: Optional[Tuple[torch.Tensor, torch.Tensor]] = None) -> Any:
+        heads = self.qkv(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+        turned, value = heads.split(self.turned, dim=1)
+        query, key = self.rotary(turned, 0 if past is None else past[0].shape[2]).split(self.split, dim=1)
+        if past is None:
+            return self.output(self.attend(query, key, value).transpose(1, 2).flatten(2))
+        key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
+        return self.output(eager_attention(query, key, value).transpose(1, 2).flatten(2)), (key, value)
+
+
+class FeedForward(torch.nn.Module):  # type: ignore[misc]
+    """SwiGLU between two projections, [b, l, w] -> [b, l, w]."""
+
+    def __init__(self, model: Model, columns: Mapping[str, str]) -> None:
+        super().__init__()
+        self.gate_up = torch.nn.Linear(model.shape.width, 2 * model.shape.hidden, bias=False)
+        self.down = torch.nn.Linear(model.shape.hidden, model.shape.width, bias=False)
+        self.multiply = implementation(columns, "swiglu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        projected: torch.Tensor = self.down(self.multiply(*self.gate_up(x).chunk(2, dim=-1)))
+        return projected
+
+
+class Block(torch.nn.Module):  # type: ignore[misc]
+    """One layer: attention and feed-forward, each behind a norm and beside a residual."""
+
+    def __init__(self, model: Model, columns: Mapping[str, str], rotary: Rotary) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = RMSNorm(model, columns), Attention(model, columns, rotary)
+        self.feed_forward_norm, self.feed_forward = RMSNorm(model, columns), FeedForward(model, columns)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        out: torch.Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return out
+
+    def extend(self, x: torch.Tensor, past: Tuple[torch.Tensor, torch.Tensor]) -> Any:
+        """The same behind what a cache holds; also what it then holds."""
+        attended, past = self.attention(self.attention_norm(x), past)
+        x = x + attended
+        return x + self.feed_forward(self.feed_forward_norm(x)), past
+
+
+class Decoder(torch.nn.Module):  # type: ignore[misc]
+    """Tokens [b, l] -> logits [b, l, vocabulary], or with targets [b, l] their mean cross entropy (nats per token).
+
+    columns: operator -> column of the table, or "naive". dtype: of the residual stream. recompute: what a block runs
+    under to keep no activations (torch.utils.checkpoint's function or Transformer Engine's), or None.
+    Weights start normal with a standard deviation of 0.02, as Llama's do.
+    """
+
+    def __init__(self, model: Model, columns: Mapping[str, str], dtype: torch.dtype) -> None:
+        super().__init__()
+        shape, self.dtype = model.shape, dtype
+        rotary = Rotary(model, columns)
+        self.embedding = torch.nn.Embedding(shape.vocabulary, shape.width)
+        self.blocks = torch.nn.ModuleList([Block(model, columns, rotary) for _ in range(shape.layers)])
+        self.norm = RMSNorm(model, columns)
+        self.head = torch.nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.cross_entropy = implementation(columns, "cross_entropy")
+        self.recompute: Optional[Callable[..., torch.Tensor]] = None
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                torch.nn.init.normal_(parameter, std=0.02)
+
+    def forward(
+        self, tokens: torch.Tensor, targets: Optional[torch.Tensor] = None, cache: Optional[Cache] = None
+    ) -> torch.Tensor:
+        x = self.embedding(tokens).to(self.dtype)
+        for index, block in enumerate(self.blocks):
+            if cache is not None:
+                x, cache[index] = block.extend(x, cache[index])
+            else:
+                x = self.recompute(block, x) if self.recompute else block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        if targets is None:
+            return logits
+        loss: torch.Tensor = self.cross_entropy(logits.flatten(0, 1), targets.flatten(), -100)
+        return loss
+
+    def empty_cache(self, batch: int) -> Cache:
+        """A cache that holds no position yet."""
+        attention = self.blocks[0].attention
+        nothing = self.embedding.weight.new_empty(batch, attention.split[1], 0, attention.head_size, dtype=self.dtype)
+        return [(nothing, nothing)] * len(self.blocks)

@@ -1,0 +1,90 @@
+"""A DeepSpeed configuration as options of pretrain.py: each field is mapped, of no effect here, or refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Dict, Iterator, Tuple
+
+
+class Unmapped(ValueError):
+    """A field that cannot be followed, and why, in one sentence."""
+
+
+# Field (dots lead into tables) -> option.
+MAPPED = {
+    "train_micro_batch_size_per_gpu": "batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "clip",
+    "steps_per_print": "log_every",
+    "optimizer.params.lr": "learning_rate",
+    "optimizer.params.eps": "eps",
+    "optimizer.params.weight_decay": "weight_decay",
+    "scheduler.params.warmup_max_lr": "learning_rate",
+    "scheduler.params.warmup_num_steps": "warmup",
+    "scheduler.params.total_num_steps": "steps",
+}
+SCHEDULES = {"WarmupLR": "constant", "WarmupCosineLR": "cosine"}
+# Field -> the values that ask for nothing that is not done anyway.
+WITHOUT_EFFECT: Dict[str, Tuple[Any, ...]] = {
+    "zero_optimization.stage": (0,),
+    "fp16.enabled": (False,),
+    "msamp.enabled": (False,),
+    "optimizer.type": ("Adam", "AdamW"),
+    "optimizer.params.adam_w_mode": (True,),
+    "scheduler.params.warmup_min_lr": (0, 0.0),
+    "scheduler.params.warmup_type": ("linear",),
+    "wall_clock_breakdown": (True, False),
+    "zero_allow_untested_optimizer": (True, False),
+}
+
+
+def applied(path: str, options: Any) -> Any:
+    """The options with what the file says; Unmapped names the first field that cannot be followed.
+
+    "auto" leaves an option as it is, as transformers has it.
+    """
+    try:
+        table = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(table, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
+        raise Unmapped(f"--deepspeed {path} cannot be read: {error}") from None
+    changed: Dict[str, Any] = {}
+    off = {name for name, part in table.items() if isinstance(part, dict) and part.get("enabled") is False}
+    total = None
+    for name, value in _leaves(table):
+        if value == "auto" or (name.partition(".")[0] in off and not name.endswith(".enabled")):
+            continue
+        known = WITHOUT_EFFECT.get(name, ())
+        if name in MAPPED:
+            kind = type(getattr(options, MAPPED[name]))
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or kind(value) != value:
+                raise Unmapped(f"--deepspeed {path}: {name} is {value!r}, not a number that an option can hold")
+            changed[MAPPED[name]] = kind(value)
+        elif name == "optimizer.params.betas":
+            changed["beta1"], changed["beta2"] = value
+        elif name == "scheduler.type" and value in SCHEDULES:
+            changed["schedule"] = SCHEDULES[value]
+        elif name == "bf16.enabled":
+            if value != (options.precision != "float32"):
+                raise Unmapped(f"--deepspeed {path}: bf16.enabled is {value}, and --precision is {options.precision}")
+        elif name == "train_batch_size":
+            total = value
+        elif not any(value == one and type(value) is type(one) for one in known):
+            allowed = f"only {' or '.join(map(str, known))} is" if known else "it is not"
+            raise Unmapped(f"--deepspeed {path}: {name} is {value!r}, and {allowed} supported: remove it")
+    options = dataclasses.replace(options, **changed)
+    product = options.batch_size * options.gradient_accumulation_steps
+    if total not in (None, product):
+        raise Unmapped(f"--deepspeed {path}: train_batch_size is {total}, and one GPU makes it {product}")
+    return options
+
+
+def _leaves(table: Dict[str, Any], prefix: str = "") -> Iterator[Tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value

@@ -1,0 +1,210 @@
+"""The guard: training in FP8 that is compared with high precision from time to time, and falls back where they differ.
+
+    guard = Guard(step, model, optimizer, every=200)     # step(batch) -> loss: one training step of any loop
+    for batch in batches:
+        loss = guard(batch)
+
+It is in one of two states:
+
+    fp8     steps run as they are. At the end of every period the last few steps are repeated from the same weights,
+            optimizer and random state on the same batches, once in high precision and once more rounded by hand.
+            Where FP8 is no farther from high precision than that, the period is good: its end is kept. Where it is
+            farther, or at once where a loss is infinite or no number: back to the end of the last good period, all
+            steps since then are done again in high precision, and the state is `high`.
+    high    steps run in high precision. At the end of every period the last few are repeated in FP8 and rounded by
+            hand; where FP8 is near enough again the state is `fp8`. The steps stay those of high precision.
+
+What is near enough follows from the format, not from a trial. The repetition that is rounded by hand cuts the factors
+of every product to the mantissa of FP8 and is right by construction, so that its distance from high precision is the
+noise that these very weights and batches owe to the format. FP8 is too far where, in units of that noise, its losses
+are, or the end of any one matrix is, or the ends of all matrices together are (their geometric mean, which is near 1
+for FP8 that is right and tells two bits of mantissa from three).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import time
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+
+from training import checkpoint
+from training.precision import computed, plain, rounded
+
+# How many times the noise by hand is too far: for the losses, of which there are only a few, for one matrix, and for
+# all of them. Two bits of mantissa in place of three make twice the noise in what they round.
+LOSSES, ONE, ALL = 10.0, 4.0, 1.4
+TINY = 1e-12  # no distance at all
+
+
+class Outcome(NamedTuple):
+    """What some steps came to: their losses, and the matrices that they ended with, by name."""
+
+    losses: List[float]
+    weights: Dict[str, torch.Tensor]
+
+
+class Guard:
+    """See the head of this file.
+
+    step: does one training step on what it is called with and returns what loss_of makes a loss of; it may raise
+    ArithmeticError for one that is not finite. parts: what it changes, the model first; each has state_dict() and
+    load_state_dict(). every: steps of a period. steps: how many are compared. mantissas: bits of FP8 forward and
+    backward. high: a context in which the model computes in high precision, if not by its layers' plain products.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Any], Any],
+        *parts: Any,
+        every: int = 200,
+        steps: int = 4,
+        mantissas: Tuple[int, int] = (3, 2),
+        loss_of: Callable[[Any], float] = float,
+        high: Optional[Callable[[], ContextManager[Any]]] = None,
+    ) -> None:
+        if not 1 <= steps <= every:
+            raise ValueError(f"a period of {every} steps has no {steps} to compare")
+        model = parts[0]
+        self._step, self._parts, self._loss_of = step, parts, loss_of
+        self.every, self.steps, self.state = every, steps, "fp8"
+        self._as_it_is: Callable[[], ContextManager[Any]] = contextlib.nullcontext
+        self._high = high or (lambda: computed(model, plain))
+        self._by_hand = lambda: computed(model, rounded(*mantissas))
+        self._done = 0  # steps of this period
+        self._good: Any = None  # the end of the last good period
+        self._batches: List[Any] = []  # since then
+        self._start: Any = None  # where the steps that will be compared begin
+        self._losses: List[float] = []  # of this period
+        self._events: List[Dict[str, Any]] = []
+        self.seconds = 0.0  # spent on comparisons and on doing steps again
+
+    def __call__(self, batch: Any) -> Any:
+        """Do one step, and what is due at its end; what `step` returned for it."""
+        if self._good is None:
+            self._good = self._snapshot()
+        if self._done == self.every - self.steps:
+            self._start = self._snapshot()
+        self._batches.append(batch)
+        result, loss = self._one(batch, self._high if self.state == "high" else self._as_it_is)
+        self._losses.append(loss)
+        self._done += 1
+        began = time.perf_counter()
+        if not math.isfinite(loss):
+            if self.state == "high":
+                raise ArithmeticError(f"in high precision, too, the loss is {loss}: that is not FP8's doing")
+            result = self._fall_back(f"the loss is {loss}")
+        elif self._done == self.every:
+            result = self._compare(result)
+        self.seconds += time.perf_counter() - began
+        return result
+
+    def news(self) -> List[Dict[str, Any]]:
+        """What happened since the last call: each with "kind" (good, fallback, away, return), "text" and numbers."""
+        events, self._events = self._events, []
+        return events
+
+    # --- the two decisions ---
+
+    def _compare(self, result: Any) -> Any:
+        end, taken = self._snapshot(), Outcome(self._losses[-self.steps :], self._weights())
+        by_hand = self._again(self._by_hand)
+        other = self._again(self._high if self.state == "fp8" else self._as_it_is)
+        fp8, high = (taken, other) if self.state == "fp8" else (other, taken)
+        numbers, why = distances(fp8, high, by_hand)
+        if why and self.state == "fp8":
+            return self._fall_back(why, **numbers)
+        self._restore(end)
+        if why:
+            self._note("away", f"high precision goes on: {why}", **numbers)
+        elif self.state == "high":
+            self.state = "fp8"
+            self._note("return", "back in FP8", **numbers)
+        else:
+            self._note("good", "FP8 is as near as its format allows", **numbers)
+        self._begin(end)
+        return result
+
+    def _fall_back(self, why: str, **numbers: float) -> Any:
+        """Do everything since the last good period again in high precision; what the last step then returned."""
+        self._restore(self._good)
+        self.state, result = "high", None
+        self._note("fallback", f"{why}: {len(self._batches)} steps are done again in high precision", **numbers)
+        for batch in self._batches:
+            result, loss = self._one(batch, self._high)
+            if not math.isfinite(loss):
+                raise ArithmeticError(f"in high precision, too, the loss is {loss}: that is not FP8's doing")
+        self._begin(self._snapshot())
+        return result
+
+    # --- what they are made of ---
+
+    def _begin(self, good: Any) -> None:
+        """Begin a period at a state that is good."""
+        self._good, self._start, self._batches, self._losses, self._done = good, None, [], [], 0
+
+    def _note(self, kind: str, text: str, **numbers: float) -> None:
+        self._events.append({"kind": kind, "text": text, **numbers})
+
+    def _one(self, batch: Any, way: Callable[[], ContextManager[Any]]) -> Tuple[Any, float]:
+        try:
+            with way():
+                result = self._step(batch)
+        except ArithmeticError:
+            return None, math.nan
+        return result, self._loss_of(result)
+
+    def _again(self, way: Callable[[], ContextManager[Any]]) -> Outcome:
+        """The steps that are compared, once more from where they began."""
+        self._restore(self._start)
+        losses = [self._one(batch, way)[1] for batch in self._batches[-self.steps :]]
+        return Outcome(losses, self._weights())
+
+    def _weights(self) -> Dict[str, torch.Tensor]:
+        named = checkpoint.weights_of(self._parts[0])
+        return {name: tensor.detach().clone() for name, tensor in named.items() if tensor.dim() == 2}
+
+    def _snapshot(self) -> Any:
+        return [_copy(part.state_dict()) for part in self._parts], checkpoint.random_state()
+
+    def _restore(self, snapshot: Any) -> None:
+        states, random_state = snapshot
+        for part, state in zip(self._parts, states):
+            part.load_state_dict(_copy(state))  # an optimizer keeps the tensors that it is given, and changes them
+        checkpoint.restore_random_state(random_state)
+
+
+def distances(fp8: Outcome, high: Outcome, by_hand: Outcome) -> Tuple[Dict[str, float], str]:
+    """How many times as far from high precision FP8 is as what was rounded by hand; why that is too far, or ""."""
+    if not all(math.isfinite(loss) for loss in fp8.losses):
+        return {}, "a loss is not finite"
+    gaps = [sum(abs(a - b) for a, b in zip(way.losses, high.losses)) for way in (fp8, by_hand)]
+    ratios = {}
+    for name, truth in high.weights.items():
+        far, noise = (float((way.weights[name] - truth).norm()) for way in (fp8, by_hand))
+        ratios[name] = max(far, TINY) / max(noise, TINY) if math.isfinite(far) else math.inf
+    name = max(ratios, key=lambda name: ratios[name])
+    mean = math.exp(statistics.mean(map(math.log, ratios.values())))
+    numbers = {"losses": max(gaps[0], TINY) / max(gaps[1], TINY), "one": ratios[name], "all": mean}
+    for key, limit, what in (
+        ("one", ONE, f"{name} ends"),
+        ("all", ALL, "the matrices end"),
+        ("losses", LOSSES, "the losses are"),
+    ):
+        if numbers[key] > limit:
+            return numbers, f"{what} {numbers[key]:.1f} times as far from high precision as rounding explains"
+    return numbers, ""
+
+
+def _copy(tree: Any) -> Any:
+    """A nested state with its tensors copied."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        return type(tree)((key, _copy(value)) for key, value in tree.items())
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_copy(value) for value in tree)
+    return tree

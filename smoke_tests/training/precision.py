@@ -1,0 +1,144 @@
+"""In what the linear layers of a model compute: bfloat16 or float32, FP8 by a package, or a cut mantissa.
+
+A precision is "float32", "bf16", "fp8" (Transformer Engine's delayed scaling), a column of the table's linear layers
+("torchao.tensorwise", "transformer-engine.current"), or "e8m3" to "e8m6": bfloat16 with that many bits of mantissa.
+The head always stays in high precision.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any, Callable, Iterator, List, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+
+from fused_ops import OPERATORS, InFp8, operator
+
+Compute = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
+ALIASES = {"fp8": "transformer-engine.delayed", "bf16": "torch", "float32": "torch"}
+CUT = {f"e8m{bits}": bits for bits in (3, 4, 5, 6)}
+PRECISIONS = (*ALIASES, *CUT, *(column for column in OPERATORS["linear"] if column != "torch"))
+
+
+def column_of(precision: str) -> str:
+    """The column of linear layers that a precision takes: "fp8" -> "transformer-engine.delayed"."""
+    return "torch" if precision in CUT else ALIASES.get(precision, precision)
+
+
+def convert(model: torch.nn.Module, precision: str) -> torch.nn.Module:
+    """The model with its linear layers, all but the head, in that precision."""
+    if precision in CUT:
+        compute_by(model, rounded(CUT[precision], CUT[precision]))
+    converted: torch.nn.Module = operator("linear", column_of(precision))(model, keep=lambda name: name == "head")
+    return converted
+
+
+def inner(model: torch.nn.Module) -> torch.nn.Module:
+    """The model itself, without the wrapper that lets Transformer Engine's layers compute in FP8."""
+    return model.model if isinstance(model, InFp8) else model
+
+
+def mantissas(precision: str) -> Tuple[int, int]:
+    """To how many bits of mantissa that FP8 rounds the factors of a product forward, and its gradient backward."""
+    return (3, 3) if precision.endswith(("rowwise", "blockwise", "gw_hp")) else (3, 2)
+
+
+# --- the same layers, computed otherwise ---
+
+
+def layers_of(model: torch.nn.Module) -> List[torch.nn.Module]:
+    """Every linear layer but the head, whoever made it: torch, torchao or Transformer Engine."""
+    named = inner(model).named_modules()
+    return [layer for name, layer in named if hasattr(layer, "in_features") and name.rpartition(".")[2] != "head"]
+
+
+def compute_by(model: torch.nn.Module, compute: Compute) -> None:
+    """Let each of these layers compute compute(layer, x) from now on."""
+    for layer in layers_of(model):
+        layer.forward = functools.partial(compute, layer)
+
+
+@contextlib.contextmanager
+def computed(model: torch.nn.Module, compute: Compute) -> Iterator[None]:
+    """The context in which these layers compute compute(layer, x), eagerly, and no layer computes in FP8."""
+    before = [(layer, layer.__dict__.get("forward")) for layer in layers_of(model)]
+    wrapped = [(part, part.recipe) for part in model.modules() if isinstance(part, InFp8)]
+    with contextlib.ExitStack() as stack:
+        if hasattr(torch, "compiler") and hasattr(torch.compiler, "set_stance"):  # what was compiled is the other one
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        try:
+            compute_by(model, compute)
+            for part, _ in wrapped:
+                part.recipe = None
+            yield
+        finally:
+            for layer, forward in before:
+                del layer.forward
+                if forward is not None:
+                    layer.forward = forward
+            for part, recipe in wrapped:
+                part.recipe = recipe
+
+
+def is_computed_otherwise(model: torch.nn.Module) -> bool:
+    """Whether the model is inside such a context."""
+    return any("forward" in layer.__dict__ for layer in layers_of(model))
+
+
+def factors(layer: torch.nn.Module, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
+    """Input, weight and bias (None if there is none) in the dtype that autocast, or else the input, asks for."""
+    dtype = x.dtype
+    if x.is_cuda and torch.is_autocast_enabled():
+        dtype = torch.get_autocast_gpu_dtype()
+    elif not x.is_cuda and torch.is_autocast_cpu_enabled():
+        dtype = torch.get_autocast_cpu_dtype()
+    bias = getattr(layer, "bias", None)
+    has_bias = bias is not None and bias.numel() > 0  # Transformer Engine's is empty where there is none
+    return x.to(dtype), layer.weight.to(dtype), bias.to(dtype) if bias is not None and has_bias else None
+
+
+def plain(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """The layer in high precision."""
+    return F.linear(*factors(layer, x))
+
+
+def rounded(forward_bits: int, backward_bits: int) -> Compute:
+    """The layer with its input and weight, and backward the gradient of its output, cut to so many bits of mantissa."""
+
+    def compute(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        x, weight, bias = factors(layer, x)
+        product: torch.Tensor = RoundedProduct.apply(x, weight, forward_bits, backward_bits)
+        return product if bias is None else product + bias
+
+    return compute
+
+
+class RoundedProduct(torch.autograd.Function):  # type: ignore[misc]
+    """x [..., f] and weight [o, f] -> x weight^T [..., o], each factor of the three products cut."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bits: int, backward_bits: int) -> torch.Tensor:
+        x, weight = round_mantissa(x, bits), round_mantissa(weight, bits)
+        ctx.save_for_backward(x, weight)
+        ctx.bits = backward_bits
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, None, None]:
+        x, weight = ctx.saved_tensors
+        gradient = round_mantissa(gradients[0], ctx.bits)
+        return gradient @ weight, gradient.flatten(0, -2).t() @ x.flatten(0, -2), None, None
+
+
+def round_mantissa(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """x with its mantissa (7 bits in bfloat16, 23 in float32) rounded to `bits`, ties to even; the exponent keeps 8.
+
+    Any shape, dtype kept. Subnormals round to multiples of 2^(-126 - bits), infinities and NaN stay.
+    """
+    code = x.float().view(torch.int32)
+    cut = 23 - bits
+    # Half a unit, less where the last bit that stays is 0, so that a tie goes to even; a carry raises the exponent.
+    nearest = code + ((1 << (cut - 1)) - 1) + ((code >> cut) & 1) & (-1 << cut)
+    return torch.where(torch.isfinite(x), nearest.view(torch.float32).to(x.dtype), x)

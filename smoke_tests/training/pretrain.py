@@ -1,0 +1,614 @@
+"""Pre-train a Llama: `python -m smoke_tests.training.pretrain --model hare-1.1b --precision fp8 --ops fused`.
+
+Writes to --out: log.jsonl (a line per step), events.jsonl (checkpoints, stops, what the guard saw), loss.svg, and the
+checkpoints, step-*.pt. --resume goes on with what is there; SIGINT and SIGTERM end a run after the step and save it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import random
+import resource
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
+
+import torch
+
+import hardware
+from fused_ops import OPERATORS, operator
+from training import checkpoint, deepspeed_config, plot
+from training.decoder import NAIVE, Decoder
+from training.guard import Guard
+from training.models import MODELS
+from training.precision import CUT, PRECISIONS, column_of, convert, inner, is_computed_otherwise, mantissas
+from training.text import Text, TextError
+
+# The implementation of each operator that "fused" takes: the first that is installed. Without a GPU it is torch's.
+FUSED = {
+    "attention": ("flash-attn", "transformer-engine", "torch"),
+    "rms_norm": ("liger-kernel", "apex", "torch"),
+    "rope": ("liger-kernel", "flash-attn", "torch"),
+    "swiglu": ("liger-kernel", "flash-attn", "torch"),
+    "cross_entropy": ("liger-kernel", "flash-attn", "torch"),
+    "adamw": ("apex", "torch"),
+}
+# Dense bfloat16 products, 10^12 operations per second, by NVIDIA's data sheets; MFU is the share of it.
+PEAK = {"A100": 312.0, "A800": 312.0, "H100": 989.0, "H800": 989.0, "H200": 989.0}
+
+
+class Refused(ValueError):
+    """A run that cannot be made, and why, in one sentence."""
+
+
+class NotFinite(ArithmeticError):
+    """A step whose loss or gradient is infinite or no number: which, and where it began."""
+
+
+def flag(default: Any, text: str, **named: Any) -> Any:
+    """A field that is a command line flag with this help."""
+    return dataclasses.field(default=default, metadata={"help": text, **named})
+
+
+@dataclasses.dataclass
+class Options:
+    """What a run is asked for; each field is a flag."""
+
+    model: str = flag("tiny", "which model", choices=list(MODELS))
+    precision: str = flag("bf16", "of the linear layers; fp8 is transformer-engine.delayed", choices=PRECISIONS)
+    ops: str = flag("fused", "naive, fused, or pairs: attention=flash-attn,rope=torch (the rest stays fused)")
+    batch_size: int = flag(8, "windows of a forward pass", least=1)
+    gradient_accumulation_steps: int = flag(1, "forward passes of a step", least=1)
+    length: int = flag(0, "tokens of a window; 0: the model's", least=0)
+    steps: int = flag(200, "of the whole run", least=1)
+    seed: int = flag(0, "of weights and order", least=0)
+    data: Tuple[str, ...] = flag((), "text or .jsonl files; without, the standard library's sources")
+    tokenizer: str = flag("", "folder of a Hugging Face tokenizer; without, tokens are bytes")
+    learning_rate: float = flag(6e-4, "at its highest", above=0.0)
+    schedule: str = flag(
+        "cosine", "cosine (down to a tenth) or constant, after the warm-up", choices=("cosine", "constant")
+    )
+    warmup: int = flag(20, "steps until the learning rate is reached", least=0)
+    weight_decay: float = flag(0.1, "of matrices", least=0.0)
+    beta1: float = flag(0.9, "of AdamW", least=0.0)
+    beta2: float = flag(0.95, "of AdamW", least=0.0)
+    eps: float = flag(1e-8, "of AdamW", above=0.0)
+    clip: float = flag(1.0, "largest norm of the gradient; 0: none", least=0.0)
+    recompute: bool = flag(False, "keep no activations of a block (activation checkpointing)")
+    compile: bool = flag(False, "compile each block by torch.compile")
+    graphs: bool = flag(False, "replay forward and backward as a CUDA graph")
+    deterministic: bool = flag(False, "only algorithms that repeat to the last bit; one thread on a CPU")
+    guard: int = flag(0, "compare with high precision every N steps and fall back where they differ; 0: never", least=0)
+    guard_steps: int = flag(4, "steps of such a comparison", least=1)
+    deepspeed: str = flag("", "a DeepSpeed configuration; it wins over flags")
+    out: str = flag("", "folder; by default runs/MODEL-PRECISION-SEED")
+    resume: bool = flag(False, "go on with the newest checkpoint in --out")
+    checkpoint_every: int = flag(100, "steps; 0: at the end only", least=0)
+    keep: int = flag(2, "how many checkpoints stay", least=1)
+    log_every: int = flag(10, "steps between lines where the output is no terminal", least=1)
+    device: str = flag("", "cuda or cpu; by default cuda where there is a GPU", choices=("", "cuda", "cpu"))
+
+
+# What a resumed run may have otherwise than the one that wrote the checkpoint.
+FREE = {
+    "precision",
+    "ops",
+    "steps",
+    "recompute",
+    "compile",
+    "graphs",
+    "guard",
+    "guard_steps",
+    "deepspeed",
+    "out",
+    "resume",
+}
+FREE |= {"checkpoint_every", "keep", "log_every", "device", "data", "tokenizer"}  # of the text its hash is compared
+
+
+def columns_of(ops: str, cuda: bool) -> Dict[str, str]:
+    """Operator -> implementation for --ops; the refusal names the first word that is none."""
+    from importlib import metadata
+
+    def installed(column: str) -> bool:
+        try:
+            metadata.distribution(column.partition(".")[0])
+        except metadata.PackageNotFoundError:
+            return False
+        return True
+
+    if ops == "naive":
+        return {name: "naive" if name in NAIVE else "torch" for name in FUSED}
+    chosen = {
+        name: next(column for column in wanted if column == "torch" or (cuda and installed(column)))
+        for name, wanted in FUSED.items()
+    }
+    for pair in ops.split(",") if ops != "fused" else ():
+        name, _, column = pair.partition("=")
+        if name not in FUSED:
+            raise Refused(f"--ops: {name!r} is no operator; it is naive, fused, or pairs of {', '.join(FUSED)}")
+        known = [*OPERATORS[name], *(["naive"] if name in NAIVE else [])]
+        if column not in known:
+            raise Refused(f"--ops: {name} has no implementation {column!r}, but {', '.join(known)}")
+        chosen[name] = column
+    return chosen
+
+
+class Run:
+    """A model in training: its weights, its optimizer and the text, at one step."""
+
+    def __init__(self, options: Options) -> None:
+        """Everything as it is before the first step; Refused or TextError say what does not go together."""
+        self.options = options
+        cuda = torch.cuda.is_available()
+        self.device = options.device or ("cuda" if cuda else "cpu")
+        self.on_gpu = self.device == "cuda"
+        if self.on_gpu and not cuda:
+            raise Refused("--device cuda: torch finds no GPU here")
+        if column_of(options.precision).startswith("transformer-engine") and not self.on_gpu:
+            raise Refused(f"--precision {options.precision} needs a GPU; torchao.tensorwise is emulated on a CPU")
+        if options.graphs and (not self.on_gpu or options.precision in CUT):
+            raise Refused("--graphs needs a GPU, and a precision that is not emulated")
+        if options.recompute and options.graphs:
+            raise Refused("--recompute and --graphs do not go together: what is computed again is not in the graph")
+        if options.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+            if not self.on_gpu:
+                torch.set_num_threads(1)
+        model = MODELS[options.model]
+        length = options.length or model.shape.length
+        self.model_data = model._replace(shape=model.shape._replace(length=length))
+        self.text = Text.read(options.data, options.tokenizer or None, model.shape.vocabulary, length, options.seed)
+        self.columns = columns_of(options.ops, self.on_gpu)
+        random.seed(options.seed)
+        torch.manual_seed(options.seed)
+        self.half = options.precision != "float32" and (
+            self.on_gpu or options.precision == "bf16" or options.precision in CUT
+        )
+        decoder = Decoder(self.model_data, self.columns, torch.bfloat16 if self.half else torch.float32).to(self.device)
+        if options.recompute:
+            decoder.recompute = _recomputing(options.precision)
+        self.model = convert(decoder, options.precision)
+        if options.compile:
+            for block in inner(self.model).blocks:
+                block.forward = torch.compile(block.forward)
+        matrices = [parameter for parameter in self.model.parameters() if parameter.dim() > 1]
+        vectors = [parameter for parameter in self.model.parameters() if parameter.dim() == 1]
+        settings = {"lr": options.learning_rate, "betas": (options.beta1, options.beta2), "eps": options.eps}
+        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        self.optimizer = operator("adamw", self.columns["adamw"])(groups, weight_decay=options.weight_decay, **settings)
+        self.step = 0  # how many are done
+        self._graph: Any = None
+
+    # --- a step ---
+
+    def update(self, step: int) -> Dict[str, float]:
+        """Do one step: its loss (nats per token), the gradient's norm, the learning rate.
+
+        NotFinite comes before the weights change.
+        """
+        rate = rate_at(step, self.options)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss = self.gradients(step)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip or math.inf))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NotFinite(
+                f"step {step}: the loss is {loss:.4g}, the gradient's norm {norm:.4g}; {self.culprit(step)}"
+            )
+        self.optimizer.step()
+        self.step = step + 1
+        return {"loss": loss, "norm": norm, "lr": rate}
+
+    def gradients(self, step: int) -> float:
+        """Compute the gradients of a step, in place of what was there; its loss."""
+        parts = self.options.gradient_accumulation_steps
+        replayed = self.options.graphs and not is_computed_otherwise(self.model)
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if replayed and parameter.grad is not None:
+                    parameter.grad.zero_()  # the graph adds to this very memory
+                else:
+                    parameter.grad = None
+        losses = []
+        for part in range(parts):
+            windows = self.text.windows((step * parts + part) * self.options.batch_size, self.options.batch_size)
+            losses.append(
+                self._replay(*windows) if replayed else self._micro(*(each.to(self.device) for each in windows))
+            )
+        return float(torch.stack(losses).sum())
+
+    def _micro(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Forward and backward of one pass; its share of the step's loss."""
+        # A graph may not hold the copy of a weight that autocast made before it.
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.half, cache_enabled=not self.options.graphs):
+            loss = self.model(tokens, targets) / self.options.gradient_accumulation_steps
+        loss.backward()
+        return loss.detach()
+
+    def _replay(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self._graph is None:
+            held = tokens.clone(), targets.clone()
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):  # what is chosen or allocated once is so before the graph
+                for _ in range(3):
+                    self._micro(*held)
+            torch.cuda.current_stream().wait_stream(stream)
+            for parameter in self.model.parameters():
+                parameter.grad.zero_()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                loss = self._micro(*held)
+            self._graph = graph, held, loss
+        graph, held, loss = self._graph
+        for memory, windows in zip(held, (tokens, targets)):
+            memory.copy_(windows)
+        graph.replay()
+        return loss.clone()
+
+    def culprit(self, step: int) -> str:
+        """Compute a step again and name the first module whose output, or else whose gradient, is not finite."""
+        found: List[str] = []
+
+        def watch(name: str) -> Callable[..., None]:
+            def forward(_: torch.nn.Module, __: Any, output: Any) -> None:
+                tensor = output[0] if isinstance(output, tuple) else output
+                if not bool(torch.isfinite(tensor).all()):
+                    found.append(f"the first output that is not finite is that of {name}")
+                elif tensor.requires_grad:
+                    tensor.register_hook(lambda gradient: backward(gradient))
+
+            def backward(gradient: torch.Tensor) -> None:
+                if not bool(torch.isfinite(gradient).all()):
+                    found.append(f"the first gradient that is not finite is that of the output of {name}")
+
+            return forward
+
+        leaves = [(name, part) for name, part in inner(self.model).named_modules() if not list(part.children())]
+        hooks = [part.register_forward_hook(watch(name)) for name, part in leaves]
+        graphs, self.options.graphs = self.options.graphs, False
+        try:
+            self.gradients(step)
+        finally:
+            self.options.graphs = graphs
+            for hook in hooks:
+                hook.remove()
+        for name, parameter in inner(self.model).named_parameters():
+            if not found and parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+                found.append(f"the first gradient that is not finite is that of {name}")
+        return found[0] if found else "computed again, everything is finite"
+
+    def loudest(self) -> str:
+        """The parameter with the largest share of the gradient's norm."""
+        norms = {n: float(p.grad.norm()) ** 2 for n, p in inner(self.model).named_parameters() if p.grad is not None}
+        name = max(norms, key=lambda name: norms[name])
+        return "{}, {:.0%} of the gradient's square".format(name, norms[name] / max(sum(norms.values()), 1e-30))
+
+    # --- to and from a file ---
+
+    def save(self) -> Path:
+        """Write a checkpoint of the step that was done last."""
+        options = dataclasses.asdict(self.options)
+        content = {
+            "model": checkpoint.weights_of(self.model),
+            "fp8": checkpoint.fp8_state_of(self.model),
+            "optimizer": self.optimizer.state_dict(),
+            "random": checkpoint.random_state(),
+            "options": {**options, "data": list(self.options.data)},
+            "text": self.text.identity(),
+        }
+        return checkpoint.save(Path(self.options.out), self.step, content, self.options.keep)
+
+    def load(self, path: Path) -> str:
+        """Go on from a checkpoint; a note if the scales of FP8 start anew."""
+        content = checkpoint.load(path)
+        had = content["options"]
+        for field in dataclasses.fields(Options):
+            now = getattr(self.options, field.name)
+            if field.name not in FREE and had[field.name] != now:
+                raise Refused(f"--resume: {path} was made with {_name(field)} {had[field.name]}, now it is {now}")
+        if content["text"] != self.text.identity():
+            raise Refused(f"--resume: {path} was made with another text")
+        anew = checkpoint.restore(self.model, content)
+        self.optimizer.load_state_dict(content["optimizer"])
+        checkpoint.restore_random_state(content["random"])
+        self.step = content["step"]
+        return "its FP8 scales start anew" if anew else ""
+
+
+def _recomputing(precision: str) -> Callable[..., torch.Tensor]:
+    """What runs a block so that its activations are computed again in the backward pass."""
+    if column_of(precision).startswith("transformer-engine"):  # torch's would compute them again outside FP8
+        from transformer_engine.pytorch import checkpoint as te_checkpoint
+
+        return lambda block, x: te_checkpoint(block, x, use_reentrant=False)
+    from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+    return lambda block, x: torch_checkpoint(block, x, use_reentrant=False)
+
+
+def rate_at(step: int, options: Options) -> float:
+    """The learning rate of a step."""
+    if step < options.warmup:
+        return options.learning_rate * (step + 1) / options.warmup
+    if options.schedule == "constant":
+        return options.learning_rate
+    done = (step - options.warmup) / max(1, options.steps - options.warmup)
+    return options.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
+
+
+def operations_per_token(model: str, length: int) -> float:
+    """6 per parameter and 12 * layers * width * length for attention: the count of nanoGPT, PaLM and seed 001."""
+    shape = MODELS[model].shape
+    return 6.0 * MODELS[model].parameters + 12.0 * shape.layers * shape.width * length
+
+
+def spikes(losses: Sequence[float], window: int = 32) -> List[int]:
+    """The steps whose loss is six deviations (at least 0.3 nats) above the mean of the `window` before them."""
+    found = []
+    for step in range(window, len(losses)):
+        before = losses[step - window : step]
+        if losses[step] - statistics.mean(before) > max(0.3, 6 * statistics.pstdev(before)):
+            found.append(step)
+    return found
+
+
+# --- the whole of it ---
+
+
+class Log:
+    """Lines of JSON in a file, appended; what a killed process left of one is dropped."""
+
+    def __init__(self, path: Path, before: Optional[int] = None) -> None:
+        """before: keep only the lines of earlier steps, since those from there on will be done again."""
+        self.path = path
+        rows = [row for row in read_log(path) if before is None or row.get("step", 0) < before]
+        partial = path.with_name(path.name + checkpoint.PARTIAL)
+        with open(partial, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        os.replace(partial, path)
+        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  (as long as the run)
+
+    def write(self, **row: Any) -> None:
+        self._file.write(json.dumps(row) + "\n")
+
+
+def read_log(path: Path) -> List[Dict[str, Any]]:
+    """The whole lines of a log; none if there is no such file."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:  # the line that a killed process was writing
+            break
+    return rows
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[List[int]]:
+    """The context in which SIGINT and SIGTERM are noted in a list instead of ending the process."""
+    noted: List[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda received, _: noted.append(received))
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Progress:
+    """One line per step, over itself on a terminal: loss, tokens per second, MFU, memory, time left."""
+
+    def __init__(self, run: Run, say: Callable[[str], None]) -> None:
+        options = run.options
+        self.run, self.say, self.terminal = run, say, sys.stdout.isatty() and say is print
+        self.tokens = options.batch_size * options.gradient_accumulation_steps * run.text.length
+        self.operations = operations_per_token(options.model, run.text.length)
+        name = hardware.short_name(torch.cuda.get_device_name()) if run.on_gpu else ""
+        self.peak = PEAK.get(name, 0.0) * 1e12
+        self.times: List[float] = []
+
+    def show(self, step: int, loss: float, seconds: float) -> None:
+        self.times = [*self.times[-19:], seconds]
+        options = self.run.options
+        last = step + 1 == options.steps
+        if not (self.terminal or last or step % options.log_every == 0):
+            return
+        typical = statistics.median(self.times)
+        rate = self.tokens / typical
+        parts = [f"step {step + 1}/{options.steps}", f"loss {loss:.3f}", f"{rate:,.0f} tokens/s"]
+        if self.peak:
+            parts.append(f"MFU {rate * self.operations / self.peak:.1%} of the bfloat16 peak")
+        parts.append(f"{memory_gib(self.run.on_gpu):.1f} GiB")
+        parts.append(f"{(options.steps - step - 1) * typical / 60:.1f} min left")
+        line = "  ".join(parts)
+        if self.terminal:
+            sys.stdout.write("\r" + line + "\x1b[K" + ("\n" if last else ""))
+            sys.stdout.flush()
+        else:
+            self.say(line)
+
+
+def memory_gib(on_gpu: bool) -> float:
+    """The most memory held so far, in GiB: of the GPU by tensors, else of this process."""
+    if on_gpu:
+        return float(torch.cuda.max_memory_allocated()) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def train(run: Run, say: Callable[[str], None] = print, until: Optional[float] = None) -> int:
+    """Train to the last step, to a signal, or to a moment (of time.monotonic()).
+
+    The exit code: 0, 1 if a step was not finite or the last checkpoint could not be written, 128 + number for a signal,
+    75 (try again) if the moment came first.
+    """
+    options, out = run.options, Path(run.options.out)
+    log, events = Log(out / "log.jsonl", before=run.step), Log(out / "events.jsonl")
+    losses = [row["loss"] for row in read_log(log.path)]
+    progress = Progress(run, say)
+    step_of = guarded(run, events, say) if options.guard else run.update
+    late = False
+    with stop_signals() as signals:
+        while run.step < options.steps and not signals and not late:
+            step, before = run.step, time.perf_counter()
+            try:
+                row = step_of(step)
+            except ArithmeticError as error:
+                events.write(event="not finite", step=step, text=str(error))
+                kept = checkpoint.newest(out)
+                say(
+                    f"fusebox: {error}; " + (f"{kept} is the last checkpoint" if kept else "there is no checkpoint yet")
+                )
+                return 1
+            seconds = time.perf_counter() - before
+            log.write(step=step, seconds=seconds, **row)
+            losses.append(row["loss"])
+            if spikes(losses[-33:]):
+                text = f"step {step}: the loss jumps to {losses[-1]:.3f}; the largest gradient is {run.loudest()}"
+                events.write(event="spike", step=step, text=text)
+                say(f"fusebox: {text}")
+            progress.show(step, losses[-1], seconds)
+            late = until is not None and time.monotonic() > until
+            if options.checkpoint_every and run.step % options.checkpoint_every == 0 and run.step < options.steps:
+                written(run, events, say)
+        whole = written(run, events, say)
+    title = f"{options.model}, {options.precision}: loss (nats per token)"
+    svg = plot.figure({title: {"loss": list(enumerate(losses))}})
+    (out / "loss.svg").write_text(svg, encoding="utf-8")
+    if run.step == options.steps or not whole:
+        return 0 if whole else 1
+    say(f"stopped after step {run.step} of {options.steps}; --resume goes on")
+    return 128 + signals[0] if signals else 75
+
+
+def guarded(run: Run, events: Log, say: Callable[[str], None]) -> Callable[[int], Dict[str, float]]:
+    """The step of a run under the guard."""
+    options = run.options
+    guard = Guard(
+        run.update,
+        run.model,
+        run.optimizer,
+        every=options.guard,
+        steps=options.guard_steps,
+        mantissas=mantissas(options.precision),
+        loss_of=lambda row: float(row["loss"]),
+    )
+
+    def update(step: int) -> Dict[str, float]:
+        row: Dict[str, float] = guard(step)
+        for event in guard.news():
+            events.write(event="guard", step=step, seconds=guard.seconds, **event)
+            if event["kind"] != "good":
+                say("fusebox: step {}: {}".format(step, event["text"]))
+        return row
+
+    return update
+
+
+def written(run: Run, events: Log, say: Callable[[str], None]) -> bool:
+    """Write a checkpoint; whether that went well. Training goes on without it."""
+    events.write(event="checkpoint begins", step=run.step, time=time.time())
+    try:
+        run.save()
+    except checkpoint.CheckpointError as error:
+        events.write(event="checkpoint failed", step=run.step, text=str(error))
+        say(f"fusebox: {error}")
+        return False
+    events.write(event="checkpoint ends", step=run.step, time=time.time())
+    return True
+
+
+# --- the command line ---
+
+
+class Parser(argparse.ArgumentParser):
+    """One that says what is wrong in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        sys.exit(f"fusebox: {message}; --help lists all flags")
+
+
+def _name(field: Any) -> str:
+    return "--" + str(field.name).replace("_", "-")
+
+
+def parse(arguments: Sequence[str]) -> Options:
+    """Options from flags; exits with one sentence where they are wrong."""
+    parser = Parser(prog="pretrain", description="Pre-train a Llama.", allow_abbrev=False)
+    for field in dataclasses.fields(Options):
+        more = {"choices": field.metadata["choices"]} if "choices" in field.metadata else {}
+        text, default = field.metadata["help"], field.default
+        if isinstance(default, bool):
+            parser.add_argument(_name(field), action="store_true", help=text)
+        elif isinstance(default, tuple):
+            parser.add_argument(_name(field), nargs="+", default=default, help=text, metavar="FILE")
+        else:
+            shown = text + ("" if default in ("", 0) else f" ({default})")
+            parser.add_argument(_name(field), type=type(default), default=default, help=shown, **more)
+    values = vars(parser.parse_args(arguments))
+    for field in dataclasses.fields(Options):
+        least, above, value = field.metadata.get("least"), field.metadata.get("above"), values[field.name]
+        if (least is not None and not value >= least) or (above is not None and not value > above):
+            bound = f"at least {least}" if least is not None else f"more than {above}"
+            parser.error(f"{_name(field)} is {value}, and has to be {bound}")
+    options = Options(**{**values, "data": tuple(values["data"])})
+    if options.guard and options.guard_steps > options.guard:
+        parser.error(
+            f"--guard {options.guard} compares every {options.guard} steps, which are no {options.guard_steps}"
+        )
+    if options.guard and column_of(options.precision) == "torch":
+        parser.error(f"--guard watches FP8, and --precision {options.precision} has none")
+    return options
+
+
+def start(options: Options) -> Tuple[Run, str]:
+    """The run that these options ask for, at its first step or where it was left, and a note about that."""
+    if options.deepspeed:
+        options = deepspeed_config.applied(options.deepspeed, options)
+    out = Path(options.out or f"runs/{options.model}-{options.precision}-{options.seed}")
+    options.out = str(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "events.jsonl").touch()
+    except OSError as error:
+        raise Refused(f"--out {out} cannot be written: {error.strerror}") from None
+    last = checkpoint.newest(out)
+    if options.resume and last is None:
+        raise Refused(f"--resume: {out} holds no checkpoint")
+    if last is not None and not options.resume:
+        raise Refused(f"{out} holds a run already, up to {last.name}: go on with --resume, or name another --out")
+    run = Run(options)
+    note = run.load(last) if last else ""
+    return run, note
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command; its exit code."""
+    options = parse(arguments)
+    try:
+        run, note = start(options)
+    except (Refused, TextError, checkpoint.CheckpointError, deepspeed_config.Unmapped) as error:
+        sys.exit(f"fusebox: {error}")
+    options = run.options
+    columns = ", ".join(f"{name} {column}" for name, column in run.columns.items())
+    where = f"{options.out}, from step {run.step}" + (f", {note}" if note else "")
+    print(
+        f"{options.model}, {MODELS[options.model].parameters:,} parameters, {options.precision}; {columns}; to {where}"
+    )
+    return train(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,128 @@
+"""What a run reads: text as tokens, and which of them each step takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sysconfig
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+
+import torch
+
+
+class TextError(ValueError):
+    """A text that cannot be used, and why, in one sentence."""
+
+
+def documents(files: Sequence[str]) -> Iterator[str]:
+    """The documents of text files (one each) and of .jsonl files (the field "text" of each line).
+
+    Without files: the standard library's modules, which every Python has.
+    """
+    if not files:
+        library = Path(sysconfig.get_paths()["stdlib"])
+        others = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+        for path in sorted(library.rglob("*.py")):
+            if not others & set(path.relative_to(library).parts):
+                yield path.read_text(encoding="utf-8", errors="replace")
+    for file in files:
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TextError(f"{file} cannot be read: {error}") from None
+        if not file.endswith(".jsonl"):
+            yield text
+            continue
+        for number, line in enumerate(text.splitlines(), start=1):
+            try:
+                document = json.loads(line)["text"]
+                if not isinstance(document, str):
+                    raise TypeError("it is no string")
+            except (ValueError, KeyError, TypeError) as error:
+                raise TextError(f'{file}, line {number}: no JSON object with a "text": {error!r}') from None
+            yield document
+
+
+def encoder(folder: Optional[str]) -> Callable[[str], List[int]]:
+    """Text -> tokens: its UTF-8 bytes, or what the tokenizer.json of a Hugging Face folder makes of it."""
+    if folder is None:
+        return lambda text: list(text.encode("utf-8"))
+    read = tokenizer(folder)
+    return lambda text: list(read.encode(text).ids)
+
+
+def decoder(folder: Optional[str]) -> Callable[[List[int]], str]:
+    """Tokens -> text."""
+    if folder is None:
+        return lambda tokens: bytes(token % 256 for token in tokens).decode("utf-8", errors="replace")
+    read = tokenizer(folder)
+    return lambda tokens: str(read.decode(tokens))
+
+
+def tokenizer(folder: str) -> Any:
+    """The tokenizer of a Hugging Face folder."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise TextError(
+            "a tokenizer needs the package tokenizers, which this environment lacks: train on bytes"
+        ) from None
+    try:
+        return Tokenizer.from_file(str(Path(folder, "tokenizer.json")))
+    except Exception as error:  # tokenizers raises no narrower one
+        raise TextError(f"{folder} holds no tokenizer.json that can be read: {error}") from None
+
+
+class Text:
+    """Tokens [n] cut into windows, the last hundredth of them held out; the order follows from seed and step alone."""
+
+    def __init__(self, tokens: torch.Tensor, length: int, seed: int) -> None:
+        """Windows of `length` tokens and the one that follows each."""
+        count = (len(tokens) - 1) // length
+        self.held_out = max(1, count // 100)
+        self.count = count - self.held_out
+        if self.count < 1:
+            raise TextError(f"the text has {len(tokens)} tokens, too few for two windows of {length}")
+        self.tokens, self.length, self.seed = tokens, length, seed
+        self._epoch, self._order = -1, torch.empty(0)
+
+    @classmethod
+    def read(cls, files: Sequence[str], folder: Optional[str], vocabulary: int, length: int, seed: int) -> "Text":
+        """The text of files, each document followed by a zero."""
+        encode, tokens = encoder(folder), []
+        for document in documents(files):
+            tokens.append(torch.tensor([*encode(document), 0], dtype=torch.int32))
+        text = torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int32)
+        if len(text) and int(text.max()) >= vocabulary:
+            raise TextError(
+                f"token {int(text.max())} of the tokenizer is beyond the model's vocabulary of {vocabulary}"
+            )
+        return cls(text, length, seed)
+
+    def identity(self) -> str:
+        """A hash of the tokens."""
+        return hashlib.sha256(self.tokens.numpy().tobytes()).hexdigest()[:16]
+
+    def windows(self, first: int, count: int) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Samples first .. first + count - 1 of the endless order: tokens and targets, each [count, length].
+
+        Every window comes once in an epoch; each epoch has an order of its own.
+        """
+        return self._cut([self._place(sample) for sample in range(first, first + count)])
+
+    def unseen(self, count: int) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Up to `count` windows that no step takes."""
+        return self._cut([self.count + index for index in range(min(count, self.held_out))])
+
+    def _place(self, sample: int) -> int:
+        epoch, index = divmod(sample, self.count)
+        if epoch != self._epoch:
+            draw = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._epoch, self._order = epoch, torch.randperm(self.count, generator=draw)
+        return int(self._order[index])
+
+    def _cut(self, places: List[int]) -> Tuple[torch.Tensor, torch.Tensor]:
+        rows = [self.tokens[place * self.length : (place + 1) * self.length + 1] for place in places]
+        cut = torch.stack(rows).long()
+        return cut[:, :-1].contiguous(), cut[:, 1:].contiguous()
