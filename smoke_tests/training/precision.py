@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple
 import torch
 import torch.nn.functional as F
 
-from fused_ops import OPERATORS, InFp8, operator
+from fused_ops import OPERATORS, InFp8, operator, version_of_torch
 
 Compute = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 ALIASES = {"fp8": "transformer-engine.delayed", "bf16": "torch", "float32": "torch"}
@@ -89,11 +89,13 @@ def is_computed_otherwise(model: torch.nn.Module) -> bool:
 
 def factors(layer: torch.nn.Module, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:
     """Input, weight and bias (None if there is none) in the dtype that autocast, or else the input, asks for."""
-    dtype = x.dtype
-    if x.is_cuda and torch.is_autocast_enabled():
-        dtype = torch.get_autocast_gpu_dtype()
-    elif not x.is_cuda and torch.is_autocast_cpu_enabled():
-        dtype = torch.get_autocast_cpu_dtype()
+    if version_of_torch() >= (2, 4):
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    elif x.is_cuda:
+        dtype = torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else x.dtype
+    else:
+        dtype = torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else x.dtype
     bias = getattr(layer, "bias", None)
     has_bias = bias is not None and bias.numel() > 0  # Transformer Engine's is empty where there is none
     return x.to(dtype), layer.weight.to(dtype), bias.to(dtype) if bias is not None and has_bias else None
@@ -123,13 +125,18 @@ class RoundedProduct(torch.autograd.Function):  # type: ignore[misc]
         x, weight = round_mantissa(x, bits), round_mantissa(weight, bits)
         ctx.save_for_backward(x, weight)
         ctx.bits = backward_bits
-        return x @ weight.t()
+        return product(x, weight.t())
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, None, None]:
         x, weight = ctx.saved_tensors
         gradient = round_mantissa(gradients[0], ctx.bits)
-        return gradient @ weight, gradient.flatten(0, -2).t() @ x.flatten(0, -2), None, None
+        return product(gradient, weight), product(gradient.flatten(0, -2).t(), x.flatten(0, -2)), None, None
+
+
+def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a b, summed in float32; many a CPU multiplies bfloat16 a hundred times slower than float32."""
+    return a @ b if a.is_cuda else (a.float() @ b.float()).to(a.dtype)
 
 
 def round_mantissa(x: torch.Tensor, bits: int) -> torch.Tensor:

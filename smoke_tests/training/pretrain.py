@@ -28,7 +28,7 @@ from fused_ops import OPERATORS, operator
 from training import checkpoint, deepspeed_config, plot
 from training.decoder import NAIVE, Decoder
 from training.guard import Guard
-from training.models import MODELS
+from training.models import MODELS, Model, parameters_of
 from training.precision import CUT, PRECISIONS, column_of, convert, inner, is_computed_otherwise, mantissas
 from training.text import Text, TextError
 
@@ -68,6 +68,7 @@ class Options:
     batch_size: int = flag(8, "windows of a forward pass", least=1)
     gradient_accumulation_steps: int = flag(1, "forward passes of a step", least=1)
     length: int = flag(0, "tokens of a window; 0: the model's", least=0)
+    layers: int = flag(0, "layers, to try a part of a model; 0: the model's", least=0)
     steps: int = flag(200, "of the whole run", least=1)
     seed: int = flag(0, "of weights and order", least=0)
     data: Tuple[str, ...] = flag((), "text or .jsonl files; without, the standard library's sources")
@@ -112,6 +113,15 @@ FREE = {
     "resume",
 }
 FREE |= {"checkpoint_every", "keep", "log_every", "device", "data", "tokenizer"}  # of the text its hash is compared
+
+
+def model_of(options: Options) -> Model:
+    """The model that a run is of: the named one, or a part of it."""
+    model = MODELS[options.model]
+    shape = model.shape._replace(
+        length=options.length or model.shape.length, layers=options.layers or model.shape.layers
+    )
+    return model._replace(shape=shape, parameters=parameters_of(shape))
 
 
 def columns_of(ops: str, cuda: bool) -> Dict[str, str]:
@@ -164,17 +174,16 @@ class Run:
             torch.use_deterministic_algorithms(True)
             if not self.on_gpu:
                 torch.set_num_threads(1)
-        model = MODELS[options.model]
-        length = options.length or model.shape.length
-        self.model_data = model._replace(shape=model.shape._replace(length=length))
-        self.text = Text.read(options.data, options.tokenizer or None, model.shape.vocabulary, length, options.seed)
+        self.data = model_of(options)
+        shape = self.data.shape
+        self.text = Text.read(options.data, options.tokenizer, shape.vocabulary, shape.length, options.seed)
         self.columns = columns_of(options.ops, self.on_gpu)
         random.seed(options.seed)
         torch.manual_seed(options.seed)
         self.half = options.precision != "float32" and (
             self.on_gpu or options.precision == "bf16" or options.precision in CUT
         )
-        decoder = Decoder(self.model_data, self.columns, torch.bfloat16 if self.half else torch.float32).to(self.device)
+        decoder = Decoder(self.data, self.columns, torch.bfloat16 if self.half else torch.float32).to(self.device)
         if options.recompute:
             decoder.recompute = _recomputing(options.precision)
         self.model = convert(decoder, options.precision)
@@ -315,8 +324,9 @@ class Run:
         had = content["options"]
         for field in dataclasses.fields(Options):
             now = getattr(self.options, field.name)
-            if field.name not in FREE and had[field.name] != now:
-                raise Refused(f"--resume: {path} was made with {_name(field)} {had[field.name]}, now it is {now}")
+            before = had.get(field.name, field.default)
+            if field.name not in FREE and before != now:
+                raise Refused(f"--resume: {path} was made with {_name(field)} {before}, now it is {now}")
         if content["text"] != self.text.identity():
             raise Refused(f"--resume: {path} was made with another text")
         anew = checkpoint.restore(self.model, content)
@@ -347,10 +357,9 @@ def rate_at(step: int, options: Options) -> float:
     return options.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
-def operations_per_token(model: str, length: int) -> float:
+def operations_per_token(model: Model) -> float:
     """6 per parameter and 12 * layers * width * length for attention: the count of nanoGPT, PaLM and seed 001."""
-    shape = MODELS[model].shape
-    return 6.0 * MODELS[model].parameters + 12.0 * shape.layers * shape.width * length
+    return 6.0 * model.parameters + 12.0 * model.shape.layers * model.shape.width * model.shape.length
 
 
 def spikes(losses: Sequence[float], window: int = 32) -> List[int]:
@@ -377,10 +386,10 @@ class Log:
         with open(partial, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
         os.replace(partial, path)
-        self._file = open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115  (as long as the run)
 
     def write(self, **row: Any) -> None:
-        self._file.write(json.dumps(row) + "\n")
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
 
 def read_log(path: Path) -> List[Dict[str, Any]]:
@@ -415,7 +424,7 @@ class Progress:
         options = run.options
         self.run, self.say, self.terminal = run, say, sys.stdout.isatty() and say is print
         self.tokens = options.batch_size * options.gradient_accumulation_steps * run.text.length
-        self.operations = operations_per_token(options.model, run.text.length)
+        self.operations = operations_per_token(run.data)
         name = hardware.short_name(torch.cuda.get_device_name()) if run.on_gpu else ""
         self.peak = PEAK.get(name, 0.0) * 1e12
         self.times: List[float] = []
@@ -565,9 +574,7 @@ def parse(arguments: Sequence[str]) -> Options:
             parser.error(f"{_name(field)} is {value}, and has to be {bound}")
     options = Options(**{**values, "data": tuple(values["data"])})
     if options.guard and options.guard_steps > options.guard:
-        parser.error(
-            f"--guard {options.guard} compares every {options.guard} steps, which are no {options.guard_steps}"
-        )
+        parser.error(f"--guard-steps is {options.guard_steps}, more than the {options.guard} of --guard")
     if options.guard and column_of(options.precision) == "torch":
         parser.error(f"--guard watches FP8, and --precision {options.precision} has none")
     return options

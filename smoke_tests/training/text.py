@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import sysconfig
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
 import torch
 
@@ -20,12 +21,7 @@ def documents(files: Sequence[str]) -> Iterator[str]:
 
     Without files: the standard library's modules, which every Python has.
     """
-    if not files:
-        library = Path(sysconfig.get_paths()["stdlib"])
-        others = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-        for path in sorted(library.rglob("*.py")):
-            if not others & set(path.relative_to(library).parts):
-                yield path.read_text(encoding="utf-8", errors="replace")
+    yield from () if files else _library()
     for file in files:
         try:
             text = Path(file).read_text(encoding="utf-8")
@@ -44,17 +40,25 @@ def documents(files: Sequence[str]) -> Iterator[str]:
             yield document
 
 
-def encoder(folder: Optional[str]) -> Callable[[str], List[int]]:
-    """Text -> tokens: its UTF-8 bytes, or what the tokenizer.json of a Hugging Face folder makes of it."""
-    if folder is None:
-        return lambda text: list(text.encode("utf-8"))
+@functools.lru_cache(maxsize=None)
+def _library() -> Tuple[str, ...]:
+    library = Path(sysconfig.get_paths()["stdlib"])
+    others = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
+    paths = [path for path in sorted(library.rglob("*.py")) if not others & set(path.relative_to(library).parts)]
+    return tuple(path.read_text(encoding="utf-8", errors="replace") for path in paths)
+
+
+def encoder(folder: str) -> Callable[[str], torch.Tensor]:
+    """Text -> tokens [n]: its UTF-8 bytes, or what a Hugging Face folder's tokenizer.json makes of it."""
+    if not folder:
+        return lambda text: torch.tensor(bytearray(text.encode("utf-8")), dtype=torch.uint8)
     read = tokenizer(folder)
-    return lambda text: list(read.encode(text).ids)
+    return lambda text: torch.tensor(read.encode(text).ids, dtype=torch.int32)
 
 
-def decoder(folder: Optional[str]) -> Callable[[List[int]], str]:
+def decoder(folder: str) -> Callable[[List[int]], str]:
     """Tokens -> text."""
-    if folder is None:
+    if not folder:
         return lambda tokens: bytes(token % 256 for token in tokens).decode("utf-8", errors="replace")
     read = tokenizer(folder)
     return lambda tokens: str(read.decode(tokens))
@@ -65,13 +69,11 @@ def tokenizer(folder: str) -> Any:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise TextError(
-            "a tokenizer needs the package tokenizers, which this environment lacks: train on bytes"
-        ) from None
+        raise TextError("--tokenizer needs the package tokenizers, which this environment lacks") from None
     try:
         return Tokenizer.from_file(str(Path(folder, "tokenizer.json")))
     except Exception as error:  # tokenizers raises no narrower one
-        raise TextError(f"{folder} holds no tokenizer.json that can be read: {error}") from None
+        raise TextError(f"--tokenizer: {folder} holds no tokenizer.json that can be read: {error}") from None
 
 
 class Text:
@@ -88,12 +90,11 @@ class Text:
         self._epoch, self._order = -1, torch.empty(0)
 
     @classmethod
-    def read(cls, files: Sequence[str], folder: Optional[str], vocabulary: int, length: int, seed: int) -> "Text":
+    def read(cls, files: Sequence[str], folder: str, vocabulary: int, length: int, seed: int) -> "Text":
         """The text of files, each document followed by a zero."""
-        encode, tokens = encoder(folder), []
-        for document in documents(files):
-            tokens.append(torch.tensor([*encode(document), 0], dtype=torch.int32))
-        text = torch.cat(tokens) if tokens else torch.empty(0, dtype=torch.int32)
+        encode, end = encoder(folder), torch.zeros(1, dtype=torch.uint8)
+        tokens = [part for document in documents(files) for part in (encode(document), end)]
+        text = torch.cat(tokens) if tokens else end
         if len(text) and int(text.max()) >= vocabulary:
             raise TextError(
                 f"token {int(text.max())} of the tokenizer is beyond the model's vocabulary of {vocabulary}"

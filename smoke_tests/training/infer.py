@@ -1,0 +1,126 @@
+"""Generate from a checkpoint: `python -m training.infer runs/NAME --precision fp8 --prompt "def "`.
+
+Says how fast that is, and how the checkpoint does on text that it was not trained on, in that precision and in bf16.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any, List, NamedTuple
+
+import torch
+
+from fused_ops import InFp8
+from training import checkpoint
+from training.decoder import Decoder
+from training.precision import PRECISIONS, column_of, convert, inner
+from training.pretrain import Options, Parser, Refused, columns_of, model_of
+from training.text import Text, TextError, decoder, encoder
+
+ROWS = 16  # what FP8 products take is a multiple of it: this many texts are generated at a time
+
+
+class Reader(NamedTuple):
+    """A trained model and how it is to be called."""
+
+    model: torch.nn.Module
+    options: Options
+    device: str
+    half: bool
+
+    def __call__(self, *inputs: Any, **named: Any) -> torch.Tensor:
+        with torch.no_grad(), torch.autocast(self.device, torch.bfloat16, enabled=self.half):
+            output: torch.Tensor = self.model(*inputs, **named)
+        return output
+
+
+def opened(path: Path, precision: str, ops: str, device: str) -> Reader:
+    """The model of a checkpoint, in any precision; FP8 takes its scales from it, where it has them."""
+    if column_of(precision).startswith("transformer-engine") and device != "cuda":
+        raise Refused(f"--precision {precision} needs a GPU; torchao.tensorwise is emulated on a CPU")
+    content = checkpoint.load(path)
+    options = Options(**{**content["options"], "data": tuple(content["options"]["data"])})
+    half = precision == "bf16" or (device == "cuda" and precision != "float32")
+    columns, dtype = columns_of(ops, device == "cuda"), torch.bfloat16 if half else torch.float32
+    converted = convert(Decoder(model_of(options), columns, dtype).to(device), precision).eval()
+    checkpoint.restore(converted, content)
+    return Reader(converted, options, device, half)
+
+
+def generate(reader: Reader, prompt: List[int], count: int, temperature: float, seed: int) -> torch.Tensor:
+    """ROWS continuations of a prompt by `count` tokens, [ROWS, count]; temperature 0 takes the likeliest token.
+
+    The first pass fills the KV cache; every further token is a pass of one position.
+    """
+    draw = torch.Generator(reader.device).manual_seed(seed)
+    cache = inner(reader.model).empty_cache(ROWS)
+    logits = reader(torch.tensor([prompt] * ROWS, device=reader.device), cache=cache)[:, -1]
+    chosen = []
+    for _ in range(count):
+        if temperature:
+            shares = torch.softmax(logits.float() / temperature, dim=-1)
+            token = torch.multinomial(shares, 1, generator=draw)
+        else:
+            token = logits.argmax(dim=-1, keepdim=True)
+        chosen.append(token)
+        logits = reader(token, cache=cache)[:, -1]
+    return torch.cat(chosen, dim=1)
+
+
+def perplexity(reader: Reader, text: Text, windows: int) -> float:
+    """exp of the mean loss on windows that no step of training takes."""
+    tokens, targets = (each.to(reader.device) for each in text.unseen(windows))
+    losses = [len(part) * float(reader(part, after)) for part, after in zip(tokens.split(8), targets.split(8))]
+    return math.exp(sum(losses) / len(tokens))
+
+
+def fp8_layers(reader: Reader) -> int:
+    """How many layers of the model compute in FP8."""
+    layers = inner(reader.model).modules()
+    kinds = ("Float8Linear", "Linear") if isinstance(reader.model, InFp8) else ("Float8Linear",)
+    return sum(type(layer).__name__ in kinds and type(layer) is not torch.nn.Linear for layer in layers)
+
+
+def main(arguments: List[str]) -> int:
+    """The command; its exit code."""
+    parser = Parser(prog="infer", description="Generate from a checkpoint.")
+    parser.add_argument("folder", type=Path, help="of a run, or one checkpoint")
+    parser.add_argument("--precision", choices=PRECISIONS, default="bf16")
+    parser.add_argument("--ops", default="fused")
+    parser.add_argument("--prompt", default="def ")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--windows", type=int, default=64, help="of unseen text, for the perplexity")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    asked = parser.parse_args(arguments)
+    path = checkpoint.newest(asked.folder) if asked.folder.is_dir() else asked.folder
+    try:
+        if path is None:
+            raise Refused(f"{asked.folder} holds no checkpoint")
+        wanted = dict.fromkeys((asked.precision, "bf16"))
+        readers = {name: opened(path, name, asked.ops, asked.device) for name in wanted}
+        options = readers["bf16"].options
+        folder, shape = options.tokenizer, model_of(options).shape
+        prompt = encoder(folder)(asked.prompt).tolist()
+        if not prompt or asked.tokens < 1 or len(prompt) + asked.tokens > shape.length:
+            what = f"prompt and tokens are {len(prompt)} and {asked.tokens}"
+            raise Refused(f"{what}, and have to be 1 or more each and {shape.length} at most together")
+        text = Text.read(options.data, folder, shape.vocabulary, shape.length, options.seed)
+    except (Refused, TextError, checkpoint.CheckpointError) as error:
+        sys.exit(f"fusebox: {error}")
+    for name, reader in readers.items():
+        generate(reader, prompt, 2, 0.0, 0)  # what is chosen or compiled once
+        began = time.perf_counter()
+        made = generate(reader, prompt, asked.tokens, asked.temperature, options.seed).cpu()
+        rate = made.numel() / (time.perf_counter() - began)
+        print(f"{name}: {fp8_layers(reader)} FP8 layers, {rate:,.0f} tokens/s for {ROWS} texts at a time, ", end="")
+        print(f"perplexity {perplexity(reader, text, asked.windows):.4f} on unseen text")
+        print("  " + repr(asked.prompt + decoder(folder)(made[0].tolist())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

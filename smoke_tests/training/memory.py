@@ -1,0 +1,38 @@
+"""How much memory the state of training takes: the sum on paper, and what its tensors hold."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+import torch
+
+from training.precision import column_of
+
+
+def bytes_per_parameter(precision: str, weights: str = "float32", moments: str = "float32") -> Dict[str, float]:
+    """The bytes that each parameter of a linear layer costs, by what they are for.
+
+    precision: as of pretrain.py. weights: the dtype of weights and gradients, float32 in pretrain.py. moments: that of
+    AdamW's two; torch takes the weights', apex float32. copies: what a forward keeps for its backward beside them.
+    Seed 001's 10 bytes are bfloat16 weights and float32 moments, without the gradients: 2 + 8.
+    """
+    one, two = (float(torch.empty((), dtype=getattr(torch, dtype)).element_size()) for dtype in (weights, moments))
+    column, copies = column_of(precision), 0.0  # torchao casts a weight where it is used, forward and backward
+    if column.startswith("transformer-engine"):
+        copies = 2.0  # the weight in FP8, and its transpose
+    elif column == "torch" and weights == "float32" and precision != "float32":
+        copies = 2.0  # autocast's bfloat16
+    return {"weights": one, "gradients": one, "moments": 2 * two, "copies": copies}
+
+
+def held(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Dict[str, float]:
+    """Bytes per parameter that weights, gradients and moments really hold."""
+    parameters = list(model.parameters())
+    state = [value for each in optimizer.state.values() for value in each.values() if torch.is_tensor(value)]
+    count = sum(parameter.numel() for parameter in parameters)
+
+    def size(tensors: Any) -> float:
+        return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors) / count)
+
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return {"weights": size(parameters), "gradients": size(gradients), "moments": size(t for t in state if t.dim())}

@@ -1,0 +1,150 @@
+"""Do runs in other precisions end where bf16's do? Runs of several arms and seeds, compared and plotted.
+
+    python -m training.parity run DIR --arms bf16/naive,bf16/fused,fp8/fused --seeds 3 --minutes 8 -- --model tiny
+    python -m training.parity report DIR
+
+An arm is PRECISION/OPS, with @RATE where its learning rate is another; the first is the one to compare with, and what
+follows -- are flags of pretrain.py. `run` goes on where it was left, ends with 75 (call again) when its minutes are
+over, and appends each finished run to DIR/curves.jsonl. `report` writes DIR/parity.json and DIR/parity.svg.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List, Sequence
+
+from training import plot, pretrain
+from training.checkpoint import CheckpointError, newest
+from training.text import TextError
+
+WINDOW = 50  # steps of the moving mean, and of a block of the bootstrap
+Curves = Dict[str, Dict[int, Dict[str, Any]]]  # arm -> seed -> row of curves.jsonl
+
+
+def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Sequence[str]) -> int:
+    """Do what is missing until the minutes are over; 0 if nothing is, 75 if something is, or a failed run's code."""
+    until = time.monotonic() + 60 * minutes
+    folder.mkdir(parents=True, exist_ok=True)
+    log = pretrain.Log(folder / "curves.jsonl")
+    for seed in range(seeds):
+        for arm in arms:
+            if seed in curves(folder).get(arm, {}):
+                continue
+            out = folder / "runs" / "{}-{}".format(arm.replace("/", "-"), seed)
+            way, _, rate = arm.partition("@")
+            precision, _, ops = way.partition("/")
+            mine = [*flags, "--precision", precision, "--ops", ops or "fused", "--seed", str(seed), "--out", str(out)]
+            mine += ["--learning-rate", rate] if rate else []
+            mine += ["--resume"] if newest(out) else []
+            begun, note = pretrain.start(pretrain.parse(mine))
+            print(f"{arm}, seed {seed}, from step {begun.step} {note}", flush=True)
+            code = pretrain.train(begun, until=until)
+            if code:
+                return code
+            rows = pretrain.read_log(out / "log.jsonl")
+            numbers = {key: [round(row[key], 5) for row in rows] for key in ("loss", "norm")}
+            asked = {key: value for key, value in vars(begun.options).items() if key not in ("out", "resume")}
+            log.write(
+                arm=arm, seed=seed, options=asked, seconds=round(sum(row["seconds"] for row in rows), 1), **numbers
+            )
+            shutil.rmtree(out)
+    return 0
+
+
+def curves(folder: Path) -> Curves:
+    """What was run so far."""
+    found: Curves = {}
+    for row in pretrain.read_log(folder / "curves.jsonl"):
+        found.setdefault(row["arm"], {})[row["seed"]] = row
+    return found
+
+
+# --- what they say ---
+
+
+def smoothed(values: Sequence[float], window: int) -> List[float]:
+    """The mean of each `window` values in a row."""
+    total, means = sum(values[:window]), []
+    for index in range(window, len(values) + 1):
+        means.append(total / window)
+        if index < len(values):
+            total += values[index] - values[index - window]
+    return means
+
+
+def compared(reference: Sequence[Sequence[float]], arm: Sequence[Sequence[float]], window: int) -> Dict[str, Any]:
+    """How an arm's losses lie beside the reference's; both by seed, in the same order.
+
+    gap: the largest distance, over the steps, of the two means over seeds, each curve a moving mean. spread: how far
+    apart the reference's own seeds are, largest less smallest, mean over the steps. above: the mean difference over the
+    second half, seed by seed, with its interval of 95 %, bootstrapped from blocks of `window` steps.
+    """
+    ours, theirs = ([smoothed(losses, window) for losses in side] for side in (arm, reference))
+    gaps = [abs(statistics.mean(a) - statistics.mean(b)) for a, b in zip(zip(*ours), zip(*theirs))]
+    spread = statistics.mean(max(values) - min(values) for values in zip(*theirs))
+    blocks = []
+    for a, b in zip(arm, reference):
+        half = [x - y for x, y in zip(a, b)][len(a) // 2 :]
+        blocks += [statistics.mean(half[i : i + window]) for i in range(0, len(half) - window + 1, window)]
+    draw = random.Random(0)
+    means = sorted(statistics.mean(draw.choices(blocks, k=len(blocks))) for _ in range(2000))
+    above, interval = statistics.mean(blocks), [means[49], means[1949]]
+    return {"gap": max(gaps), "spread": spread, "ratio": max(gaps) / spread, "above": above, "interval": interval}
+
+
+def report(folder: Path, window: int) -> Dict[str, Any]:
+    """Compare every arm with the first one and plot all of them."""
+    found = curves(folder)
+    first = next(iter(found))
+    result: Dict[str, Any] = {"reference": first, "window": window, "arms": {}}
+    panels: Dict[str, plot.Curves] = {}
+    titles = (f"loss (nats per token), mean of {window} steps", f"above {first}", "norm of the gradient")
+    for arm, runs in found.items():
+        seeds = sorted(set(runs) & set(found[first]))
+        losses, others = ([side[seed]["loss"] for seed in seeds] for side in (runs, found[first]))
+        rough = sum(len(pretrain.spikes(one)) for one in losses)
+        result["arms"][arm] = {"seeds": seeds, "spikes": rough, "end": statistics.mean(one[-1] for one in losses)}
+        if arm != first and len(seeds) > 1:
+            result["arms"][arm].update(compared(others, losses, window))
+        means = [statistics.mean(values) for values in zip(*losses)]
+        apart = [a - statistics.mean(values) for a, values in zip(means, zip(*others))]
+        norms = [statistics.mean(values) for values in zip(*(runs[seed]["norm"] for seed in seeds))]
+        for title, values in zip(titles, (means, apart, norms)):
+            line = [(float(step + window), value) for step, value in enumerate(smoothed(values, window))]
+            panels.setdefault(title, {})[f"{arm}, {rough} spikes" if title == titles[0] else arm] = line
+    (folder / "parity.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    (folder / "parity.svg").write_text(plot.figure(panels), encoding="utf-8")
+    return result
+
+
+def main(arguments: List[str]) -> int:
+    """The command; its exit code."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = pretrain.Parser(prog="parity", description="Runs of several precisions, compared.")
+    parser.add_argument("verb", choices=("run", "report"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--arms", default="bf16/naive,bf16/fused,fp8/fused,torchao.tensorwise/fused")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--window", type=int, default=WINDOW)
+    asked = parser.parse_args(arguments[:split])
+    if asked.verb == "run":
+        try:
+            return run(asked.folder, asked.arms.split(","), asked.seeds, asked.minutes, arguments[split + 1 :])
+        except (pretrain.Refused, TextError, CheckpointError) as error:
+            sys.exit(f"fusebox: {error}")
+    if not curves(asked.folder):
+        sys.exit(f"fusebox: {asked.folder} holds no finished run")
+    for arm, numbers in report(asked.folder, asked.window)["arms"].items():
+        print(arm, json.dumps(numbers))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,447 @@
+"""The run that a user starts: its models, its steps, its checkpoints, and what it says of what goes wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import resource
+import signal
+import threading
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List
+
+import pytest
+import torch
+
+from claims import needs, proves
+from training import checkpoint, deepspeed_config, infer, kills, memory, parity, pretrain
+from training.checkpoint import CheckpointError
+from training.decoder import Decoder
+from training.models import MODELS, parameters_of
+from training.precision import column_of, computed, plain, round_mantissa
+from training.pretrain import NotFinite, Options, Refused, Run
+
+FP8 = ("torchao.tensorwise", "torchao.rowwise")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The products are too small to share, and one thread repeats them to the last bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def small(precision: str = "float32", steps: int = 6, **others: Any) -> Options:
+    """A run of the tiny model that takes a second."""
+    fields: Dict[str, Any] = {
+        "batch_size": 2,
+        "warmup": 2,
+        "checkpoint_every": 2,
+        "device": "cpu",
+        "learning_rate": 3e-3,
+    }
+    return Options(**{**fields, "precision": precision, "steps": steps, **others})
+
+
+def trained(options: Options, say: Callable[[str], None] = lambda line: None) -> List[float]:
+    """The losses of a run, from its first step or from where it was left."""
+    run, _ = pretrain.start(options)
+    assert pretrain.train(run, say) == 0
+    return [row["loss"] for row in pretrain.read_log(Path(options.out) / "log.jsonl")]
+
+
+def refusal_of(call: Callable[[], Any]) -> str:
+    """The one sentence that a call ends with."""
+    with pytest.raises((SystemExit, Refused, deepspeed_config.Unmapped)) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text and "Traceback" not in text
+    return text
+
+
+@proves(
+    "each model that can be trained has the number of parameters that its source gives it", seed="A22", package="torch"
+)
+def test_models(measured: Dict[str, Any]) -> None:
+    columns = dict.fromkeys(("attention", "rms_norm", "rope", "swiglu", "cross_entropy"), "naive")
+    for name, model in MODELS.items():
+        assert parameters_of(model.shape) == model.parameters, name
+        with torch.device("meta"):
+            made = Decoder(model, columns, torch.float32)
+        assert sum(parameter.numel() for parameter in made.parameters()) == model.parameters, name
+    published = {"hare-1.1b": 1_123_117_056, "z2all-1.26b": 1_255_499_776, "llama-3-8b": 8_030_261_248}
+    assert all(MODELS[name].parameters == count for name, count in published.items())
+    measured["models"] = len(MODELS)
+
+
+@proves(
+    "a run learns real text, accumulates what a larger batch would give, and recomputed activations change no bit",
+    seed=("B03", "A11"),
+    package="torch",
+)
+def test_run(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    losses = trained(small(steps=60, batch_size=8, out=str(tmp_path / "one")))
+    measured["first"], measured["last"] = losses[0], losses[-1]
+    assert abs(losses[0] - math.log(256)) < 0.3
+    assert losses[-1] < 3.6
+    assert "<polyline" in (tmp_path / "one/loss.svg").read_text()
+    halves = trained(small(steps=4, batch_size=4, gradient_accumulation_steps=2, out=str(tmp_path / "two")))
+    assert halves == pytest.approx(trained(small(steps=4, batch_size=8, out=str(tmp_path / "three"))), rel=1e-5)
+    again = trained(small(steps=4, batch_size=8, recompute=True, out=str(tmp_path / "four")))
+    assert again == trained(small(steps=4, batch_size=8, out=str(tmp_path / "five")))
+
+
+@proves("a step's windows follow from seed and step alone, each once in an epoch, none held out", package="torch")
+def test_order() -> None:
+    run = Run(small())
+    text = run.text
+    seen = [text._place(sample) for sample in range(text.count)]
+    assert sorted(seen) == list(range(text.count))
+    jumped = Run(small()).text
+    assert torch.equal(jumped.windows(3 * text.count + 5, 4)[0], text.windows(3 * text.count + 5, 4)[0])
+    assert [text._place(sample) for sample in range(text.count, text.count + 9)] != seen[:9]
+    tokens, targets = text.windows(7, 2)
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+    assert max(seen) < text.count <= text.count + text.held_out - 1
+
+
+@proves(
+    "a run resumed at any step has the losses of one that was never stopped, to the last bit, with FP8's state",
+    package="torchao",
+)
+def test_resume(tmp_path: Path) -> None:
+    whole = trained(small(FP8[0], out=str(tmp_path / "whole")))
+    for done in (1, 3, 5):
+        options = small(FP8[0], out=str(tmp_path / str(done)), checkpoint_every=1)
+        run, _ = pretrain.start(options)
+        for step in range(done):
+            run.update(step)
+        run.save()
+        assert trained(dataclasses.replace(options, resume=True)) == whole[done:]
+
+
+@proves(
+    "a deterministic run killed while it writes a checkpoint goes on, every later loss equal to the last bit",
+    package="torchao",
+)
+def test_kill(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    options = Options(precision=FP8[0], steps=8, checkpoint_every=2, device="cpu", out=str(tmp_path / "whole"))
+    reference = trained(options)  # in this process, on one thread as well
+    row = kills.trial(tmp_path / "killed", reference, inside=True, draw=random.Random(0))
+    measured["inside"] = " ".join(row["inside a write"])
+    assert row["bit-equal"]
+
+
+@proves("a full disk is named, the last good checkpoint stays, and the run ends with its failure", package="torch")
+def test_full_disk(tmp_path: Path) -> None:
+    options = small(out=str(tmp_path))
+    run, _ = pretrain.start(options)
+    run.update(0)
+    kept = run.save()
+    before = kept.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        run.update(1)
+        with pytest.raises(CheckpointError, match=r"step 2 .*File too large.*step-00000001.pt is still"):
+            run.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [kept.name]
+    assert kept.read_bytes() == before
+    kept.write_bytes(before[: len(before) // 2])
+    with pytest.raises(CheckpointError, match="is no checkpoint"):
+        checkpoint.load(kept)
+
+
+@proves(
+    "an FP8 run goes on in bfloat16 and back from its checkpoint, no weight changed",
+    package="torchao",
+)
+def test_other_precision(tmp_path: Path) -> None:
+    options = small(FP8[1], out=str(tmp_path), steps=2)
+    trained(options)
+    first = Run(options)
+    first.load(checkpoint.newest(tmp_path))  # type: ignore[arg-type]
+    for precision in ("bf16", FP8[1]):
+        options = dataclasses.replace(options, precision=precision, resume=True, steps=options.steps + 2)
+        run, _ = pretrain.start(options)
+        if precision == "bf16":
+            for name, weight in checkpoint.weights_of(first.model).items():
+                assert torch.equal(weight, checkpoint.weights_of(run.model)[name])
+        assert pretrain.train(run, lambda line: None) == 0
+    assert [row["step"] for row in pretrain.read_log(tmp_path / "log.jsonl")] == list(range(6))
+
+
+@proves("SIGTERM ends a run after its step, with a checkpoint from which it goes on", package="torch")
+def test_signal(tmp_path: Path) -> None:
+    options, said = small(out=str(tmp_path), steps=10_000, log_every=1), []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("step 3/"):
+            signal.raise_signal(signal.SIGTERM)
+
+    assert threading.current_thread() is threading.main_thread()
+    run, _ = pretrain.start(options)
+    assert pretrain.train(run, say) == 128 + signal.SIGTERM
+    assert said[-1] == "stopped after step 3 of 10000; --resume goes on"
+    assert checkpoint.newest(tmp_path).name == "step-00000003.pt"  # type: ignore[union-attr]
+
+
+@proves(
+    "a loss that is not finite ends the run before a weight changes, and is named by step and layer", package="torch"
+)
+def test_not_finite(tmp_path: Path) -> None:
+    run = Run(small())
+    layer = run.model.blocks[1].feed_forward.down
+    hook = layer.register_forward_hook(lambda layer, inputs, output: output * math.nan)
+    before = {name: weight.clone() for name, weight in checkpoint.weights_of(run.model).items()}
+    with pytest.raises(NotFinite, match=r"step 0: .* output that is not finite is that of blocks.1.feed_forward.down"):
+        run.update(0)
+    hook.remove()
+    assert all(torch.equal(weight, before[name]) for name, weight in checkpoint.weights_of(run.model).items())
+    hook = layer.register_full_backward_hook(lambda layer, inputs, outputs: (inputs[0] * math.inf,))
+    with pytest.raises(NotFinite, match=r"first gradient that is not finite is that of .*blocks.1.feed_forward"):
+        run.update(0)
+    hook.remove()
+    assert pretrain.spikes([5 - 0.01 * step for step in range(40)]) == []
+    assert pretrain.spikes([5 - 0.01 * step + (step == 35) for step in range(40)]) == [35]
+
+
+@proves(
+    "a DeepSpeed configuration is followed field by field, and what cannot be followed is refused by name",
+    seed="A08",
+    package="torch",
+)
+def test_deepspeed(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    hare = {"zero_optimization": {"stage": 0}, "bf16": {"enabled": True}, "fp16": {"enabled": False, "loss_scale": 0}}
+    more = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.8, 0.9], "eps": "auto"}}}
+    batch = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3, "train_batch_size": 12}
+    path.write_text(json.dumps({**hare, **more, **batch, "gradient_clipping": 0.5}))
+    options = deepspeed_config.applied(str(path), small("bf16"))
+    assert (options.batch_size, options.gradient_accumulation_steps, options.clip) == (4, 3, 0.5)
+    assert (options.learning_rate, options.beta1, options.beta2, options.eps) == (1e-4, 0.8, 0.9, 1e-8)
+    for field, table in {
+        "zero_optimization.stage": {"zero_optimization": {"stage": 3}},
+        "fp16.enabled": {"fp16": {"enabled": True}},
+        "train_batch_size": {"train_batch_size": 999},
+        "msamp.enabled": {"msamp": {"enabled": True, "opt_level": "O2"}},
+        "bf16.enabled": {"bf16": {"enabled": False}},
+        "gradient_clipping": {"gradient_clipping": "much"},
+        "tensorboard.output_path": {"tensorboard": {"output_path": "x"}},
+    }.items():
+        path.write_text(json.dumps(table))
+        assert field in refusal_of(lambda: deepspeed_config.applied(str(path), small("bf16")))
+
+
+@proves("a run that cannot be made is refused in one sentence that names the flag", package="torch")
+def test_refusals(tmp_path: Path) -> None:
+    lines = (tmp_path / "lines.jsonl", tmp_path / "short.txt")
+    lines[0].write_text('{"text": "a"}\n{"txt": "b"}\n')
+    lines[1].write_text("too short")
+    for words, named in (
+        ("--steps 0", "--steps"),
+        ("--steps ten", "--steps"),
+        ("--modle tiny", "--modle"),
+        ("--model huge", "--model"),
+        ("--precision fp7", "--precision"),
+        ("--learning-rate nan", "--learning-rate"),
+        ("--guard 10 --precision bf16", "--guard"),
+        ("--guard 2 --precision torchao.tensorwise", "--guard-steps"),
+    ):
+        assert named in refusal_of(lambda words=words: pretrain.parse(words.split()))  # type: ignore[misc]
+    out = ["--out", str(tmp_path / "out"), "--device", "cpu"]
+    for more, named in (
+        (["--precision", "fp8"], "--precision fp8"),
+        (["--ops", "swish=torch"], "--ops"),
+        (["--ops", "rope=cuda"], "--ops"),
+        (["--graphs"], "--graphs"),
+        (["--resume"], "--resume"),
+        (["--data", str(lines[0])], "line 2"),
+        (["--data", str(lines[1])], "too few"),
+        (["--data", str(tmp_path / "none.txt")], "none.txt"),
+        (["--deepspeed", str(lines[0])], "--deepspeed"),
+        (["--tokenizer", str(tmp_path)], "tokenizer"),
+        (["--out", "/proc/none"], "--out"),
+    ):
+        assert named in refusal_of(lambda more=more: pretrain.main([*out, *more]))  # type: ignore[misc]
+    trained(small(steps=1, out=str(tmp_path / "done")))
+    assert "--resume" in refusal_of(lambda: pretrain.start(small(out=str(tmp_path / "done"))))
+    assert "--seed" in refusal_of(lambda: pretrain.start(small(out=str(tmp_path / "done"), resume=True, seed=1)))
+
+
+@proves(
+    "cut mantissas are the nearest values with that many bits, ties to even, for every bfloat16",
+    seed=("C06", "C07", "C08"),
+    package="torch",
+)
+def test_cut_mantissa() -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    finite = every[torch.isfinite(every)]
+    for bits in (3, 4, 5, 6):
+        found = round_mantissa(finite, bits).double()
+        exact = finite.double()
+        exponent = torch.frexp(exact)[1].clamp(min=-125) - 1  # |x| = m 2^exponent, 1 <= m < 2, or a subnormal
+        step = torch.tensor([math.ldexp(1.0, power - bits) for power in exponent.tolist()], dtype=torch.float64)
+        truth = (exact / step).round() * step  # round() takes ties to even
+        truth = torch.where(truth.abs() >= 2.0**128, math.inf * exact.sign(), truth)
+        assert torch.equal(found, truth), bits
+    ends = torch.tensor([math.inf, -math.inf, math.nan], dtype=torch.bfloat16)
+    assert torch.equal(round_mantissa(ends, 3)[:2], ends[:2])
+    assert bool(round_mantissa(ends, 3)[2].isnan())
+    run = Run(small("e8m3"))
+    assert run.update(0)["loss"] != Run(small("bf16")).update(0)["loss"]
+
+
+@proves(
+    "reading with a KV cache, token by token, gives what one pass over the whole text gives, in FP8 too",
+    seed="A12",
+    package="torchao",
+)
+def test_cache(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    trained(small(steps=2, out=str(tmp_path)))
+    path = checkpoint.newest(tmp_path)
+    assert path is not None
+    tokens = torch.randint(256, (16, 24))
+    for precision in ("float32", "torchao.rowwise"):  # one scale for all would depend on the other tokens
+        reader = infer.opened(path, precision, "fused", "cpu")
+        measured[precision] = infer.fp8_layers(reader)
+        whole, cache = reader(tokens), reader.model.empty_cache(16)
+        parts = [reader(part, cache=cache) for part in (tokens[:, :9], *tokens[:, 9:].split(1, dim=1))]
+        torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-3, atol=1e-5)
+    assert measured["float32"] == 0 and measured["torchao.rowwise"] == 8
+    assert infer.generate(reader, tokens[0, :5].tolist(), 4, 0.0, 0).shape == (16, 4)
+
+
+@proves(
+    "the perplexity of unseen text in FP8 is within 2 % of bfloat16's and not the same", seed="A12", package="torchao"
+)
+def test_perplexity(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    options = small(steps=30, batch_size=8, out=str(tmp_path))
+    trained(options)
+    path, text = checkpoint.newest(tmp_path), Run(options).text
+    assert path is not None
+    for precision in ("float32", "bf16", "torchao.tensorwise"):
+        measured[precision] = infer.perplexity(infer.opened(path, precision, "fused", "cpu"), text, 16)
+    assert 10 < measured["float32"] < 200
+    assert measured["torchao.tensorwise"] != measured["float32"] == pytest.approx(measured["bf16"], rel=0.02)
+    assert measured["torchao.tensorwise"] == pytest.approx(measured["bf16"], rel=0.02)
+
+
+@proves("weights, gradients and moments hold the bytes per parameter of the sum on paper", seed="B05", package="torch")
+def test_memory(measured: Dict[str, Any]) -> None:
+    for precision in ("bf16", *FP8):
+        run = Run(small(precision))
+        run.update(0)
+        paper, held = memory.bytes_per_parameter(precision), memory.held(run.model, run.optimizer)
+        assert held == pytest.approx({name: paper[name] for name in held})
+        measured[precision] = sum(paper.values())
+    seed_001 = memory.bytes_per_parameter("bf16", weights="bfloat16", moments="float32")
+    assert seed_001["weights"] + seed_001["moments"] == 10  # of Z2all's 1,255,499,776: 12.0 GiB, the seed's 12250 MB
+    assert 10 * MODELS["z2all-1.26b"].parameters / 2**20 == pytest.approx(12250, rel=0.03)
+
+
+@proves(
+    "parity is the largest gap of smoothed means over the seeds' own spread, and its interval covers a known shift",
+    package="torch",
+)
+def test_parity(measured: Dict[str, Any]) -> None:
+    draw = random.Random(1)
+    reference = [[3 - 0.001 * step + draw.gauss(0, 0.05) for step in range(1000)] for _ in range(3)]
+    shifted = [[value + 0.01 + draw.gauss(0, 0.02) for value in losses] for losses in reference]
+    assert parity.smoothed([1, 2, 3, 4], 2) == [1.5, 2.5, 3.5]
+    found = parity.compared(reference, shifted, 50)
+    measured.update(ratio=found["ratio"], above=found["above"])
+    assert found["gap"] == pytest.approx(0.01, abs=0.006)
+    assert found["interval"][0] < 0.01 < found["interval"][1] and found["interval"][0] > 0
+    same = parity.compared(reference, [[value + draw.gauss(0, 0.02) for value in losses] for losses in reference], 50)
+    assert same["interval"][0] < 0 < same["interval"][1] or abs(same["above"]) < 0.002
+    assert parity.compared(reference, reference, 50)["ratio"] == 0
+
+
+@proves("runs of several arms go on where their time was over, and become numbers and a figure", package="torchao")
+def test_parity_runs(tmp_path: Path) -> None:
+    flags = [
+        "--model",
+        "tiny",
+        "--steps",
+        "12",
+        "--batch-size",
+        "2",
+        "--device",
+        "cpu",
+        "--checkpoint-every",
+        "0",
+        "--keep",
+        "1",
+    ]
+    arms = ["float32/naive", "torchao.rowwise/fused", "e8m3/fused@0.001"]
+    assert parity.run(tmp_path, arms, 2, 0.0, flags) == 75
+    assert parity.run(tmp_path, arms, 2, 1.0, flags) == 0
+    found = parity.report(tmp_path, 4)
+    assert [sorted(runs) for runs in parity.curves(tmp_path).values()] == [[0, 1]] * 3
+    assert all(len(row["loss"]) == 10 for runs in parity.curves(tmp_path).values() for row in runs.values())
+    assert list(found["arms"]) == arms and found["arms"][arms[1]]["gap"] > 0
+    assert (tmp_path / "parity.svg").read_text().count("<polyline") == 9
+
+
+@proves(
+    "a checkpoint becomes a Mistral with its logits, which transformers saves and loads, and comes back bit-equal",
+    package="transformers",
+)
+def test_hugging_face(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    from transformers import MistralForCausalLM
+
+    from training.hugging_face import from_mistral, to_mistral
+
+    run = Run(small())
+    run.update(0)
+    weights = checkpoint.weights_of(run.model)
+    to_mistral(weights, run.data).save_pretrained(tmp_path)
+    loaded = MistralForCausalLM.from_pretrained(tmp_path)
+    back = from_mistral(loaded)
+    assert set(back) == set(weights) and all(torch.equal(back[name], weights[name]) for name in weights)
+    tokens = run.text.windows(0, 2)[0]
+    with torch.no_grad():
+        measured["difference"] = float((loaded(tokens).logits - run.model(tokens)).abs().max())
+    assert measured["difference"] < 1e-3
+
+
+@needs(sm=(8, 9))
+@proves(
+    "HARE's 1.1B layers train from the command in FP8 with fused operators, and in a CUDA graph: every loss is finite, "
+    "falls, and follows bfloat16's; what is kept for FP8 survives a checkpoint to the last bit",
+    seed=("A11", "B03", "A08"),
+    package="transformer-engine",
+)
+def test_fp8_run(device: str, tmp_path: Path, measured: Dict[str, Any]) -> None:
+    fields: Dict[str, Any] = {"model": "hare-1.1b", "layers": 2, "length": 512, "device": "cuda", "steps": 30}
+    curves = {}
+    ways: Dict[str, Dict[str, Any]] = {
+        "bf16": {"precision": "bf16"},
+        "fp8": {"precision": "fp8"},
+        "current": {"precision": "transformer-engine.current"},
+        "graph": {"precision": "fp8", "graphs": True},
+        "recompute": {"precision": "fp8", "recompute": True},
+    }
+    for name, more in ways.items():
+        curves[name] = trained(small(out=str(tmp_path / name), **{**fields, **more, "ops": "fused"}))
+        measured[name] = curves[name][-1]
+        assert curves[name][0] - curves[name][-1] > 1
+    apart = {name: max(abs(a - b) for a, b in zip(curves["bf16"], losses)) for name, losses in curves.items()}
+    measured["apart"] = max(apart.values())
+    assert measured["apart"] < 0.15
+    run = Run(small(out=str(tmp_path / "fp8"), **{**fields, "precision": "fp8"}))
+    path = checkpoint.newest(tmp_path / "fp8")
+    assert path is not None and run.load(path) == ""
+    saved, now = checkpoint.load(path)["fp8"], checkpoint.fp8_state_of(run.model)
+    assert saved.keys() == now.keys() and len(saved) == 2 * 4
+    assert column_of("fp8") == "transformer-engine.delayed"
+    with computed(run.model, plain):
+        assert math.isfinite(run.update(30)["loss"])
