@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import io
+import inspect
 import os
 import random
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional
 
 import torch
 
-from fused_ops import version_of_torch
+from fused_ops import InFp8, version_of_torch
 from training.precision import inner
 
 FORMAT = 1
@@ -85,35 +85,48 @@ def load(path: Path) -> Dict[str, Any]:
 # --- what is in it ---
 
 
+def state_of(model: torch.nn.Module) -> Dict[str, Dict[str, torch.Tensor]]:
+    """The weights of a model and what FP8 adds to them."""
+    return {"model": weights_of(model), "fp8": fp8_state_of(model)}
+
+
 def weights_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
     """The weights, by the names that they have in any precision."""
     return {name: value for name, value in inner(model).state_dict().items() if not name.endswith("_extra_state")}
 
 
-def fp8_state_of(model: torch.nn.Module) -> Dict[str, Dict[str, Any]]:
-    """Transformer Engine's scales and amax histories, by layer; empty in any other precision."""
+def fp8_state_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
+    """The scales and largest magnitudes of Transformer Engine's delayed scaling, by layer; empty in another precision.
+
+    Its own state dict holds them as a pickle, which it refuses to load from 2.18 on; these are tensors.
+    """
     found = {}
-    for name, state in inner(model).state_dict().items():
-        if name.endswith("_extra_state") and state is not None:
-            stream = isinstance(state, io.BytesIO)  # so until 2.0
-            code = torch.frombuffer(bytearray(state.getvalue()), dtype=torch.uint8) if stream else state
-            found[name] = {"stream": stream, "code": code.cpu()}
+    for name, layer in inner(model).named_modules():
+        for way in ("scaling_fwd", "scaling_bwd"):
+            scaling = getattr(layer, "fp8_meta", {}).get(way)
+            for part in ("scale", "scale_inv", "amax_history"):  # scale_inv until 2.0
+                if isinstance(getattr(scaling, part, None), torch.Tensor):
+                    found[f"{name}.{way}.{part}"] = getattr(scaling, part)
     return found
 
 
 def restore(model: torch.nn.Module, content: Dict[str, Any]) -> bool:
-    """Load weights and, where the model and the checkpoint have one, FP8 state; whether the scales start anew."""
-    model = inner(model)
-    wanted = {name for name in model.state_dict() if name.endswith("_extra_state")}
-    state = dict(content["model"])
-    for name in wanted & set(content["fp8"]):
-        entry = content["fp8"][name]
-        state[name] = io.BytesIO(entry["code"].numpy().tobytes()) if entry["stream"] else entry["code"]
-    model.load_state_dict(state, strict=False)
-    missing = set(weights_of(model)) ^ set(content["model"])
-    if missing:
-        raise CheckpointError(f"the checkpoint is of another model: {min(missing)} is in one of them only")
-    return bool(wanted - set(content["fp8"]))
+    """Load what state_of() gave, in place; whether delayed scaling starts anew, because no scales were saved."""
+    inner(model).load_state_dict(content["model"], strict=False)
+    differs = set(weights_of(model)) ^ set(content["model"])
+    if differs:
+        raise CheckpointError(f"the checkpoint is of another model: {min(differs)} is in one of them only")
+    if not isinstance(model, InFp8) or not type(model.recipe).__name__.startswith("Delayed"):
+        return False
+    for name, layer in inner(model).named_modules():
+        if f"{name}.scaling_fwd.scale" in content["fp8"] and not layer.fp8_meta_tensors_initialized:
+            layer.fp8_meta.update(num_gemms=1, recipe=model.recipe)
+            takes = inspect.signature(layer.init_fp8_meta_tensors).parameters  # the recipe from 2.0 on
+            layer.init_fp8_meta_tensors(*[model.recipe for _ in takes])
+    now = fp8_state_of(model)
+    for name in set(now) & set(content["fp8"]):
+        now[name].copy_(content["fp8"][name])
+    return not content["fp8"]
 
 
 def random_state() -> Dict[str, Any]:

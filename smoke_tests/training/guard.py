@@ -51,7 +51,7 @@ class Guard:
     """See the head of this file.
 
     step: does one training step on what it is called with and returns what loss_of makes a loss of; it may raise
-    ArithmeticError for one that is not finite. parts: what it changes, the model first; each has state_dict() and
+    ArithmeticError for one that is not finite. parts: what it changes, the model first; the others have state_dict() and
     load_state_dict(). every: steps of a period. steps: how many are compared. mantissas: bits of FP8 forward and
     backward. high: a context in which the model computes in high precision, if not by its layers' plain products.
     """
@@ -168,12 +168,15 @@ class Guard:
         return {name: tensor.detach().clone() for name, tensor in named.items() if tensor.dim() == 2}
 
     def _snapshot(self) -> Any:
-        return [_copy(part.state_dict()) for part in self._parts], checkpoint.random_state()
+        model, *others = self._parts
+        states = checkpoint.state_of(model), [part.state_dict() for part in others]
+        return _copy(states), checkpoint.random_state()
 
     def _restore(self, snapshot: Any) -> None:
-        states, random_state = snapshot
-        for part, state in zip(self._parts, states):
-            part.load_state_dict(_copy(state))  # an optimizer keeps the tensors that it is given, and changes them
+        ((state, states), random_state), (model, *others) = snapshot, self._parts
+        checkpoint.restore(model, state)
+        for part, own in zip(others, states):
+            part.load_state_dict(_copy(own))  # an optimizer keeps the tensors that it is given, and changes them
         checkpoint.restore_random_state(random_state)
 
 

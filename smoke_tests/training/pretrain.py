@@ -309,8 +309,7 @@ class Run:
         """Write a checkpoint of the step that was done last."""
         options = dataclasses.asdict(self.options)
         content = {
-            "model": checkpoint.weights_of(self.model),
-            "fp8": checkpoint.fp8_state_of(self.model),
+            **checkpoint.state_of(self.model),
             "optimizer": self.optimizer.state_dict(),
             "random": checkpoint.random_state(),
             "options": {**options, "data": list(self.options.data)},

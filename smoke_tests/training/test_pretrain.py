@@ -348,7 +348,8 @@ def test_memory(measured: Dict[str, Any]) -> None:
 
 
 @proves(
-    "parity is the largest gap of smoothed means over the seeds' own spread, and its interval covers a known shift",
+    "parity's interval of how far a curve lies above another covers the shift that was put there, and no more",
+    seed="C10",
     package="torch",
 )
 def test_parity(measured: Dict[str, Any]) -> None:
@@ -367,26 +368,13 @@ def test_parity(measured: Dict[str, Any]) -> None:
 
 @proves("runs of several arms go on where their time was over, and become numbers and a figure", package="torchao")
 def test_parity_runs(tmp_path: Path) -> None:
-    flags = [
-        "--model",
-        "tiny",
-        "--steps",
-        "12",
-        "--batch-size",
-        "2",
-        "--device",
-        "cpu",
-        "--checkpoint-every",
-        "0",
-        "--keep",
-        "1",
-    ]
+    flags = ["--model=tiny", "--steps=12", "--batch-size=2", "--device=cpu", "--checkpoint-every=0"]
     arms = ["float32/naive", "torchao.rowwise/fused", "e8m3/fused@0.001"]
     assert parity.run(tmp_path, arms, 2, 0.0, flags) == 75
     assert parity.run(tmp_path, arms, 2, 1.0, flags) == 0
     found = parity.report(tmp_path, 4)
     assert [sorted(runs) for runs in parity.curves(tmp_path).values()] == [[0, 1]] * 3
-    assert all(len(row["loss"]) == 10 for runs in parity.curves(tmp_path).values() for row in runs.values())
+    assert all(len(row["loss"]) == 12 for runs in parity.curves(tmp_path).values() for row in runs.values())
     assert list(found["arms"]) == arms and found["arms"][arms[1]]["gap"] > 0
     assert (tmp_path / "parity.svg").read_text().count("<polyline") == 9
 
@@ -441,7 +429,8 @@ def test_fp8_run(device: str, tmp_path: Path, measured: Dict[str, Any]) -> None:
     path = checkpoint.newest(tmp_path / "fp8")
     assert path is not None and run.load(path) == ""
     saved, now = checkpoint.load(path)["fp8"], checkpoint.fp8_state_of(run.model)
-    assert saved.keys() == now.keys() and len(saved) == 2 * 4
+    assert saved.keys() == now.keys() and len(saved) >= 2 * 4 * 2 * 2
+    assert all(torch.equal(saved[name], now[name].cpu()) for name in saved)
     assert column_of("fp8") == "transformer-engine.delayed"
     with computed(run.model, plain):
         assert math.isfinite(run.update(30)["loss"])

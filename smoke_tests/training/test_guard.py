@@ -1,0 +1,93 @@
+"""The guard: what it notices, what it does then, and that it leaves a run alone that needs no guarding."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterator, List
+
+import pytest
+import torch
+
+from claims import proves
+from training import guard_proof
+from training.guard import Guard
+from training.precision import computed, plain
+from training.pretrain import Run
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The products are too small to share, and one thread repeats them to the last bit."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("fault", list(guard_proof.FAULTS))
+@proves(
+    "the guard notices a fault in FP8 within one period and falls back: what follows has every bit of a run that went "
+    "on in high precision from the last good period's end",
+    seed="C23",
+    package="torchao",
+)
+def test_fault(fault: str, measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"EVERY": 6, "COMPARED": 3, "FROM": 7, "UNTIL": 99}.items():
+        monkeypatch.setattr(guard_proof, name, value)
+    run = guard_proof.guarded_run(0, "torchao.tensorwise", fault, steps=13)
+    kinds = [(event["kind"], event["step"]) for event in run["events"]]
+    assert kinds[0] == ("good", 5), "it is noticed before it is there"
+    assert kinds[1][0] == "fallback" and kinds[1][1] < 12
+    measured["noticed after"] = kinds[1][1] - 7
+    measured.update({key: run["events"][1][key] for key in ("losses", "one", "all") if key in run["events"][1]})
+    alone = Run(guard_proof.options(0, "torchao.tensorwise", 13))
+    for step in range(6):
+        alone.update(step)
+    with computed(alone.model, plain):
+        assert run["losses"][12] == [alone.update(step)["loss"] for step in range(6, 13)][-1]
+
+
+@proves(
+    "it goes back to FP8 a period after the fault is gone, its decisions change no bit of a run that is sound, and "
+    "what is not FP8's doing is said to be that",
+    seed="C23",
+    package="torchao",
+)
+def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"EVERY": 4, "COMPARED": 2, "FROM": 5, "UNTIL": 7}.items():
+        monkeypatch.setattr(guard_proof, name, value)
+    run = guard_proof.guarded_run(0, "torchao.rowwise", "NaN", steps=14)
+    assert [(event["kind"], event["step"]) for event in run["events"]] == [
+        ("good", 3),
+        ("fallback", 5),
+        ("return", 9),
+        ("good", 13),
+    ]
+    sound = guard_proof.guarded_run(0, "torchao.rowwise", steps=9)
+    alone = Run(guard_proof.options(0, "torchao.rowwise", 9))
+    assert sound["losses"] == [alone.update(step)["loss"] for step in range(9)]
+    measured["share"] = sound["share"]
+
+    def broken(batch: int) -> float:
+        return float("nan") if batch == 3 else 1.0
+
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    guard = Guard(broken, model, every=5, steps=1)
+    with pytest.raises(ArithmeticError, match="in high precision, too"):
+        for batch in range(5):
+            guard(batch)
+    with pytest.raises(ValueError, match="a period of 2 steps has no 3 to compare"):
+        Guard(broken, model, every=2, steps=3)
+
+
+@proves(
+    "FP8 that is right is as far from high precision as its rounding explains, in every check",
+    seed="C23",
+    package="torchao",
+)
+def test_no_false_alarm(seed: int, measured: Dict[str, Any]) -> None:
+    found: List[Dict[str, Any]] = []
+    for precision in guard_proof.PRECISIONS:
+        found += guard_proof.guarded_run(seed, precision, steps=40)["events"]
+    assert [event["kind"] for event in found] == ["good"] * 4
+    for key in ("losses", "one", "all"):
+        measured[key] = max(event[key] for event in found)
