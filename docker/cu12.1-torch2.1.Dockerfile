@@ -118,6 +118,7 @@ LABEL fusebox.cuda="12.1"
 LABEL fusebox.sm="8.0 9.0"
 LABEL fusebox.driver="525"
 LABEL fusebox.packages="torch 2.1.2, transformers 4.40.2, transformer-engine 1.7, flash-attn 2.5.8, rotary-emb 2.5.8, xentropy-cuda-lib 2.5.8, dropout-layer-norm 2.5.8, apex 23.05, xformers 0.0.23.post1, deepspeed 0.13.1"
+LABEL fusebox.option.flash-attn="head sizes 64 and 128 only (they serve 33 to 64 and 97 to 128); another is refused"
 LABEL fusebox.option.dropout-layer-norm="hidden sizes 769 to 1024, 1537 to 2048, 3073 to 4096 and 7169 to 8192 only, without parallel residuals; another is refused"
 LABEL fusebox.option.transformer-engine="fused attention off (NVTE_FUSED_ATTN=0): it finds no execution plan with torch's cuDNN 8.9.2.26"
 USER 10001:10001

@@ -104,6 +104,7 @@ LABEL fusebox.cuda="12.1"
 LABEL fusebox.sm="9.0"
 LABEL fusebox.driver="525"
 LABEL fusebox.packages="torch 2.1.2, flash-attn 2.3.3, transformer-engine 1.1, deepspeed 0.13.1, ms-amp 0.4.0, msamp-arithmetic 0.4.0, msamp-adamw 0.4.0"
+LABEL fusebox.option.flash-attn="head sizes 64 and 128 only (they serve 33 to 64 and 97 to 128); another is refused"
 LABEL fusebox.option.ms-amp="torch's own NCCL: no FP8 all-reduce"
 USER 10001:10001
 WORKDIR /tmp

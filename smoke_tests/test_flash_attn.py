@@ -22,6 +22,13 @@ def test_other_head_sizes_are_refused(size: int, device: str, measured: Dict[str
 
 
 @needs(sm=(8, 0))
+@pytest.mark.parametrize("size", [24, 72, 256])
+@proves("a release before 2.8 refuses a head size without kernels in the same sentence", since="2.3", until="2.8")
+def test_older_releases_refuse_them_too(size: int, device: str, measured: Dict[str, Any]) -> None:
+    test_other_head_sizes_are_refused(size, device, measured)
+
+
+@needs(sm=(8, 0))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @proves("a dtype that it has no kernels for is refused, not cast")
 def test_other_dtypes_are_refused(dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
