@@ -182,8 +182,8 @@ class Build(Strict):
     """How a package of kind "source" becomes a wheel.
 
     `requires` are distributions the build imports, `needs` packages of the target that are installed first, `env` its
-    environment ("{sm}" and the like are filled in), `options` arguments of its setup.py, `minutes` one job's time and
-    `mib_per_job` its memory.
+    environment ("{sm}" and the like are filled in), `options` arguments of its setup.py, `minutes` the time of two jobs
+    for one GPU architecture and `mib_per_job` one job's memory.
     """
 
     requires: list[RequirementText] = []

@@ -157,6 +157,14 @@ def jobs(pin: Pin) -> int:
     return max(1, min(len(os.sched_getaffinity(0)), memory_limit() // 2**20 // pin.build.mib_per_job))
 
 
+def minutes(pin: Pin, target: Target) -> float:
+    """How long building a pin takes on this machine; its recipe says it for two jobs and one GPU architecture."""
+    if pin.build.compiler == "none":
+        return pin.build.minutes
+    architectures = len(target.sm) if pin.build.compiler == "nvcc" else 1
+    return pin.build.minutes * architectures * 2 / jobs(pin)
+
+
 def show(chosen: Plan, cache: Cache) -> None:
     """Print the plan: steps, sources, patches, then disk, memory and time."""
     target = chosen.target
@@ -189,7 +197,7 @@ def show(chosen: Plan, cache: Cache) -> None:
     for pin in chosen.pins:
         if pin.release.kind == "source":
             compiler = "no compiler" if pin.build.compiler == "none" else f"{pin.build.compiler}, {jobs(pin)} jobs"
-            table.add_row("build", pin.label, compiler, f"{pin.build.minutes:g} min")
+            table.add_row("build", pin.label, compiler, f"{round(minutes(pin, target), 1):g} min")
     if chosen.on_base:
         table.add_row("install", target.name, "onto the base's Python; what is replaced is uninstalled first", "")
     else:
@@ -224,13 +232,13 @@ def _show_cost(chosen: Plan, cache: Cache) -> None:
     installed = sum(pin.release.mib.installed for pin in chosen.pins) * 2**20 + 3 * locked
     built = [pin for pin in chosen.pins if pin.release.kind == "source"]
     peak = max((pin.build.mib_per_job * jobs(pin) for pin in built), default=0)
-    minutes = sum(pin.build.minutes for pin in built) + 1 + download / 2**20 / 60 / 5  # downloads at 5 MiB/s
+    whole = sum(minutes(pin, chosen.target) for pin in built) + 1 + download / 2**20 / 60 / 5  # downloads at 5 MiB/s
     place = next(parent for parent in [cache.root, *cache.root.parents] if parent.exists())
     free = shutil.disk_usage(place).free
     console.print(
         f"disk {size(2 * download + 2 * installed)} (free: {size(free)}), of it {size(download)} to download; "
         f"peak memory {size(peak * 2**20)} (limit: {size(memory_limit())}); "
-        f"about {minutes:.0f} min cold on {len(os.sched_getaffinity(0))} cores",
+        f"about {whole:.0f} min cold on {len(os.sched_getaffinity(0))} cores",
         soft_wrap=True,
     )
     if free < 2 * download + 2 * installed:

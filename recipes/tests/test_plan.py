@@ -10,7 +10,7 @@ import time
 import pytest
 
 from recipes.model import ROOT, Catalogue, Refusal
-from recipes.plan import jobs, memory_limit, plan
+from recipes.plan import changed, jobs, memory_limit, minutes, plan
 from recipes.tests.conftest import Checkout
 
 
@@ -93,3 +93,16 @@ def test_jobs_fit_memory_and_cores() -> None:
     )
     assert jobs(hungry) == 1
     assert 1 <= jobs(pin) <= len(os.sched_getaffinity(0))
+
+
+def test_time_follows_jobs_and_architectures() -> None:
+    """A recipe's minutes are of two jobs and one GPU architecture; what compiles nothing takes the same anywhere."""
+    chosen = plan(Catalogue(), "cu12.1-torch2.1")
+    assert len(chosen.target.sm) == 2
+    one = changed(chosen.target, ["9.0"], None)
+    for pin in chosen.pins:
+        if pin.release.kind == "source" and pin.build.compiler == "nvcc":
+            assert minutes(pin, chosen.target) == 2 * minutes(pin, one)
+            assert minutes(pin, one) * jobs(pin) == pytest.approx(2 * pin.build.minutes)
+        elif pin.release.kind == "source":
+            assert minutes(pin, chosen.target) == minutes(pin, one) == pin.build.minutes
