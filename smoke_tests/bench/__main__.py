@@ -1,0 +1,190 @@
+"""Measure what this machine does with FP8 and fused operators, cell by cell; rows are appended to a file.
+
+    cd smoke_tests && ENV/bin/python -m bench --out FILE.jsonl [--only linear/seed] [--seconds 400] [--quick] [--list]
+
+A cell whose row is in the file (same machine, same releases) is not run again; one that failed is, after all others.
+Ctrl-C keeps what was measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, List
+
+import torch
+
+import hardware
+from bench import ablation, block, linear, machine, models, operators
+from bench.method import QUICK, Cell, Effort, Timer, measure, one_line
+from bench.rows import Row, append, judge, read
+
+SECTIONS = (linear, block, ablation, models, operators)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="rows are appended to this file")
+    parser.add_argument("--only", action="append", default=[], metavar="KEY", help="cells whose key starts so")
+    parser.add_argument("--seconds", type=float, help="start no cell that would not end within this time")
+    parser.add_argument("--quick", action="store_true", help="few cells, 10 pairs each: under 3 minutes")
+    parser.add_argument("--list", action="store_true", help="list the cells and what is known of them, run none")
+    described = Path(sys.prefix, "fusebox", "manifest.json")
+    parser.add_argument("--manifest", type=Path, default=described, help="what the environment is made of")
+    options = parser.parse_args()
+    start = time.monotonic()
+    try:
+        return run(options, start)
+    except Refused as refused:
+        print(f"bench: {refused}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("bench: stopped; what was measured is kept, run again to go on.", file=sys.stderr)
+        return 130
+
+
+class Refused(Exception):
+    """One sentence: why nothing is measured."""
+
+
+def run(options: argparse.Namespace, start: float) -> int:
+    """Measure what is wanted and missing; 0 when nothing is left, 4 when the time was over before that."""
+    try:
+        described = machine.manifest(options.manifest)
+    except (OSError, ValueError) as error:
+        raise Refused(f"{options.manifest} cannot be read ({one_line(error)}): run inside a target's environment.")
+    cuda = described["cuda"] != "none"
+    if cuda and not torch.cuda.is_available():
+        raise Refused(f"{described['target']} needs a GPU, and torch sees none here: run on a machine with one.")
+    wanted = [cell for cell in cells(described, cuda, options.quick) if chosen(cell.key, options.only)]
+    if not wanted:
+        raise Refused(f"no cell starts with {' or '.join(options.only)}: --list shows their keys.")
+    missing = todo(wanted, read(options.out), described, options.quick)
+    if options.list:
+        for cell in wanted:
+            print(f"{'to run' if cell in missing else 'there':<8}{cell.key}  {cell.seconds:.0f} s, {cell.gib:.0f} GiB")
+        return 0
+    if cuda and missing and machine.busy():
+        raise Refused(machine.busy())
+    return measured(missing, described, options, start) if missing else 0
+
+
+def cells(described: Dict[str, Any], cuda: bool, quick: bool) -> List[Cell]:
+    """Every cell that this environment can have, the most telling of each section first."""
+    found = [cell for section in SECTIONS for cell in section.cells(machine.releases(described), cuda, quick)]
+    assert len({cell.key for cell in found}) == len(found), "two cells have one key"
+    return found
+
+
+def chosen(key: str, only: List[str]) -> bool:
+    return not only or any(key.startswith(start) for start in only)
+
+
+def todo(wanted: List[Cell], rows: List[Row], described: Dict[str, Any], quick: bool) -> List[Cell]:
+    """The cells without a row of this machine and these releases, then those whose row is an error."""
+    name = hardware.probe().name(described["cuda"] != "none")
+    same = (name, machine.releases(described))
+    shards = {row["shard"] for row in rows if row["key"] == "shard" and (row["machine"]["name"], row["releases"]) == same}
+    found = {row["key"]: row for row in rows if row["shard"] in shards and (quick or not row.get("quick"))}
+    failed = [cell for cell in wanted if "error" in found.get(cell.key, {})]
+    return [cell for cell in wanted if cell.key not in found] + failed
+
+
+def measured(todo: List[Cell], described: Dict[str, Any], options: argparse.Namespace, start: float) -> int:
+    """Measure these cells, as many as fit; each is a row and a line."""
+    cuda = described["cuda"] != "none"
+    if not cuda:
+        torch.set_num_threads(1)  # several would wait for each other wherever something else runs
+    timer, effort = Timer("cuda" if cuda else "cpu"), QUICK if options.quick else Effort()
+    say(f"measuring the ceilings of this machine ({len(todo)} cells to do)")
+    ceilings = machine.limits(timer, described)
+    head = machine.shard(described, ceilings, datetime.datetime.now(datetime.timezone.utc))
+    append(options.out, head)
+    say("copy {:.4g} GB/s; ".format(ceilings["copy"] / 1e9) + ", ".join(
+        f"{name} {value / 1e12:.4g} TFLOP/s" for name, value in ceilings.items() if name != "copy"
+    ))  # fmt: skip
+    total = torch.cuda.get_device_properties(0).total_memory / 2**30 if cuda else float("inf")
+    pace = spent = expected = 0.0
+    for number, cell in enumerate(todo, 1):
+        pace = max(spent / expected, 0.1) if expected else 1.0
+        left = sum(other.seconds for other in todo[number - 1 :]) * pace
+        if options.seconds and time.monotonic() - start + cell.seconds * pace > options.seconds:
+            say(f"the time is over; {len(todo) - number + 1} cells are left: run again to go on.")
+            return 4
+        begun = time.monotonic()
+        if cell.gib > 0.95 * total:
+            row: Row = {"key": cell.key, "error": f"needs {cell.gib:.0f} GiB, and this GPU has {total:.0f}"}
+        else:
+            row = attempt(cell, timer, effort)
+        took = time.monotonic() - begun
+        spent, expected = spent + took, expected + cell.seconds
+        row.update(shard=head["shard"], quick=options.quick, seconds=round(took, 2))
+        append(options.out, row)
+        say(f"[{number}/{len(todo)}] {cell.key}  {told(row, ceilings)}  {took:.1f} s, about {left / 60:.0f} min left")
+        if cuda and broken():
+            raise Refused(f"the GPU is in error after {cell.key}: run again, that cell comes last then.")
+    return 0
+
+
+def attempt(cell: Cell, timer: Timer, effort: Effort) -> Row:
+    """The row of a cell, or why there is none, with the state of the GPU."""
+    try:
+        row = measure(cell, timer, effort)
+    except Exception as error:
+        row = {"key": cell.key, "facts": cell.facts, "error": one_line(error)}
+    if timer.cuda:
+        row["state"] = machine.state()
+        row["throttled"] = machine.slowed()
+    gc.collect()
+    reset(timer.cuda)
+    return row
+
+
+def reset(cuda: bool) -> None:
+    """Let go of what a cell left: compiled code, and the layers that Transformer Engine keeps a list of."""
+    if hasattr(torch, "_dynamo"):
+        torch._dynamo.reset()
+    for name in ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8"):
+        if hasattr(sys.modules.get(name), "FP8GlobalStateManager"):
+            sys.modules[name].FP8GlobalStateManager.reset()  # type: ignore[attr-defined]
+            break
+    gc.collect()
+    if cuda:
+        torch.cuda.empty_cache()
+
+
+def broken() -> bool:
+    """Whether the GPU of this process does nothing any more."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def told(row: Row, ceilings: Dict[str, float]) -> str:
+    """A row for who watches: the fastest arm, or what is wrong."""
+    if "error" in row:
+        return str(row["error"])
+    arms = judge(row, ceilings)["arms"]
+    valid = {name: arm for name, arm in arms.items() if "ms" in arm and not arm["invalid"]}
+    bad = "".join(f"; {name}: {arm.get('error') or arm['invalid'][0]}" for name, arm in arms.items() if name not in valid)
+    if not valid:
+        return "no arm is valid" + bad
+    best = min(valid, key=lambda name: valid[name]["ms"])
+    gain = " {ratio:.2f}x ({low:.2f} to {high:.2f}) of {base}".format(**valid[best]) if "ratio" in valid[best] else ""
+    bound = ", launch-bound" if valid[best].get("launch_bound") else ""
+    return f"{best} {valid[best]['ms']:.4g} ms{gain}{bound}{bad}"
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

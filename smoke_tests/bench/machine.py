@@ -1,0 +1,150 @@
+"""The machine that numbers are made on: what it is, whether it is free, how warm it runs, and its ceilings."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import torch
+
+import hardware
+from bench.method import Arm, Cell, Effort, Timer, interleaved
+from bench.rows import Limits, Row
+
+STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "utilization.gpu", "memory.used")
+# Bits of the driver's reasons for lower clocks that make a time worthless; the power limit (4) is normal in a product.
+SLOWED = {0x8: "slowed by hardware", 0x20: "slowed by heat", 0x40: "slowed by heat", 0x80: "short of power"}
+
+
+def nvidia_smi(*fields: str) -> List[str]:
+    """What the driver's tool says of GPU 0, one text per field; [] where there is no such tool or field."""
+    query = ["nvidia-smi", "--id=0", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [text.strip() for text in answer.stdout.decode().split(",")]
+
+
+def state() -> Dict[str, float]:
+    """Clocks (MHz), power (W), temperature (C), utilization (%) and memory in use (MiB) of GPU 0, as far as known."""
+    known = {}
+    for name, text in zip(STATE, nvidia_smi(*STATE)):
+        try:
+            known[name] = float(text)
+        except ValueError:  # "[N/A]"
+            continue
+    return known
+
+
+def slowed() -> List[str]:
+    """Why the GPU runs slower than it should, if it does."""
+    for field in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):  # before driver 535 the second
+        answer = nvidia_smi(field)
+        if answer and answer[0].startswith("0x"):
+            bits = int(answer[0], 16)
+            return sorted({text for bit, text in SLOWED.items() if bits & bit})
+    return []
+
+
+def busy() -> str:
+    """One sentence if others use the GPU, else "". To be asked before this process uses it."""
+    now = state()
+    used, load = now.get("memory.used", 0), now.get("utilization.gpu", 0)
+    if used > 1024 or load > 10:
+        return (
+            f"The GPU is busy ({used:.0f} MiB in use, {load:.0f} % load): numbers made beside other work are worth "
+            "nothing; end that and run again."
+        )
+    return ""
+
+
+def manifest(path: Path) -> Dict[str, Any]:
+    """What the environment holds, as it describes itself."""
+    described: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return described
+
+
+def releases(described: Dict[str, Any]) -> Dict[str, str]:
+    """Package -> release, of a manifest."""
+    return {name: entry["release"] for name, entry in described["packages"].items()}
+
+
+def shard(described: Dict[str, Any], limits: Limits, started: datetime.datetime) -> Row:
+    """The row that heads the rows of one run: where and with what they were made, and that machine's ceilings."""
+    cuda = described["cuda"] != "none"
+    return {
+        "key": "shard",
+        "shard": f"{started:%Y%m%dT%H%M%S}-{os.getpid()}",
+        "target": described["target"],
+        "stack": described["stack"],
+        "releases": releases(described),
+        "python": sys.version.split()[0],
+        "machine": hardware.probe().describe(cuda),
+        "threads": 0 if cuda else torch.get_num_threads(),
+        "limits": limits,
+        "state": state() if cuda else {},
+    }
+
+
+# --- the ceilings ---
+
+
+def _copy(device: str, size: int) -> Arm:
+    source, target = torch.randint(0, 100, (size,), dtype=torch.int8, device=device), torch.empty(0)
+    target = torch.empty_like(source)
+    return Arm(lambda: target.copy_(source), bytes=2.0 * size)
+
+
+def _product(device: str, precision: str, size: Tuple[int, int, int]) -> Arm:
+    m, k, n = size
+    a, b = torch.randn(m, k, device=device), torch.randn(n, k, device=device)
+    call = lambda: torch.matmul(a, b.t())  # noqa: E731
+    if precision == "bf16":
+        a, b = a.bfloat16(), b.bfloat16()
+    elif precision == "fp8":
+        from fused_ops import operator
+
+        multiply, one = operator("scaled_mm", "torch"), torch.ones((), device=device)
+        a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
+        call = lambda: multiply(a, b, one, one, torch.bfloat16)  # noqa: E731
+    return Arm(call, precision, flops=2.0 * m * k * n)
+
+
+def limits(timer: Timer, described: Dict[str, Any]) -> Limits:
+    """Bytes/s of a copy and FLOP/s of a product in each precision: the fastest call of the best shape."""
+    device, found = ("cuda", {}) if timer.cuda else ("cpu", {})
+    sizes = [(8192, 8192, 8192), (16384, 8192, 8192), (8192, 8192, 4096)] if timer.cuda else [(1024, 1024, 1024)]
+    effort = Effort(12, 1.0)
+    best = lambda arm: min(gpu for gpu, _ in interleaved(timer, {"": arm}, effort)[""]) / 1e3  # noqa: E731
+    copy = _copy(device, (2 << 30) if timer.cuda else (128 << 20))
+    found["copy"] = copy.bytes / best(copy)
+    wanted = ["bf16", "fp32"] + (["tf32"] if timer.cuda else [])
+    if timer.cuda and torch.cuda.get_device_capability() >= (8, 9) and hasattr(torch, "float8_e4m3fn"):
+        wanted.append("fp8")
+    for precision in wanted:
+        with tf32(precision == "tf32"):
+            small = precision == "fp32" and timer.cuda
+            arms = [_product(device, precision, size) for size in ([(4096, 4096, 4096)] if small else sizes)]
+            found[precision] = max(arm.flops / best(arm) for arm in arms)
+    return found
+
+
+class tf32:
+    """The context in which float32 products are, or are not, made in tf32."""
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+
+    def __enter__(self) -> None:
+        self.was = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = self.on
+
+    def __exit__(self, *_: object) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = self.was
