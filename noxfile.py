@@ -126,6 +126,19 @@ def mutants(session, target):
 
 @verb()
 @for_each_target
+def bench(session, target):
+    """Measure what FP8 and fused operators are worth here: -- [--quick] [--only KEY] [--seconds N] [--promote]."""
+    recipes(session, "bench", target, *session.posargs)
+
+
+@verb()
+def recommend(session):
+    """Say which layers of a model gain from FP8: nox -s recommend -- config.json [--tokens N] [--launch graph]."""
+    recipes(session, "recommend", *session.posargs)
+
+
+@verb()
+@for_each_target
 def shell(session, target):
     """Open a shell in the environment, or run one command: -- python -c 'import torch'."""
     recipes(session, "shell", target, *session.posargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
@@ -14,10 +15,10 @@ try:
     from rich.table import Table
     from rich.text import Text
 
-    from recipes import build, environment, evidence, image, limits, lock, mutants, proof, publish, render, runs
+    from recipes import bench, build, environment, evidence, image, limits, lock, mutants, proof, publish, render, runs
     from recipes.build import Builder
     from recipes.bump import Bump
-    from recipes.cache import Cache
+    from recipes.cache import Cache, write_text
     from recipes.model import Catalogue, Refusal
     from recipes.plan import Plan, changed, consider, grid, plan, show
     from recipes.progress import Steps, console, errors
@@ -98,6 +99,20 @@ def _parser() -> argparse.ArgumentParser:
     planted.add_argument("--seeds", type=int, default=100, help="of the runs on correct code (%(default)s)")
     planted.add_argument("--compile", action="store_true", help="compile the faults that are compiled, and stop")
     planted.add_argument("--from", dest="outcomes", type=Path, help="what a run elsewhere wrote to its --out")
+    numbers = verb("bench", _bench, mirror=True, sm=True)
+    numbers.add_argument("--only", action="append", default=[], metavar="KEY", help="cells whose key starts so")
+    numbers.add_argument("--seconds", type=float, help="start nothing that would not end within this time")
+    numbers.add_argument("--quick", action="store_true", help="few cells and pairs")
+    numbers.add_argument("--from", dest="rows", type=Path, help="rows measured elsewhere: show them, measure nothing")
+    numbers.add_argument("--promote", action="store_true", help="keep the rows as evidence, and README's pictures")
+    fp8 = verb("recommend", _recommend, target=False)
+    fp8.add_argument("config", metavar="CONFIG.json", help="as transformers writes it, or a name such as hare-1.1b")
+    fp8.add_argument("--rows", type=Path, help="of `bench` (default: the committed ones, if there is one file)")
+    fp8.add_argument("--tokens", type=int, default=16384, help="that a layer sees at once (%(default)s)")
+    fp8.add_argument("--package", default="transformer-engine.delayed", help="FP8 by whom (%(default)s)")
+    fp8.add_argument("--launch", default="graph", choices=bench.LAUNCHES, help="%(default)s")
+    fp8.add_argument("--head", action="store_true", help="consider the head too")
+    fp8.add_argument("--out", type=Path, help="write the JSON there instead of printing it")
     verb("shell", _shell, mirror=True, sm=True).add_argument(
         "command", nargs=argparse.REMAINDER, help="run this instead of a shell"
     )
@@ -273,6 +288,36 @@ def _mutants(options: argparse.Namespace) -> int:
     code = mutants.run(chosen, path, libraries, options.seeds)
     render.write(Catalogue())
     return code
+
+
+def _bench(options: argparse.Namespace) -> int:
+    """Measure FP8 and fused operators in a target's environment; build/TARGET/bench/report.html shows the numbers."""
+    if options.rows:
+        chosen, rows = _chosen(options), options.rows
+    else:
+        chosen, path = _installed(options)
+        rows = bench.measure(chosen, path, options.only, options.seconds, options.quick)
+    console.print(f"report: {bench.report(chosen.root, rows)}", soft_wrap=True)
+    if not options.promote:
+        return 0
+    for kept in bench.promote(chosen, rows):
+        console.print(f"promoted {kept}")
+    return render.write(Catalogue())
+
+
+def _recommend(options: argparse.Namespace) -> int:
+    """Say which Linear layers of a model gain from FP8, by measured rows: JSON that bench/recommend.py filters by."""
+    root = Catalogue().root
+    rows = options.rows or bench.only_committed(root)
+    text = json.dumps(
+        bench.recommend(root, options.config, rows, options.tokens, options.package, options.launch, options.head),
+        indent=1,
+    )
+    if options.out:
+        write_text(options.out, text + "\n")
+    else:
+        print(text)
+    return 0
 
 
 def _shell(options: argparse.Namespace) -> int:

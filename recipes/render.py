@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recipes import evidence, image, mutants, proof, runs
+from recipes import bench, evidence, image, mutants, proof, runs
 from recipes.cache import write_text
 from recipes.evidence import Room
 from recipes.limits import Reason
@@ -44,7 +44,7 @@ def blocks(catalogue: Catalogue) -> dict[str, str]:
     """Every rendered block of README.md, by the name in its markers."""
     facts = Facts.of(catalogue)
     makers = {"targets": _targets, "matrix": _matrix, "patches": _patches, "ledger": _ledger}
-    return {name: make(facts) for name, make in makers.items()}
+    return {**{name: make(facts) for name, make in makers.items()}, "bench": bench.text(catalogue.root)}
 
 
 def _rows(header: str, rows: Iterable[Iterable[str]]) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
-import json
 import sys
 import time
 from pathlib import Path
@@ -57,7 +56,9 @@ def run(options: argparse.Namespace, start: float) -> int:
     try:
         described = machine.manifest(options.manifest)
     except (OSError, ValueError) as error:
-        raise Refused(f"{options.manifest} cannot be read ({one_line(error)}): run inside a target's environment.")
+        raise Refused(
+            f"{options.manifest} cannot be read ({one_line(error)}): run inside a target's environment."
+        ) from None
     cuda = described["cuda"] != "none"
     if cuda and not torch.cuda.is_available():
         raise Refused(f"{described['target']} needs a GPU, and torch sees none here: run on a machine with one.")
@@ -89,7 +90,9 @@ def todo(wanted: List[Cell], rows: List[Row], described: Dict[str, Any], quick: 
     """The cells without a row of this machine and these releases, then those whose row is an error."""
     name = hardware.probe().name(described["cuda"] != "none")
     same = (name, machine.releases(described))
-    shards = {row["shard"] for row in rows if row["key"] == "shard" and (row["machine"]["name"], row["releases"]) == same}
+    shards = {
+        row["shard"] for row in rows if row["key"] == "shard" and (row["machine"]["name"], row["releases"]) == same
+    }
     found = {row["key"]: row for row in rows if row["shard"] in shards and (quick or not row.get("quick"))}
     failed = [cell for cell in wanted if "error" in found.get(cell.key, {})]
     return [cell for cell in wanted if cell.key not in found] + failed
@@ -151,7 +154,7 @@ def reset(cuda: bool) -> None:
         torch._dynamo.reset()
     for name in ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8"):
         if hasattr(sys.modules.get(name), "FP8GlobalStateManager"):
-            sys.modules[name].FP8GlobalStateManager.reset()  # type: ignore[attr-defined]
+            sys.modules[name].FP8GlobalStateManager.reset()
             break
     gc.collect()
     if cuda:
@@ -173,7 +176,9 @@ def told(row: Row, ceilings: Dict[str, float]) -> str:
         return str(row["error"])
     arms = judge(row, ceilings)["arms"]
     valid = {name: arm for name, arm in arms.items() if "ms" in arm and not arm["invalid"]}
-    bad = "".join(f"; {name}: {arm.get('error') or arm['invalid'][0]}" for name, arm in arms.items() if name not in valid)
+    bad = "".join(
+        f"; {name}: {arm.get('error') or arm['invalid'][0]}" for name, arm in arms.items() if name not in valid
+    )
     if not valid:
         return "no arm is valid" + bad
     best = min(valid, key=lambda name: valid[name]["ms"])

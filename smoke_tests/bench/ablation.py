@@ -9,17 +9,17 @@ X" is that with X naive. "compiled" leaves everything but attention to torch.com
 from __future__ import annotations
 
 import gc
-from functools import partial
-from typing import Any, Callable, Dict, List, Tuple
+from functools import lru_cache, partial
+from typing import Any, Callable, Dict, List
 
 import torch
 
 from bench.llama import FUSED, NAIVE, Config, Llama, build, draw, flops, fused
 from bench.method import Arm, Cell, Check, graphed
-from bench.shapes import shape_of
 from bounds import relative_error
 from fused_ops import OPERATORS, rows, version_of_torch
 from training.llama import Shape
+from training.models import MODELS
 
 TOKENS = 65536  # of a step
 # Relative error of the first block's down projection's gradient, which comes through all layers, against float32.
@@ -33,7 +33,7 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
         shape = Shape(layers=2, heads=8, kv_heads=2, head_size=32, hidden=704, vocabulary=4096, length=256)
         found = [("eager", 2, eager(releases, cuda))] + ([] if quick else [("compiled", 2, compiled(releases, cuda))])
     else:
-        shape = shape_of("z2all-1.26b")
+        shape = MODELS["z2all-1.26b"].shape
         found = [("graphed", 8, best(releases)), ("eager", 2, eager(releases, cuda))]
         found += [("compiled", 2, compiled(releases, cuda)), ("fp8", 8, fp8(releases)), ("loss", 8, losses(releases))]
         found = found[:1] if quick else found
@@ -44,11 +44,22 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
         key = f"ablation/{name}/{batch}x{shape.length}"
         made.append(Cell(key, facts, make, (20 + 15 * len(configs)) if cuda else 8, 100 if cuda else 1))
     if not quick:
-        names = [column for column in STEPS if column in best(releases)] if cuda else []
-        facts = {"model": "1.26B" if cuda else "tiny", "tokens": TOKENS if cuda else 4 * shape.length, **flops(shape)}
-        make = partial(steps, shape, releases, names, "cuda" if cuda else "cpu", facts["tokens"])
-        made.append(Cell("ablation/step", facts, make, 100 if cuda else 20, 130 if cuda else 1, pairs=10))
+        pairs = {"naive and fused": ["naive", "fused"]} if not cuda else step_pairs(releases)
+        tokens = TOKENS if cuda else 4 * shape.length
+        facts = {"model": "1.26B" if cuda else "tiny", "tokens": tokens, **flops(shape)}
+        for name, arms in pairs.items():
+            make = partial(steps, shape, releases, arms, "cuda" if cuda else "cpu", tokens)
+            made.append(Cell(f"ablation/step/{name}", facts, make, 80 if cuda else 20, 125 if cuda else 1, pairs=10))
     return made
+
+
+def step_pairs(releases: Dict[str, str]) -> Dict[str, List[str]]:
+    """Which arms are trained beside each other: naive and a candidate, and a candidate in bf16 and FP8."""
+    has = best(releases)
+    pairs = {"te": ["naive", "fused te graph"], "compiled": ["naive", "fused compiled graph"]}
+    pairs["te fp8"] = ["fused te graph", "fp8 te.delayed graph"]
+    pairs["torchao fp8"] = ["fused compiled graph", "fp8 torchao.tensorwise compiled graph"]
+    return {name: arms for name, arms in pairs.items() if all(arm == "naive" or arm in has for arm in arms)}
 
 
 # --- configurations ---
@@ -91,31 +102,31 @@ def best(releases: Dict[str, str]) -> Dict[str, Config]:
     kernels = fused(releases, True)
     arms = {"fused": Config(kernels, merged=False), "fused graph": Config(kernels, merged=False, graph=True)}
     if version_of_torch() >= (2, 5):
-        ops = plain(releases, True)
-        arms["fused compiled graph"] = Config(ops, compile="blocks", graph=True)
+        config = Config(plain(releases, True), compile="blocks", graph=True)
+        arms["fused compiled graph"] = config
         if "torchao" in releases:
-            arms["fp8 torchao.tensorwise compiled graph"] = Config(
-                ops, compile="blocks", graph=True, linear="torchao.tensorwise", head=True
-            )
+            in_fp8 = config._replace(linear="torchao.tensorwise", head=True, base="fused compiled graph")
+            arms["fp8 torchao.tensorwise compiled graph"] = in_fp8
     if "transformer-engine" in releases:
         te = Config(kernels, layers="transformer-engine", graph=True)
         arms["fused te graph"] = te
-        arms["fp8 te.delayed graph"] = te._replace(linear="transformer-engine.delayed")
+        in_fp8 = te._replace(linear="transformer-engine.delayed", base="fused te graph")
+        arms["fp8 te.delayed graph"] = in_fp8
+        arms["fp8 te.delayed and the head graph"] = in_fp8._replace(head=True)
     return arms
 
 
 def fp8(releases: Dict[str, str]) -> Dict[str, Config]:
     """FP8 by package and recipe, with the head in bf16 or not."""
-    arms = {}
-    for name, config in best(releases).items():
-        if name in ("fused compiled graph", "fused te graph", "fp8 te.delayed graph"):
-            arms[name] = config
-    if version_of_torch() >= (2, 5) and "torchao" in releases:
-        base = Config(plain(releases, True), compile="blocks", graph=True)
+    arms = {
+        name: config for name, config in best(releases).items() if name in ("fused compiled graph", "fused te graph")
+    }
+    if "fused compiled graph" in arms and "torchao" in releases:
+        base = arms["fused compiled graph"]._replace(base="fused compiled graph")
         arms["fp8 torchao.tensorwise but the head compiled graph"] = base._replace(linear="torchao.tensorwise")
         arms["fp8 torchao.rowwise compiled graph"] = base._replace(linear="torchao.rowwise", head=True)
-    if "fp8 te.delayed graph" in arms and version_of_torch() >= (2, 2):
-        te = arms["fused te graph"]
+    if "fused te graph" in arms and version_of_torch() >= (2, 2):
+        te = arms["fused te graph"]._replace(base="fused te graph")
         arms["fp8 te.current graph"] = te._replace(linear="transformer-engine.current")
     return arms
 
@@ -147,13 +158,14 @@ class Batch:
 
     def __init__(self, shape: Shape, size: int, device: str) -> None:
         self.shape, self.device = shape, device
-        self.tokens, self.labels = (torch.randint(shape.vocabulary, (size, shape.length), device=device) for _ in range(2))
+        self.tokens, self.labels = (
+            torch.randint(shape.vocabulary, (size, shape.length), device=device) for _ in range(2)
+        )
         self.weights = draw(shape, device)
         model = build(shape, naive(), self.weights, device)
         model.config = model.config._replace(weights="exact")  # no autocast
-        part = len(self.tokens) // min(len(self.tokens), 2)
-        self.part = slice(0, len(self.tokens) // part)
-        model(self.tokens[self.part], self.labels[self.part]).backward()
+        for part in range(0, size, 2):  # naive attention in float32 takes memory
+            (model(self.tokens[part : part + 2], self.labels[part : part + 2]) * 2 / size).backward()
         self.truth = gradient_of(model).double()
         del model
         gc.collect()
@@ -162,10 +174,10 @@ class Batch:
         return build(self.shape, config, self.weights, self.device)
 
     def check(self, model: Llama, precision: str) -> List[Check]:
-        """The error of a gradient that comes through all layers, for the sequences whose truth is known."""
+        """The error of a gradient that comes through all layers."""
         for parameter in model.parameters():
             parameter.grad.zero_()
-        model(self.tokens[self.part], self.labels[self.part]).backward()
+        model(self.tokens, self.labels).backward()
         return [Check(relative_error(gradient_of(model), self.truth), *BOUNDS[precision])]
 
 
@@ -180,15 +192,8 @@ def micro_batches(shape: Shape, configs: Dict[str, Config], size: int, device: s
     """One arm per configuration: forward and backward of one micro-batch, each with its own weights."""
     batch = Batch(shape, size, device)
     pool = torch.cuda.graph_pool_handle() if device == "cuda" else None
-    return {name: partial(micro_batch, batch, config, base_of(name, configs), pool) for name, config in configs.items()}
-
-
-def base_of(name: str, configs: Dict[str, Config]) -> str:
-    """What an arm is compared with: FP8 with bf16 launched alike, everything else with the first arm."""
-    if name.startswith("fp8"):
-        alike = "fused te graph" if " te." in name else "fused compiled graph"
-        return alike if alike in configs else next(iter(configs))
-    return next(iter(configs))
+    first = next(iter(configs))
+    return {name: partial(micro_batch, batch, config, config.base or first, pool) for name, config in configs.items()}
 
 
 def micro_batch(batch: Batch, config: Config, base: str, pool: Any) -> Arm:
@@ -206,14 +211,14 @@ def micro_batch(batch: Batch, config: Config, base: str, pool: Any) -> Arm:
     held = sum(p.numel() * p.element_size() * 2.0 for p in model.parameters())
     work = flops(batch.shape)["causal, products only"] * batch.tokens.numel()
     run = graphed(call, pool) if config.graph else call
-    # The base of FP8 is the same model in bf16.
-    comparable = precision == "fp8"
-    return Arm(run, precision, base, work, check=lambda _: checks, state_bytes=held, comparable=comparable)
+    comparable = bool(config.base)  # the base of FP8 is the same model in bf16
+    return Arm(
+        run, precision, base, work, check=lambda _: checks, state_bytes=held, comparable=comparable, ungraphed=call
+    )
 
 
 # --- whole steps ---
 
-STEPS = ("fused te graph", "fp8 te.delayed graph", "fused compiled graph", "fp8 torchao.tensorwise compiled graph")
 ADAMW: Dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
@@ -234,55 +239,61 @@ def optimizer_of(config: Config, model: Llama, releases: Dict[str, str], cuda: b
 
 
 def steps(shape: Shape, releases: Dict[str, str], names: List[str], device: str, tokens: int) -> Makers:
-    """Naive and the candidates: micro-batches of 2 and, of the candidates, of 8, to 65,536 tokens, then AdamW."""
+    """Whole steps of these arms: in micro-batches of 2 sequences, and where they are CUDA graphs also of 8."""
     cuda = device == "cuda"
-    weights = draw(shape, device)
-    candidates = best(releases) if cuda else {}
-    arms: Makers = {"naive 2": partial(step, shape, naive(), weights, releases, 2, device, tokens)}
-    if not cuda:
-        config = Config(fused(releases, cuda), merged=False)
-        return {**arms, "fused 2": partial(step, shape, config, weights, releases, 2, device, tokens)}
-    for name in names[2:] or names:
-        for size in (2, 8):
-            arms[f"{name} {size}"] = partial(step, shape, candidates[name], weights, releases, size, device, tokens)
+    weights, pool = draw(shape, device), torch.cuda.graph_pool_handle() if cuda else None
+    candidates = {**(best(releases) if cuda else eager(releases, cuda)), "naive": naive()}
+    arms: Makers = {}
+    for name in names:
+        trained = lru_cache(maxsize=None)(partial(Trained, shape, candidates[name], weights, releases, device))
+        for size in (2, 8) if candidates[name].graph else (2,):
+            base = names[0] + (f" {size}" if candidates[names[0]].graph else " 2")
+            arms[f"{name} {size}"] = partial(step, trained, size, tokens, base, pool)
     return arms
 
 
-def step(
-    shape: Shape, config: Config, weights: Dict[str, torch.Tensor], releases: Dict[str, str], size: int, device: str,
-    tokens: int,
-) -> Arm:  # fmt: skip
+class Trained:
+    """A model and its optimizer."""
+
+    def __init__(
+        self, shape: Shape, config: Config, weights: Dict[str, torch.Tensor], releases: Dict[str, str], device: str
+    ) -> None:
+        self.shape, self.config, self.device = shape, config, device
+        self.model = build(shape, config, weights, device)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = optimizer_of(config, self.model, releases, device == "cuda")
+
+    def held(self) -> float:
+        """Bytes of weights, gradients and the optimizer's state."""
+        states = [
+            tensor for entry in self.optimizer.state.values() for tensor in entry.values() if torch.is_tensor(tensor)
+        ]
+        tensors = [*states, *self.parameters, *[parameter.grad for parameter in self.parameters]]
+        return float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+
+
+def step(make: Callable[[], Trained], size: int, tokens: int, base: str, pool: Any) -> Arm:
     """One whole step as it is trained: every micro-batch, AdamW, gradients back to zero."""
-    model = build(shape, config, weights, device)
-    optimizer = optimizer_of(config, model, releases, device == "cuda")
-    data = torch.randint(shape.vocabulary, (2, size, shape.length), device=device)
-    parameters = list(model.parameters())
-    for parameter in parameters if config.weights != "float32" and device == "cuda" else []:
-        # torchao's and Transformer Engine's layers leave them in bfloat16; the optimizer's remainders need that.
-        assert parameter.dtype is torch.bfloat16
+    trained = make()
+    shape, config = trained.shape, trained.config
+    data = torch.randint(shape.vocabulary, (2, size, shape.length), device=trained.device)
 
     def forward_and_backward() -> None:
-        model(data[0], data[1]).backward()
+        trained.model(data[0], data[1]).backward()
 
     for _ in range(3):
         forward_and_backward()
-    run = graphed(forward_and_backward) if config.graph else forward_and_backward
-    count = tokens // (size * shape.length)
+    run = graphed(forward_and_backward, pool) if config.graph else forward_and_backward
 
     def call() -> None:
-        for _ in range(count):
+        for _ in range(tokens // (size * shape.length)):
             run()
-        optimizer.step()
-        torch._foreach_zero_([parameter.grad for parameter in parameters])
+        trained.optimizer.step()
+        torch._foreach_zero_([parameter.grad for parameter in trained.parameters])
 
     call()
-    states = [state for entry in optimizer.state.values() for state in entry.values() if torch.is_tensor(state)]
-    held = sum(tensor.numel() * tensor.element_size() for tensor in [*states, *parameters, *parameters[:0]])
-    held += sum(parameter.grad.numel() * parameter.grad.element_size() for parameter in parameters)
-    work = flops(shape)["causal, products only"] * tokens
-    base = "naive 2" if precision_of(config) == "bf16" else base_name(config, size)
-    return Arm(call, precision_of(config), base, work, state_bytes=float(held), comparable=precision_of(config) == "fp8")
-
-
-def base_name(config: Config, size: int) -> str:
-    return ("fused te graph" if config.layers == "transformer-engine" else "fused compiled graph") + f" {size}"
+    precision, work = precision_of(config), flops(shape)["causal, products only"] * tokens
+    return Arm(
+        call, precision, base, work, state_bytes=trained.held(), comparable=precision == "fp8",
+        ungraphed=forward_and_backward,
+    )  # fmt: skip

@@ -47,7 +47,11 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
         seeds = {name: size for name, size in small.items() if not (quick and name == "wide")}
         sweep = [(256, k, k) for k in (256, 512, 1024)]
     else:
-        seeds = {**({} if quick else SEED), **({"A17": SEED["A17"], "A18": SEED["A18"]} if quick else {}), "large": LARGE}
+        seeds = {
+            **({} if quick else SEED),
+            **({"A17": SEED["A17"], "A18": SEED["A18"]} if quick else {}),
+            "large": LARGE,
+        }
         widths = (1024, 2048, 4096, 8192)
         sweep = [(m, k, n) for m in (16384, 4096) for k in widths for n in widths]
         sweep = [size for size in sweep if size in ((16384, 2048, 2048), (4096, 4096, 4096))] if quick else sweep
@@ -80,8 +84,8 @@ def _cell(key: str, size: Size, way: str, columns: List[str], cuda: bool, compil
 def _arms(size: Size, both: bool, columns: List[str], cuda: bool, compiled: bool) -> Dict[str, Callable[[], Arm]]:
     """Every precision eager; bf16 and FP8 as CUDA graphs; and compiled. Each is compared with bf16 launched alike."""
     m, k, n = size
-    device = "cuda" if cuda else "cpu"
-    problem = Problem(*(torch.randn(shape, device=device) for shape in ((m, k), (n, k), (m, n))), both)
+    draw = partial(torch.randn, device="cuda" if cuda else "cpu")
+    problem = Problem(draw(m, k), draw(n, k), draw(m, n), both)
     arms: Dict[str, Callable[[], Arm]] = {}
 
     def add(name: str, precision: str, column: str = "torch", compile: bool = False, graph: bool = False) -> None:
@@ -95,7 +99,7 @@ def _arms(size: Size, both: bool, columns: List[str], cuda: bool, compiled: bool
     for column in columns:
         add(column, "fp8", column)
     if cuda:
-        for column in ["torch"] + _quantized(columns):
+        for column in ["torch", *_quantized(columns)]:
             add("bf16" if column == "torch" else column, "bf16" if column == "torch" else "fp8", column, graph=True)
     if compiled:
         for graph in (False, True):
@@ -132,7 +136,8 @@ class Problem:
 def _arm(problem: Problem, precision: str, column: str, compile: bool, graph: bool, base: str) -> Arm:
     m, k = problem.x.shape
     n = len(problem.weight)
-    dtype = torch.float32 if precision in ("fp32", "tf32") or not problem.x.is_cuda and column != "torch" else torch.bfloat16
+    wide = precision in ("fp32", "tf32") or (column != "torch" and not problem.x.is_cuda)
+    dtype = torch.float32 if wide else torch.bfloat16
     x, gradient = problem.x.detach().to(dtype).requires_grad_(problem.both), problem.gradient.to(dtype)
     layer = torch.nn.Linear(k, n, bias=False, device=x.device, dtype=dtype)
     with torch.no_grad():
@@ -155,4 +160,5 @@ def _arm(problem: Problem, precision: str, column: str, compile: bool, graph: bo
         base,
         flops=(6.0 if problem.both else 2.0) * m * k * n,
         check=partial(problem.check, precision=precision),
+        ungraphed=call,
     )

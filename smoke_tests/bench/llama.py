@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from fused_ops import operator, rotate_halves, rows, te_autocast, te_recipe
 from training.llama import Shape
+from training.models import parameters_of
 
 Tables = Tuple[torch.Tensor, torch.Tensor]  # cosines and sines [l, d / 2]
 
@@ -36,7 +37,8 @@ class Config(NamedTuple):
     once), or a column of the table. layers: "torch" (the classes below) or "transformer-engine" (te.TransformerLayer).
     linear: the table's column for the projections, with head = the head's too. weights: "float32" (the products are
     autocast) or "bfloat16". merged: query, key and value, and gate and up, are one projection each. compile: "",
-    "blocks" (each block by itself, compiled once), or "whole". graph: forward and backward are one CUDA graph.
+    "blocks" (each block by itself, compiled once). graph: forward and backward are one CUDA graph. base: the arm that
+    it is compared with, else the first.
     """
 
     ops: Dict[str, str]
@@ -47,12 +49,15 @@ class Config(NamedTuple):
     merged: bool = True
     compile: str = ""
     graph: bool = False
+    base: str = ""
 
 
-def fused(releases: Dict[str, str], cuda: bool) -> Dict[str, str]:
+def fused(releases: Dict[str, str], cuda: bool, head_size: int = 64) -> Dict[str, str]:
     """Operator -> the column that stands for it fused in this environment."""
     dtype = torch.bfloat16
     has = {name: [row.column for row in rows(name, releases, cuda) if row.dtype is dtype] for name in FUSED}
+    if head_size > 128 and "torch.flash" in has["attention"]:  # the others stop there, at least backward
+        has["attention"] = ["torch.flash"]
     return {name: next(column for column in columns if column in has[name]) for name, columns in FUSED.items()}
 
 
@@ -98,6 +103,7 @@ PLAIN: Dict[str, Callable[..., torch.Tensor]] = {
 NAIVE_OPS = {**PLAIN, "rope": naive_rope}
 
 
+@lru_cache(maxsize=None)  # one object for all blocks, so that a compiler sees them alike
 def chosen(name: str, column: str, head_size: int) -> Callable[..., torch.Tensor]:
     """The operator that a configuration names; rope is rotate(x [b, h, l, d], tables) whatever it is."""
     if column == "naive":
@@ -179,7 +185,9 @@ class Block(torch.nn.Module):  # type: ignore[misc]
         self.rotate, self.attend, self.multiply = ops["rope"], ops["attention"], ops["swiglu"]
         self.attention_norm = Norm(shape.width, ops["rms_norm"])
         self.feed_forward_norm = Norm(shape.width, ops["rms_norm"])
-        inputs, hidden = ([sum(self.widths)], [2 * shape.hidden]) if config.merged else (self.widths, [shape.hidden] * 2)
+        inputs, hidden = (
+            ([sum(self.widths)], [2 * shape.hidden]) if config.merged else (self.widths, [shape.hidden] * 2)
+        )
         self.qkv = torch.nn.ModuleList([linear(shape.width, width) for width in inputs])
         self.gate_up = torch.nn.ModuleList([linear(shape.width, width) for width in hidden])
         self.output, self.down = linear(shape.width, shape.width), linear(shape.hidden, shape.width)
@@ -222,11 +230,12 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
             return Block(shape, config)
         import transformer_engine.pytorch as te
 
-        return te.TransformerLayer(
+        layer: torch.nn.Module = te.TransformerLayer(
             shape.width, shape.hidden, shape.heads, num_gqa_groups=shape.kv_heads, hidden_dropout=0.0, bias=False,
             attention_dropout=0.0, fuse_qkv_params=True, self_attn_mask_type="causal", normalization="RMSNorm",
             activation="swiglu", attn_input_format="bshd", kv_channels=shape.head_size, params_dtype=torch.bfloat16,
         )  # fmt: skip
+        return layer
 
     def prepare(self, shape: Shape) -> None:
         """Tables of cosines and sines, as the blocks take them, where the weights are."""
@@ -248,12 +257,14 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
                 lost: torch.Tensor = ChunkedLoss.apply(x, self.head.weight, labels.flatten(), 4096)
                 return lost
             logits = self.head(x)
-        return self.loss(logits, labels.flatten(), -100)
+        loss: torch.Tensor = self.loss(logits, labels.flatten(), -100)
+        return loss
 
     def precision(self) -> ContextManager[Any]:
         """The context of the forward pass: autocast for float32 weights, or Transformer Engine's."""
         if self.config.weights == "float32":
-            return torch.autocast(self.embedding.weight.device.type, dtype=torch.bfloat16)
+            autocast: ContextManager[Any] = torch.autocast(self.embedding.weight.device.type, dtype=torch.bfloat16)
+            return autocast
         if self.config.layers == "transformer-engine" or self.recipe is not None:
             context: ContextManager[Any] = te_autocast(self.recipe)
             return context
@@ -270,16 +281,14 @@ def build(shape: Shape, config: Config, weights: Dict[str, torch.Tensor], device
     model.prepare(shape)
     kind, _, recipe = config.linear.partition(".")
     keep = (lambda name: False) if config.head else (lambda name: name == "head")
-    if config.layers == "transformer-engine":
-        model.recipe = te_recipe(recipe) if recipe else None
-    elif kind == "transformer-engine":
-        operator("linear", config.linear)(model, keep)  # in place; its wrapper's context is the model's own
+    if kind != "torch":
+        operator("linear", config.linear)(model, keep)  # in place
+    if kind == "transformer-engine":
         model.recipe = te_recipe(recipe)
-    elif kind != "torch":
-        operator("linear", config.linear)(model, keep)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     if config.compile == "blocks":
+        setattr(torch._dynamo.config, "recompile_limit", 64)  # as many configurations of one class  # noqa: B010
         for block in model.blocks:
             block.compile(dynamic=False)
         if model.loss is not None and config.ops["cross_entropy"] in ("plain", "naive"):
@@ -290,13 +299,13 @@ def build(shape: Shape, config: Config, weights: Dict[str, torch.Tensor], device
 
 def draw(shape: Shape, device: str) -> Dict[str, torch.Tensor]:
     """Random weights by the names of a model with separate projections, normal with 0.02, norms 1."""
-    with torch.device(device):
+    with torch.device(device), torch.no_grad():
         model = Llama(shape, Config(NAIVE, merged=False))
-    with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(std=0.02)
-    return model.state_dict()  # type: ignore[no-any-return]
+    weights: Dict[str, torch.Tensor] = model.state_dict()
+    return weights
 
 
 # Transformer Engine's name of a weight -> ours.
@@ -331,23 +340,17 @@ def weight_for(name: str, size: Any, weights: Dict[str, torch.Tensor], shape: Sh
 def flops(shape: Shape) -> Dict[str, float]:
     """FLOP per token of forward and backward, by convention.
 
-    nanogpt: six per parameter, the input embedding's too, and attention without its mask (the article's). without input embedding: the
-    same without the input embedding, which is no product. causal: products only, and the half of attention that the
-    mask leaves.
+    nanogpt: six per parameter, the input embedding's too, and attention without its mask (the article's). without input
+    embedding: the same but for that, which is no product. causal, products only: without the norms, and with the half
+    of attention that the mask leaves.
     """
     norms = (2 * shape.layers + 1) * shape.width
     embedding = shape.vocabulary * shape.width
-    linears = parameters(shape) - embedding - norms
+    count = parameters_of(shape)
+    linears = count - embedding - norms
     scores = 12.0 * shape.layers * shape.width * shape.length
     return {
-        "nanogpt": 6.0 * parameters(shape) + scores,
-        "without input embedding": 6.0 * (parameters(shape) - embedding) + scores,
+        "nanogpt": 6.0 * count + scores,
+        "without input embedding": 6.0 * (count - embedding) + scores,
         "causal, products only": 6.0 * linears + scores / 2,
     }
-
-
-def parameters(shape: Shape) -> int:
-    """How many parameters the model has; input and output embedding are two matrices."""
-    kv, width = shape.kv_heads * shape.head_size, shape.width
-    layer = 2 * width * width + 2 * width * kv + 3 * width * shape.hidden + 2 * width
-    return shape.layers * layer + 2 * shape.vocabulary * width + width

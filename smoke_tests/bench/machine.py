@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,9 @@ from typing import Any, Dict, List, Tuple
 import torch
 
 import hardware
-from bench.method import Arm, Cell, Effort, Timer, interleaved
+from bench.method import Arm, Effort, Timer, interleaved
 from bench.rows import Limits, Row
+from fused_ops import operator
 
 STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "utilization.gpu", "memory.used")
 # Bits of the driver's reasons for lower clocks that make a time worthless; the power limit (4) is normal in a product.
@@ -97,7 +97,7 @@ def shard(described: Dict[str, Any], limits: Limits, started: datetime.datetime)
 
 
 def _copy(device: str, size: int) -> Arm:
-    source, target = torch.randint(0, 100, (size,), dtype=torch.int8, device=device), torch.empty(0)
+    source = torch.randint(0, 100, (size,), dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     return Arm(lambda: target.copy_(source), bytes=2.0 * size)
 
@@ -105,24 +105,25 @@ def _copy(device: str, size: int) -> Arm:
 def _product(device: str, precision: str, size: Tuple[int, int, int]) -> Arm:
     m, k, n = size
     a, b = torch.randn(m, k, device=device), torch.randn(n, k, device=device)
-    call = lambda: torch.matmul(a, b.t())  # noqa: E731
-    if precision == "bf16":
-        a, b = a.bfloat16(), b.bfloat16()
-    elif precision == "fp8":
-        from fused_ops import operator
-
+    if precision == "fp8":
         multiply, one = operator("scaled_mm", "torch"), torch.ones((), device=device)
         a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
-        call = lambda: multiply(a, b, one, one, torch.bfloat16)  # noqa: E731
-    return Arm(call, precision, flops=2.0 * m * k * n)
+        return Arm(lambda: multiply(a, b, one, one, torch.bfloat16), precision, flops=2.0 * m * k * n)
+    if precision == "bf16":
+        a, b = a.bfloat16(), b.bfloat16()
+    return Arm(lambda: torch.matmul(a, b.t()), precision, flops=2.0 * m * k * n)
 
 
 def limits(timer: Timer, described: Dict[str, Any]) -> Limits:
     """Bytes/s of a copy and FLOP/s of a product in each precision: the fastest call of the best shape."""
-    device, found = ("cuda", {}) if timer.cuda else ("cpu", {})
+    device = "cuda" if timer.cuda else "cpu"
+    found: Limits = {}
     sizes = [(8192, 8192, 8192), (16384, 8192, 8192), (8192, 8192, 4096)] if timer.cuda else [(1024, 1024, 1024)]
     effort = Effort(12, 1.0)
-    best = lambda arm: min(gpu for gpu, _ in interleaved(timer, {"": arm}, effort)[""]) / 1e3  # noqa: E731
+
+    def best(arm: Arm) -> float:
+        return min(gpu for gpu, _ in interleaved(timer, {"": arm}, effort)[""]) / 1e3
+
     copy = _copy(device, (2 << 30) if timer.cuda else (128 << 20))
     found["copy"] = copy.bytes / best(copy)
     wanted = ["bf16", "fp32"] + (["tf32"] if timer.cuda else [])

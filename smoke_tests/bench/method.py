@@ -35,7 +35,8 @@ class Arm(NamedTuple):
     precision: that of its products ("fp8", "bf16", "tf32", "fp32"). base: the arm that it is compared with.
     flops, bytes: what the call must compute and move at least; 0 if that is not the point.
     state_bytes: what it holds between calls (weights, gradients, optimizer). comparable: does the base do the same
-    work, so that the precisions alone bound the ratio?
+    work, so that the precisions alone bound the ratio? ungraphed: the call that a graph was captured of, by which
+    memory is measured, because a replay allocates none.
     """
 
     call: Callable[[], Any]
@@ -47,6 +48,7 @@ class Arm(NamedTuple):
     before: Callable[[], object] = lambda: None
     state_bytes: float = 0.0
     comparable: bool = True
+    ungraphed: Optional[Callable[[], Any]] = None
 
 
 class Cell(NamedTuple):
@@ -136,7 +138,8 @@ def interleaved(timer: Timer, arms: Dict[str, Arm], effort: Effort) -> Dict[str,
 
     It is warm when three rounds in a row take the same within 2 %, or when its time is over.
     """
-    leads, rounds, stop = {name: 0.0 for name in arms}, [], time.monotonic() + effort.warm_up
+    leads, stop = dict.fromkeys(arms, 0.0), time.monotonic() + effort.warm_up
+    rounds: List[float] = []
     while len(rounds) < 3 or (max(rounds[-3:]) > 1.02 * min(rounds[-3:]) and time.monotonic() < stop):
         took = {name: timer.sample(arm, leads[name]) for name, arm in arms.items()}
         rounds.append(sum(gpu for gpu, _ in took.values()))
@@ -190,7 +193,7 @@ def _first_calls(arm: Arm, cuda: bool) -> Row:
         torch.cuda.synchronize()
         held = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        arm.call()
+        (arm.ungraphed or arm.call)()
         torch.cuda.synchronize()
         row["peak_mib"] = round((torch.cuda.max_memory_allocated() - held) / 2**20)
         if arm.precision == "fp8":
@@ -204,16 +207,20 @@ def _first_calls(arm: Arm, cuda: bool) -> Row:
 
 def _numbers(arm: Arm, samples: List[Tuple[float, float]], cuda: bool) -> Row:
     gpu, host = (statistics.median(times) for times in zip(*samples))
-    shown = lambda times: [float(f"{value:.4g}") for value in times]  # noqa: E731
     row: Row = {"precision": arm.precision, "ms": statistics.median(max(pair) for pair in samples), "gpu_ms": gpu}
-    row["samples_ms"] = shown(pair[0] for pair in samples)
+    row["samples_ms"] = [shown(pair[0]) for pair in samples]
     if cuda:
-        row.update(host_ms=host, launch_bound=host >= gpu, host_samples_ms=shown(pair[1] for pair in samples))
+        row.update(host_ms=host, launch_bound=host >= gpu, host_samples_ms=[shown(pair[1]) for pair in samples])
     if arm.flops:
         row.update(flops=arm.flops, flops_per_second=arm.flops / gpu * 1e3)
     if arm.bytes:
         row.update(bytes=arm.bytes, bytes_per_second=arm.bytes / gpu * 1e3)
     return row
+
+
+def shown(value: float) -> float:
+    """Four digits are more than a time has."""
+    return float(f"{value:.4g}")
 
 
 def one_line(error: BaseException) -> str:

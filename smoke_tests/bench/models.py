@@ -12,8 +12,7 @@ from typing import Dict, List
 from bench.ablation import micro_batches, naive
 from bench.llama import Config, flops, fused
 from bench.method import Cell
-from bench.shapes import shape_of
-from training.llama import Shape
+from training.models import MODELS
 
 
 def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
@@ -21,23 +20,25 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
     found = []
     names = (["hare-1.1b"] if quick else ["hare-1.1b", "hare-2.0b", "hare-0.4b"]) if cuda else ["tiny"]
     for name in names:
-        shape = shape_of(name) if cuda else Shape(layers=2, heads=8, kv_heads=2, head_size=32, vocabulary=2048, length=128)
-        arms = corners(releases, cuda)
+        shape = MODELS[name].shape
+        arms = corners(releases, cuda, shape.head_size)
         facts = {"model": name, "batch": 2, "tokens": 2 * shape.length, **flops(shape)}
         make = partial(micro_batches, shape, arms, 2, "cuda" if cuda else "cpu")
         found.append(Cell(f"models/{name}", facts, make, 15 + 6 * len(arms) if cuda else 5, 110 if cuda else 1))
     return found
 
 
-def corners(releases: Dict[str, str], cuda: bool) -> Dict[str, Config]:
+def corners(releases: Dict[str, str], cuda: bool, head_size: int) -> Dict[str, Config]:
     """Naive bf16 first; FP8 beside bf16 of the same layers."""
-    arms = {"naive": naive()._replace(weights="bfloat16"), "fused": Config(fused(releases, cuda), merged=False)}
+    kernels = fused(releases, cuda, head_size)
+    arms = {"naive": naive()._replace(weights="bfloat16"), "fused": Config(kernels, merged=False)}
     if "transformer-engine" in releases and cuda:
-        te = Config(fused(releases, cuda), layers="transformer-engine")
-        arms["fp8 naive, te.Linear"] = arms["naive"]._replace(linear="transformer-engine.delayed", head=True)
-        arms["fp8 fused, te.Linear"] = arms["fused"]._replace(linear="transformer-engine.delayed", head=True)
-        arms["fused te.TransformerLayer"] = te
-        arms["fp8 te.TransformerLayer"] = te._replace(linear="transformer-engine.delayed")
-        arms["fused te graph"] = te._replace(graph=True)
-        arms["fp8 te.delayed graph"] = te._replace(graph=True, linear="transformer-engine.delayed")
+        te = Config(kernels, layers="transformer-engine")
+        for name in ("naive", "fused"):
+            in_fp8 = arms[name]._replace(linear="transformer-engine.delayed", head=True, base=name)
+            arms[f"fp8 {name}, te.Linear"] = in_fp8
+        for launch, graph in (("", False), (" graph", True)):
+            arms["fused te" + launch] = te._replace(graph=graph)
+            in_fp8 = te._replace(graph=graph, linear="transformer-engine.delayed", base="fused te" + launch)
+            arms["fp8 te.delayed" + launch] = in_fp8
     return arms

@@ -57,12 +57,18 @@ def cases(cuda: bool, quick: bool) -> List[Case]:
     found += [Case("cross_entropy", [(n // 2, v)], 1, 2) for v in vocabularies]
     for v in vocabularies[:1]:
         product = 2.0 * n // 2 * widths[0] * v
-        found.append(Case("linear_cross_entropy", [(n // 2, widths[0]), (v, widths[0])], product, 3 * product, v, False))
+        found.append(
+            Case("linear_cross_entropy", [(n // 2, widths[0]), (v, widths[0])], product, 3 * product, v, False)
+        )
     for b, h, k, length, d in heads:
         flops = 2.0 * b * h * length * length * d  # half of it for the causal mask
-        found.append(Case("attention", [(b, h, length, d), (b, k, length, d), (b, k, length, d)], flops, 3.5 * flops, 0, False))
+        found.append(
+            Case("attention", [(b, h, length, d), (b, k, length, d), (b, k, length, d)], flops, 3.5 * flops, 0, False)
+        )
     f, h = widths[0], hidden[0]
-    found.append(Case("mlp", [(n, f), (h, f), (h, f), (f, h), (h,), (h,), (f,)], 6.0 * n * f * h, 18.0 * n * f * h, 0, False))
+    found.append(
+        Case("mlp", [(n, f), (h, f), (h, f), (f, h), (h,), (h,), (f,)], 6.0 * n * f * h, 18.0 * n * f * h, 0, False)
+    )
     return [case for number, case in enumerate(found) if not quick or case.name not in [c.name for c in found[:number]]]
 
 
@@ -74,7 +80,9 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
         columns = list(dict.fromkeys(row.column for row in rows(case.name, releases, cuda) if row.dtype is dtype))
         for way in ("forward", "both"):
             facts = {"operator": case.name, "size": case.size, "way": way}
-            gib = sum(torch.Size(shape).numel() for shape in case.shapes) * 24 / 2**30 + case.classes * 16384 * 24 / 2**30
+            gib = (
+                sum(torch.Size(shape).numel() for shape in case.shapes) * 24 / 2**30 + case.classes * 16384 * 24 / 2**30
+            )
             make = partial(_arms, case, way == "both", columns, dtype, "cuda" if cuda else "cpu")
             if columns:
                 found.append(Cell(f"operators/{case.name}/{case.size}/{way}", facts, make, 6.0 if cuda else 3.0, gib))
@@ -102,7 +110,10 @@ def bound_rope(make: Any, shape: Tuple[int, ...], device: str) -> Bound:
     if not hasattr(rope, "rotate"):
         return lambda x: rope(x, 0)
     angle = torch.arange(shape[-2], dtype=torch.float64)[:, None] * rope.frequency
-    tables = {dtype: (angle.cos().to(device, dtype), angle.sin().to(device, dtype)) for dtype in (torch.bfloat16, torch.float32)}
+    tables = {
+        dtype: (angle.cos().to(device, dtype), angle.sin().to(device, dtype))
+        for dtype in (torch.bfloat16, torch.float32)
+    }
     return lambda x: rope.rotate(x, *tables[x.dtype])
 
 
@@ -116,7 +127,8 @@ def _arms(case: Case, both: bool, columns: List[str], dtype: torch.dtype, device
     classes = case.classes or case.shapes[0][-1]
     labels = torch.randint(classes, (case.shapes[0][0],), device=device)
     problem = Problem(case, original, inputs, labels, both)
-    return {column: partial(problem.arm, column) for column in columns}
+    base = "torch" if "torch" in columns else columns[0]
+    return {column: partial(problem.arm, column, base) for column in columns}
 
 
 class Problem:
@@ -128,8 +140,8 @@ class Problem:
         self.case, self.original, self.inputs, self.labels, self.both = case, original, inputs, labels, both
         self.gradient: Optional[torch.Tensor] = None
 
-    def arm(self, column: str) -> Arm:
-        """One implementation, in turns with torch's."""
+    def arm(self, column: str, base: str) -> Arm:
+        """One implementation, compared with that of another column."""
         case, device = self.case, self.original[0].device.type
         run = bind(case.name, operator(case.name, column), case, self.labels, device)
 
@@ -145,7 +157,7 @@ class Problem:
         tensor = torch.Size(case.shapes[0]).numel() * self.original[0].element_size()
         work = {"bytes": amount * tensor} if case.moves else {"flops": amount}
         precision = "bf16" if self.original[0].dtype is torch.bfloat16 else "fp32"
-        return Arm(call, precision, "torch", check=self.check, before=self.restore, **work)
+        return Arm(call, precision, base, check=self.check, before=self.restore, **work)
 
     def restore(self) -> None:
         with torch.no_grad():
@@ -216,6 +228,8 @@ def _optimizers(columns: List[str], count: int, device: str) -> Dict[str, Callab
 
         return Arm(optimizer.step, "fp32", "torch.foreach", bytes=28.0 * count * 2048 * 2048, check=check)
 
-    makers = {"torch.foreach": partial(torch.optim.AdamW, foreach=True)}
+    makers: Dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "torch.foreach": partial(torch.optim.AdamW, foreach=True)
+    }
     makers.update({column: OPERATORS["adamw"][column].call for column in columns})
     return {name: partial(arm, make) for name, make in makers.items()}

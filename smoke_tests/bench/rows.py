@@ -90,7 +90,9 @@ def _broken(arm: Row, limits: Limits) -> List[str]:
     broken = []
     speed, peak = arm.get("flops_per_second", 0.0), limits.get(arm["precision"], math.inf)
     if speed > SLACK * peak:
-        broken.append(f"{speed / 1e12:.4g} TFLOP/s, where the measured {arm['precision']} product has {peak / 1e12:.4g}")
+        broken.append(
+            f"{speed / 1e12:.4g} TFLOP/s, where the measured {arm['precision']} product has {peak / 1e12:.4g}"
+        )
     moved, copied = arm.get("bytes_per_second", 0.0), limits.get("copy", math.inf)
     if moved > SLACK * copied:
         broken.append(f"{moved / 1e9:.4g} GB/s, where the measured copy has {copied / 1e9:.4g}")

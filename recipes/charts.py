@@ -1,0 +1,286 @@
+"""The pictures and the page that rows of numbers become. Colours are those that colour-blind readers can tell apart."""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import matplotlib
+
+matplotlib.use("agg")
+from matplotlib import pyplot
+from matplotlib.colors import TwoSlopeNorm
+
+from recipes.bench import Row, valid
+
+# Okabe and Ito's palette.
+ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE, GREY = (
+    "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#777777",
+)  # fmt: skip
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, GREY, YELLOW)
+MARKERS = "osD^vPX*"
+pyplot.rcParams.update({"svg.fonttype": "none", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
+
+
+def of(cells: Iterable[Row], prefix: str) -> list[Row]:
+    return [row for row in cells if row["key"].startswith(prefix)]
+
+
+# --- pictures ---
+
+
+def picture(name: str, cells: list[Row]) -> str:
+    """One picture as SVG; "" where the rows have nothing for it."""
+    makers: dict[str, Callable[[list[Row]], Any]] = {
+        "block": _block,
+        "ablation": _ablation,
+        "crossover": _crossover,
+        "roof": _roof,
+        "models": _models,
+    }
+    figure = makers[name](cells)
+    if figure is None:
+        return ""
+    out = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None})
+    pyplot.close(figure)
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _block(cells: list[Row]) -> Any:
+    """FP8 over bf16 by model size, sequence length and micro-batch; eager and as CUDA graphs."""
+    found = of(cells, "block/")
+    if not found:
+        return None
+    names = sorted({(row["facts"]["hidden"], row["facts"]["model"]) for row in found}, reverse=True)
+    places = sorted({(row["facts"]["length"], row["facts"]["batch"]) for row in found})
+    size = (2.6 + 0.5 * len(places), 1.6 + 0.85 * len(names))
+    figure, axes = pyplot.subplots(2, 1, figsize=size, squeeze=False, layout="constrained")
+    for axis, arm, title in zip(
+        axes[:, 0], ("fp8", "fp8 graph"), ("launched one by one", "as a CUDA graph"), strict=True
+    ):
+        grid = [[float("nan")] * len(places) for _ in names]
+        for row in found:
+            column = places.index((row["facts"]["length"], row["facts"]["batch"]))
+            line = names.index((row["facts"]["hidden"], row["facts"]["model"]))
+            if arm in valid(row) and "ratio" in row["arms"][arm]:
+                value = grid[line][column] = row["arms"][arm]["ratio"]
+                bound = "°" if row["arms"][arm]["launch_bound"] else ""
+                dark = abs(value - 1) > 0.45
+                axis.text(
+                    column, line, f"{value:.2f}{bound}", ha="center", va="center", size=7, color="w" if dark else "k"
+                )
+        drawn = axis.imshow(grid, cmap="PuOr_r", norm=TwoSlopeNorm(1, 0.4, 1.8), aspect="auto")
+        axis.set_yticks(range(len(names)), [name for _, name in names])
+        axis.set_xticks(range(len(places)), [f"{length}\n×{batch}" for length, batch in places], size=7)
+        axis.set_title(f"FP8 over bf16, one block, {title}", size=9, loc="left")
+    axes[1, 0].set_xlabel("sequence length × micro-batch; ° the host, not the GPU, sets the time")
+    figure.colorbar(drawn, ax=axes, shrink=0.6, label="times as fast")
+    return figure
+
+
+def _ablation(cells: list[Row]) -> Any:
+    """Seconds of a step of 65,536 tokens by what is fused, and memory of a micro-batch."""
+    found = [row for row in of(cells, "ablation/") if not row["key"].startswith("ablation/step") and valid(row)]
+    if not found:
+        return None
+    count = sum(len(valid(row)) + 1 for row in found)
+    figure, axes = pyplot.subplots(1, 2, figsize=(10, 0.6 + 0.23 * count), sharey=True, layout="constrained")
+    place, ticks, labels = 0.0, [], []
+    for row in found:
+        tokens = row["facts"]["tokens"]
+        labels.append(f"{row['key'].removeprefix('ablation/')}:")
+        ticks.append(place)
+        place += 1
+        for name, arm in valid(row).items():
+            seconds = arm["ms"] / 1e3 * 65536 / tokens
+            colour = ORANGE if arm["precision"] == "fp8" else GREY if "naive" in name else BLUE
+            axes[0].barh(place, seconds, color=colour)
+            ratio = f"{arm['ratio']:.2f}×  " if "ratio" in arm else ""
+            axes[0].text(seconds, place, f" {seconds:.3g} s  {ratio}", va="center", size=7)
+            gib = (arm["state_mib"] + arm.get("peak_mib", 0)) / 1024
+            axes[1].barh(place, gib, color=colour)
+            axes[1].text(gib, place, f" {gib:.3g}", va="center", size=7)
+            ticks.append(place)
+            labels.append(name)
+            place += 1
+    axes[0].set_yticks(ticks, labels, size=7)
+    axes[0].invert_yaxis()
+    axes[0].set_xlabel("seconds per 65,536 tokens, forward and backward")
+    axes[1].set_xlabel("GiB: weights, gradients, and the peak of a micro-batch")
+    axes[0].margins(x=0.18)
+    axes[1].margins(x=0.12)
+    return figure
+
+
+def _crossover(cells: list[Row]) -> Any:
+    """FP8 over bf16 of one Linear by its size, with intervals."""
+    found = [row for row in of(cells, "linear/") if row["facts"]["way"] == "both"]
+    lines: dict[str, list[tuple[float, Row]]] = {}
+    for row in found:
+        size = (row["facts"]["m"] * row["facts"]["k"] * row["facts"]["n"]) ** (1 / 3)
+        for name, arm in valid(row).items():
+            if arm["precision"] == "fp8" and "ratio" in arm:
+                lines.setdefault(name, []).append((size, arm))
+    if not lines:
+        return None
+    figure, axis = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
+    for index, (name, points) in enumerate(sorted(lines.items())):
+        points.sort(key=lambda point: point[0])
+        sizes, ratios = [size for size, _ in points], [arm["ratio"] for _, arm in points]
+        spread = [[arm["ratio"] - arm["low"] for _, arm in points], [arm["high"] - arm["ratio"] for _, arm in points]]
+        style: dict[str, Any] = {"color": PALETTE[index % 8], "marker": MARKERS[index % 8], "label": name}
+        axis.errorbar(sizes, ratios, spread, linestyle="none", markersize=4, elinewidth=0.8, **style)
+        axis.plot(*smoothed(sizes, ratios), color=PALETTE[index % 8], linewidth=1)
+    axis.axhline(1, color="k", linewidth=0.8)
+    axis.axhline(2, color="k", linewidth=0.8, linestyle=":")
+    axis.text(1, 2, "the hardware's limit", size=7, va="bottom", ha="right", transform=axis.get_yaxis_transform())
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter("{x:.0f}")
+    axis.set_xlabel("size of the product, cube root of m × k × n")
+    axis.set_ylabel("FP8 over bf16, forward and both gradients")
+    axis.legend(fontsize=7, frameon=False)
+    return figure
+
+
+def smoothed(xs: list[float], ys: list[float]) -> tuple[list[float], list[float]]:
+    """The median of each value of x, in order."""
+    at: dict[float, list[float]] = {}
+    for x, y in zip(xs, ys, strict=True):
+        at.setdefault(round(x, 1), []).append(y)
+    return list(at), [statistics.median(values) for values in at.values()]
+
+
+def _roof(cells: list[Row]) -> Any:
+    """Each implementation's share of the measured ceiling, by operator and size."""
+    found = [row for row in of(cells, "operators/") if valid(row)]
+    if not found:
+        return None
+    columns = sorted({name for row in found for name in valid(row)})
+    figure, axis = pyplot.subplots(figsize=(9, 0.9 + 0.22 * len(found)), layout="constrained")
+    for index, column in enumerate(columns):
+        points = [(share(row["arms"][column], row), line) for line, row in enumerate(found) if column in valid(row)]
+        hollow: dict[str, Any] = (
+            {"facecolors": "none", "edgecolors": PALETTE[index % 8]} if index >= 8 else {"color": PALETTE[index % 8]}
+        )
+        shares, places = zip(*points, strict=True)
+        axis.scatter(shares, places, marker=MARKERS[index % 8], s=22, label=column, **hollow)
+    axis.set_yticks(range(len(found)), [row["key"].removeprefix("operators/") for row in found], size=7)
+    axis.invert_yaxis()
+    axis.axvline(1, color="k", linewidth=0.8)
+    axis.set_xlim(0, 1.1)
+    axis.grid(axis="y", linewidth=0.3)
+    axis.set_xlabel("share of the measured copy (bytes/s) or of the measured product (FLOP/s)")
+    axis.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+def share(arm: Row, row: Row) -> float:
+    """How much of its ceiling an arm reaches."""
+    if "bytes" in arm:
+        return float(arm["bytes_per_second"] / row["limits"]["copy"])
+    ceiling = row["limits"].get(arm["precision"])
+    return float(arm["flops_per_second"] / ceiling) if "flops" in arm and ceiling else 0.0
+
+
+def _models(cells: list[Row]) -> Any:
+    """Sequences per second of whole models, naive or fused, bf16 or FP8."""
+    found = [row for row in of(cells, "models/") if valid(row)]
+    if not found:
+        return None
+    most = max(len(valid(row)) for row in found)
+    size = (3.4 * len(found), 0.8 + 0.3 * most)
+    figure, axes = pyplot.subplots(1, len(found), figsize=size, squeeze=False, layout="constrained")
+    for axis, row in zip(axes[0], found, strict=True):
+        arms = valid(row)
+        rates = [row["facts"]["batch"] / arm["ms"] * 1e3 for arm in arms.values()]
+        colours = [ORANGE if "fp8" in name else GREY if "naive" in name else BLUE for name in arms]
+        axis.barh(range(len(arms)), rates, color=colours)
+        for place, rate in enumerate(rates):
+            axis.text(rate, place, f" {rate:.3g}", va="center", size=7)
+        axis.set_yticks(range(len(arms)), list(arms), size=7)
+        axis.invert_yaxis()
+        axis.margins(x=0.15)
+        axis.set_title(row["facts"]["model"], size=9, loc="left")
+        axis.set_xlabel("sequences per second")
+    return figure
+
+
+# --- the page ---
+
+SECTIONS = {
+    "linear": ("One Linear layer", "crossover"),
+    "block": ("One Transformer block", "block"),
+    "ablation": ("The 1.26B model, operator by operator", "ablation"),
+    "models": ("Whole models", "models"),
+    "operators": ("Operators", "roof"),
+}
+
+
+def page(root: Path, runs: list[Row], cells: list[Row]) -> str:
+    """The whole page: pictures, tables whose numbers link to their rows, the method, and every row."""
+    by_shard = {run["shard"]: {"limits": run["limits"], "machine": run["machine"]["name"]} for run in runs}
+    cells = [{**row, **by_shard[row["shard"]]} for row in cells]
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    template = environment.from_string((root / "recipes" / "report.html.template").read_text(encoding="utf-8"))
+    order = list(SECTIONS)
+    cells.sort(key=lambda row: order.index(row["key"].partition("/")[0]))
+    return template.render(
+        runs=runs,
+        sections=[
+            _section(name, title, shown, cells) for name, (title, shown) in SECTIONS.items() if of(cells, name + "/")
+        ],
+        rows=[(row["key"], raw(row)) for row in cells],
+        numbers={run["shard"]: json.dumps(run, indent=1) for run in runs},
+        invalid=[(row["key"], name, arm) for row in cells for name, arm in row["arms"].items() if arm["invalid"]],
+    )
+
+
+def raw(row: Row) -> str:
+    return json.dumps({key: value for key, value in row.items() if key not in ("limits", "machine")})
+
+
+def _section(name: str, title: str, shown: str, cells: list[Row]) -> Row:
+    found = of(cells, name + "/")
+    return {"name": name, "title": title, "picture": picture(shown, found), "lines": list(lines(found))}
+
+
+def lines(cells: Iterable[Row]) -> Iterator[Row]:
+    """A table's lines: one per arm, with what a reader compares."""
+    for row in cells:
+        fastest = min((arm["ms"] for arm in valid(row).values()), default=0.0)
+        for name, arm in row["arms"].items():
+            line = {"key": row["key"], "arm": name, "note": "", "best": False}
+            if "error" in arm:
+                yield {**line, "ms": "", "ratio": "", "rate": "", "memory": "", "note": "failed: " + arm["error"]}
+                continue
+            rate = mfu(arm, row) if "nanogpt" in row["facts"] else f"{share(arm, row):.0%}"
+            ratio = (
+                f"{arm['ratio']:.2f} ({arm['low']:.2f} to {arm['high']:.2f}) of {arm['base']}" if "ratio" in arm else ""
+            )
+            note = "; ".join(arm["invalid"]) and "invalid: " + "; ".join(arm["invalid"])
+            note += " launch-bound" if arm.get("launch_bound") else ""
+            memory = f"{(arm['state_mib'] + arm['peak_mib']) / 1024:.2f}" if "peak_mib" in arm else ""
+            best = not arm["invalid"] and arm["ms"] == fastest and len(row["arms"]) > 1
+            times = f"{arm['ms']:.4g}" + (f" (host {arm['host_ms']:.3g})" if "host_ms" in arm else "")
+            yield {**line, "ms": times, "ratio": ratio, "rate": rate, "memory": memory, "note": note, "best": best}
+
+
+MFU = ("nanogpt", "without input embedding", "causal, products only")
+DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "A800": 312e12}  # dense bf16
+
+
+def mfu(arm: Row, row: Row) -> str:
+    """Model FLOP/s over the bf16 peak, the datasheet's or else the measured one, in three conventions."""
+    peak = DATASHEET.get(row["machine"], row["limits"]["bf16"])
+    per_second = row["facts"]["tokens"] / arm["ms"] * 1e3
+    return " / ".join(f"{row['facts'][key] * per_second / peak:.1%}" for key in MFU)

@@ -1,0 +1,197 @@
+"""Numbers that break a physical limit are no win; rows survive what kills a run; the page links each to its row."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import bench, charts
+from recipes.model import ROOT, Catalogue, Refusal
+from recipes.plan import plan
+
+ROWS, RECOMMEND = bench.room(ROOT, "rows"), bench.room(ROOT, "recommend")
+LIMITS = {"copy": 4.0e12, "bf16": 8.0e14, "fp8": 1.5e15}
+SHARD = {
+    "key": "shard", "shard": "s", "target": "cpu", "releases": {"torch": "2"}, "limits": LIMITS, "state": {},
+    "machine": {"name": "H200", "cpu": "c", "gpus": [], "driver": ""},
+}  # fmt: skip
+
+
+def arm(precision: str = "bf16", ms: float = 1.0, **others: Any) -> bench.Row:
+    return {
+        "precision": precision, "ms": ms, "gpu_ms": ms, "host_ms": 0.1, "launch_bound": False, "state_mib": 1024,
+        "peak_mib": 1024, "checks": [[0.04, 0.02, 0.1]], "samples_ms": [ms], "fp8_kernels": ["nvjet_sm90_qqtst"],
+        **others,
+    }  # fmt: skip
+
+
+def fast(ratio: float = 1.5, **others: Any) -> bench.Row:
+    """An FP8 arm that is so many times as fast as bf16."""
+    gain = {"base": "bf16", "ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01, "comparable": True}
+    return arm("fp8", 1 / ratio, **{**gain, **others})
+
+
+def row(key: str = "linear/sweep/16384x2048x2048/both", **arms: bench.Row) -> bench.Row:
+    facts = {"m": 16384, "k": 2048, "n": 2048, "way": "both"}
+    return {"key": key, "facts": facts, "shard": "s", "quick": False, "pairs": 30, "arms": {"bf16": arm(), **arms}}
+
+
+# --- what may be believed ---
+
+
+def test_a_sound_row_is_valid() -> None:
+    found = ROWS.judge(row(fp8=fast(flops_per_second=1.4e15), copy=arm(bytes_per_second=4.1e12)), LIMITS)
+    assert [one["invalid"] for one in found["arms"].values()] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("planted", "said"),
+    [
+        (fast(2.1), "2.10 times its base, where fp8 is at most 2 times bf16"),
+        (fast(flops_per_second=1.6e15), "1600 TFLOP/s, where the measured fp8 product has 1500"),
+        (fast(bytes_per_second=4.2e12), "4200 GB/s, where the measured copy has 4000"),
+        (fast(fp8_kernels=[]), "no FP8 product kernel ran"),
+        (fast(checks=[[0.04, 0.02, 0.1], [0.2, 0.02, 0.1]]), "relative error 0.2, outside 0.02 to 0.1"),
+        (fast(checks=[[0.001, 0.02, 0.1]]), "relative error 0.001, outside 0.02 to 0.1"),
+        (fast(checks=[[float("nan"), 0.02, 0.1]]), "relative error nan"),
+    ],
+)
+def test_a_planted_fault_is_invalid_and_no_win(planted: bench.Row, said: str) -> None:
+    judged = ROWS.judge(row(fp8=planted), LIMITS)
+    assert judged["arms"]["bf16"]["invalid"] == []
+    (reason,) = judged["arms"]["fp8"]["invalid"]
+    assert reason.startswith(said)
+    assert bench.headlines([judged]) == []
+    assert RECOMMEND.recommend([judged], {"q": (4096, 4096)}, 16384, "fp8", "eager")["layers"]["q"]["fp8"] is False
+
+
+def test_a_slowed_gpu_and_an_invalid_base_are_no_win() -> None:
+    slowed = ROWS.judge({**row(fp8=fast()), "throttled": ["slowed by heat"]}, LIMITS)
+    assert slowed["arms"]["bf16"]["invalid"] == ["the GPU was slowed by heat"]
+    found = row(fp8=fast())
+    found["arms"]["bf16"]["flops_per_second"] = 9e14
+    assert ROWS.judge(found, LIMITS)["arms"]["fp8"]["invalid"] == ["its base, bf16, is invalid"]
+
+
+def test_more_than_the_hardware_is_allowed_where_the_work_differs() -> None:
+    naive = ROWS.judge(row(fused=arm(base="bf16", ratio=4.2, low=4.1, high=4.3, comparable=False)), LIMITS)
+    assert naive["arms"]["fused"]["invalid"] == []
+
+
+def test_a_ratio_is_the_median_of_pairs_and_its_interval_holds_it() -> None:
+    base, half = [2.0, 2.2, 1.9, 40.0] * 8, [1.0, 1.1, 1.0, 1.0] * 8
+    ratio, low, high = ROWS.ratio(base, half)
+    assert ratio == pytest.approx(2.0)
+    assert 1.9 <= low <= ratio <= high < 40
+    assert ROWS.ratio(half, base)[0] == pytest.approx(0.5)
+
+
+# --- rows ---
+
+
+def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
+    file = tmp_path / "bench" / "rows.jsonl"
+    ROWS.append(file, SHARD)
+    with file.open("a") as torn:
+        torn.write('{"key": "linear/x", "ar')
+    ROWS.append(file, row())
+    assert [one["key"] for one in ROWS.read(file)] == ["shard", row()["key"]]
+
+
+def test_the_last_row_of_a_cell_counts_and_errors_do_not(tmp_path: Path) -> None:
+    newer = row(fp8=fast(1.7))
+    found = ROWS.latest([SHARD, row(fp8=fast(1.2)), newer, {"key": "linear/y", "shard": "s", "error": "OOM"}])
+    assert [one["arms"]["fp8"]["ratio"] for one in found.values()] == [1.7]
+
+
+def planted(folder: Path, *rows: bench.Row) -> Path:
+    """A file of rows."""
+    file = folder / "rows.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in (SHARD, *rows)))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"quick": True}, "rows of --quick"), ({"shard": "gone"}, "holds no measured row")],
+)
+def test_what_is_no_evidence_is_not_promoted(tmp_path: Path, change: bench.Row, said: str) -> None:
+    with pytest.raises(Refusal, match=said):
+        bench.promote(plan(Catalogue(), "cpu"), planted(tmp_path, {**row(), **change}))
+
+
+# --- the page ---
+
+
+def test_every_number_of_the_page_links_to_its_row(tmp_path: Path) -> None:
+    cells = [
+        row(fp8=fast(), bad=fast(2.5)),
+        row("operators/rms_norm/8x8/forward", t=arm(bytes_per_second=2e12, bytes=1)),
+    ]
+    page = bench.report(ROOT, planted(tmp_path, *cells)).read_text()
+    links, places = set(re.findall(r'href="#([^"]+)"', page)), set(re.findall(r'\bid="([^"]+)"', page))
+    assert {one["key"] for one in cells} <= links
+    assert links <= places
+    assert page.count("<svg") == 2
+    assert "invalid: 2.50 times its base" in page
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", page), "the page needs the network"
+    assert (tmp_path / "rows.csv").read_text().count("\n") == 1 + sum(len(one["arms"]) for one in cells)
+
+
+def test_an_invalid_arm_is_in_no_picture(tmp_path: Path) -> None:
+    (cell,) = ROWS.latest([SHARD, row(bad=fast(2.5))]).values()
+    assert charts.picture("crossover", [cell]) == ""
+    (cell,) = ROWS.latest([SHARD, row(good=fast())]).values()
+    assert "good" in charts.picture("crossover", [cell])
+
+
+# --- recommend ---
+
+
+def test_a_layer_gains_what_the_largest_smaller_product_gains() -> None:
+    small = row("linear/a", te=fast(0.9))
+    small["facts"] = {"m": 4096, "k": 1024, "n": 1024, "way": "both"}
+    cells = list(ROWS.latest([SHARD, small, row("linear/b", te=fast(1.3))]).values())
+    layers = {"up": (2048, 5632), "key": (1024, 2048), "tiny": (512, 512), "odd": (2048, 2050), "head": (4096, 32000)}
+    answer = RECOMMEND.recommend(cells, layers, 16384, "te", "eager")
+    assert {name: entry["fp8"] for name, entry in answer["layers"].items()} == {
+        "up": True, "key": False, "tiny": False, "odd": False, "head": False,
+    }  # fmt: skip
+    assert (answer["layers"]["up"]["row"], answer["layers"]["key"]["row"]) == ("linear/b", "linear/a")
+    chosen = RECOMMEND.layer_filter(answer)
+    assert [chosen(None, f"model.layers.3.mlp.{name}") for name in ("up", "key")] == [True, False]
+
+
+def test_a_configuration_of_transformers_and_a_model_of_ours_have_the_same_layers() -> None:
+    config = {
+        "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 32, "num_key_value_heads": 8,
+        "vocab_size": 32000,
+    }  # fmt: skip
+    ours = RECOMMEND.layers_of_shape(*bench.shapes(ROOT)["hare-1.1b"])
+    assert list(RECOMMEND.layers_of(config).values()) == list(ours.values())
+
+
+@pytest.mark.parametrize("config", ["none.json", "{}", "[]"])
+def test_another_configuration_is_refused_in_one_sentence(tmp_path: Path, config: str) -> None:
+    if config[0] in "[{":
+        (tmp_path / "config.json").write_text(config)
+    with pytest.raises(Refusal, match="cannot be used"):
+        bench.recommend(ROOT, str(tmp_path / "config.json"), planted(tmp_path, row()), 16384, "te", "eager", False)
+
+
+# --- running ---
+
+
+def test_what_the_machine_cannot_do_is_said_in_its_own_sentence(tmp_path: Path) -> None:
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(
+        "#!/bin/sh\necho '[1/2] linear/a  1 ms  2 s, about 1 min left'\necho 'bench: The GPU is busy.'\nexit 2\n"
+    )
+    python.chmod(0o755)
+    with pytest.raises(Refusal, match=r"^cpu: The GPU is busy\.$"):
+        bench.measure(plan(Catalogue(), "cpu"), tmp_path / "env", [], None, quick=True)
