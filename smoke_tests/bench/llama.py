@@ -25,7 +25,7 @@ FUSED = {
     "rope": ("flash-attn", "rotary-emb", "transformer-engine", "torch"),
     "rms_norm": ("flash-attn", "apex", "transformer-engine", "torch"),
     "swiglu": ("liger-kernel", "flash-attn", "transformer-engine", "torch"),
-    "cross_entropy": ("liger-kernel", "flash-attn", "xentropy-cuda-lib", "torch"),
+    "cross_entropy": ("flash-attn", "xentropy-cuda-lib", "torch"),  # liger-kernel's waits for the host
 }
 NAIVE = dict.fromkeys(FUSED, "naive")
 
@@ -274,7 +274,8 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
 def build(shape: Shape, config: Config, weights: Dict[str, torch.Tensor], device: str) -> Llama:
     """The model of a configuration with these weights, on a device; gradients are there, and zero."""
     dtype = getattr(torch, config.weights)
-    model = Llama(shape, config).to(device=device, dtype=dtype)
+    with torch.device(device):
+        model: Llama = Llama(shape, config).to(dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weight_for(name, parameter.shape, weights, shape))

@@ -118,13 +118,17 @@ def limits(timer: Timer, described: Dict[str, Any]) -> Limits:
     """Bytes/s of a copy and FLOP/s of a product in each precision: the fastest call of the best shape."""
     device = "cuda" if timer.cuda else "cpu"
     found: Limits = {}
-    sizes = [(8192, 8192, 8192), (16384, 8192, 8192), (8192, 8192, 4096)] if timer.cuda else [(1024, 1024, 1024)]
-    effort = Effort(12, 1.0)
+    sizes = (
+        [(8192, 8192, 8192), (16384, 8192, 8192), (8192, 8192, 4096)]
+        if timer.cuda
+        else [(512, 512, 512), (1024, 1024, 1024)]
+    )
+    effort = Effort(12 if timer.cuda else 40, 1.0)
 
     def best(arm: Arm) -> float:
         return min(gpu for gpu, _ in interleaved(timer, {"": arm}, effort)[""]) / 1e3
 
-    copy = _copy(device, (2 << 30) if timer.cuda else (128 << 20))
+    copy = _copy(device, (2 << 30) if timer.cuda else (64 << 20))
     found["copy"] = copy.bytes / best(copy)
     wanted = ["bf16", "fp32"] + (["tf32"] if timer.cuda else [])
     if timer.cuda and torch.cuda.get_device_capability() >= (8, 9) and hasattr(torch, "float8_e4m3fn"):

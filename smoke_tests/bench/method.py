@@ -138,18 +138,26 @@ def interleaved(timer: Timer, arms: Dict[str, Arm], effort: Effort) -> Dict[str,
 
     It is warm when three rounds in a row take the same within 2 %, or when its time is over.
     """
-    leads, stop = dict.fromkeys(arms, 0.0), time.monotonic() + effort.warm_up
+    alone = [{name: timer.sample(arm) for name, arm in arms.items()} for _ in range(2)][1]  # the first may compile
+    leads = {name: lead_for(host) if timer.cuda else 0.0 for name, (_, host) in alone.items()}
     rounds: List[float] = []
+    stop = time.monotonic() + effort.warm_up
     while len(rounds) < 3 or (max(rounds[-3:]) > 1.02 * min(rounds[-3:]) and time.monotonic() < stop):
         took = {name: timer.sample(arm, leads[name]) for name, arm in arms.items()}
         rounds.append(sum(gpu for gpu, _ in took.values()))
-        if timer.cuda:
-            leads = {name: 1.3 * host + 0.05 if host < LAUNCHES_MS else 0.0 for name, (_, host) in took.items()}
+        for name, (_, host) in took.items():
+            if leads[name] and host > alone[name][1] + leads[name] / 2:
+                leads[name] = 0.0  # the call itself waits for the GPU, and so for what keeps it busy
     samples: Dict[str, List[Tuple[float, float]]] = {name: [] for name in arms}
     for turn in range(effort.pairs):
         for name in list(arms) if turn % 2 == 0 else reversed(list(arms)):
             samples[name].append(timer.sample(arms[name], leads[name]))
     return samples
+
+
+def lead_for(host_ms: float) -> float:
+    """For how many milliseconds the GPU is to be busy so that a call is enqueued before it begins; 0 if that is long."""
+    return 1.3 * host_ms + 0.05 if host_ms < LAUNCHES_MS else 0.0
 
 
 # --- one cell ---
