@@ -181,7 +181,8 @@ class Block(torch.nn.Module):  # type: ignore[misc]
         self.size, self.hidden = shape.head_size, shape.hidden
         self.widths = [shape.width, shape.kv_heads * shape.head_size, shape.kv_heads * shape.head_size]
         linear = partial(torch.nn.Linear, bias=False)
-        ops = {name: chosen(name, column, self.size) for name, column in config.ops.items() if name in FUSED}
+        names = ("rope", "attention", "swiglu", "rms_norm")
+        ops = {name: chosen(name, config.ops[name], self.size) for name in names}
         self.rotate, self.attend, self.multiply = ops["rope"], ops["attention"], ops["swiglu"]
         self.attention_norm = Norm(shape.width, ops["rms_norm"])
         self.feed_forward_norm = Norm(shape.width, ops["rms_norm"])

@@ -156,7 +156,7 @@ def interleaved(timer: Timer, arms: Dict[str, Arm], effort: Effort) -> Dict[str,
 
 
 def lead_for(host_ms: float) -> float:
-    """For how many milliseconds the GPU is to be busy so that a call is enqueued before it begins; 0 if that is long."""
+    """For how many ms the GPU is to be busy so that a call is enqueued before it begins; 0 if that were long."""
     return 1.3 * host_ms + 0.05 if host_ms < LAUNCHES_MS else 0.0
 
 
