@@ -29,7 +29,9 @@ SECTIONS = (linear, block, ablation, models, operators)
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="rows are appended to this file")
-    parser.add_argument("--only", action="append", default=[], metavar="KEY", help="cells whose key starts so")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="KEY", help="cells whose key starts so, in this order"
+    )
     parser.add_argument("--seconds", type=float, help="start no cell that would not end within this time")
     parser.add_argument("--quick", action="store_true", help="few cells, 10 pairs each: under 3 minutes")
     parser.add_argument("--list", action="store_true", help="list the cells and what is known of them, run none")
@@ -62,7 +64,9 @@ def run(options: argparse.Namespace, start: float) -> int:
     cuda = described["cuda"] != "none"
     if cuda and not torch.cuda.is_available():
         raise Refused(f"{described['target']} needs a GPU, and torch sees none here: run on a machine with one.")
-    wanted = [cell for cell in cells(described, cuda, options.quick) if chosen(cell.key, options.only)]
+    every = cells(described, cuda, options.quick)
+    wanted = [cell for start in options.only or [""] for cell in every if cell.key.startswith(start)]
+    wanted = list({cell.key: cell for cell in wanted}.values())
     if not wanted:
         raise Refused(f"no cell starts with {' or '.join(options.only)}: --list shows their keys.")
     missing = todo(wanted, read(options.out), described, options.quick)
@@ -70,8 +74,10 @@ def run(options: argparse.Namespace, start: float) -> int:
         for cell in wanted:
             print(f"{'to run' if cell in missing else 'there':<8}{cell.key}  {cell.seconds:.0f} s, {cell.gib:.0f} GiB")
         return 0
-    if cuda and missing and machine.busy():
-        raise Refused(machine.busy())
+    if cuda and missing:
+        occupied = machine.busy()
+        if occupied:
+            raise Refused(occupied)
     return measured(missing, described, options, start) if missing else 0
 
 
@@ -80,10 +86,6 @@ def cells(described: Dict[str, Any], cuda: bool, quick: bool) -> List[Cell]:
     found = [cell for section in SECTIONS for cell in section.cells(machine.releases(described), cuda, quick)]
     assert len({cell.key for cell in found}) == len(found), "two cells have one key"
     return found
-
-
-def chosen(key: str, only: List[str]) -> bool:
-    return not only or any(key.startswith(start) for start in only)
 
 
 def todo(wanted: List[Cell], rows: List[Row], described: Dict[str, Any], quick: bool) -> List[Cell]:

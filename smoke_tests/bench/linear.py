@@ -57,7 +57,7 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
         sweep = [size for size in sweep if size in ((16384, 2048, 2048), (4096, 4096, 4096))] if quick else sweep
     found = []
     for name, size in seeds.items():
-        for way in ("both", "forward"):
+        for way in ("both",) if quick and cuda else ("both", "forward"):
             found.append(_cell(f"linear/seed/{name}/{way}", size, way, columns, cuda, compiled=cuda and not quick))
     for size in sweep:
         found.append(_cell("linear/sweep/{}x{}x{}/both".format(*size), size, "both", _quantized(columns), cuda, False))
