@@ -51,7 +51,8 @@ def _library() -> Tuple[str, ...]:
 def encoder(folder: str) -> Callable[[str], torch.Tensor]:
     """Text -> tokens [n]: its UTF-8 bytes, or what a Hugging Face folder's tokenizer.json makes of it."""
     if not folder:
-        return lambda text: torch.tensor(bytearray(text.encode("utf-8")), dtype=torch.uint8)
+        # torch.frombuffer takes no empty buffer.
+        return lambda text: torch.frombuffer(bytearray(text.encode("utf-8")) + b"\0", dtype=torch.uint8)[:-1]
     read = tokenizer(folder)
     return lambda text: torch.tensor(read.encode(text).ids, dtype=torch.int32)
 
