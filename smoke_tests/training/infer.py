@@ -44,8 +44,9 @@ def opened(path: Path, precision: str, ops: str, device: str) -> Reader:
     content = checkpoint.load(path)
     options = Options(**{**content["options"], "data": tuple(content["options"]["data"])})
     half = precision == "bf16" or (device == "cuda" and precision != "float32")
-    columns, dtype = columns_of(ops, device == "cuda"), torch.bfloat16 if half else torch.float32
-    converted = convert(Decoder(model_of(options), columns, dtype).to(device), precision).eval()
+    model, dtype = model_of(options), torch.bfloat16 if half else torch.float32
+    columns = columns_of(ops, device == "cuda", model.shape.head_size)
+    converted = convert(Decoder(model, columns, dtype).to(device), precision).eval()
     checkpoint.restore(converted, content)
     return Reader(converted, options, device, half)
 

@@ -18,12 +18,14 @@ import signal
 import statistics
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
 
 import torch
 
 import hardware
+from claims import holds
 from fused_ops import OPERATORS, operator
 from training import checkpoint, deepspeed_config, plot
 from training.decoder import NAIVE, Decoder
@@ -32,13 +34,14 @@ from training.models import MODELS, Model, parameters_of
 from training.precision import CUT, PRECISIONS, column_of, convert, inner, is_computed_otherwise, mantissas
 from training.text import Text, TextError
 
-# The implementation of each operator that "fused" takes: the first that is installed. Without a GPU it is torch's.
+# The implementation of each operator that "fused" takes: the first that is installed in a version that has it. Those
+# of flash-attn wait for nothing on the host, which a CUDA graph could not hold. Without a GPU it is torch's.
 FUSED = {
     "attention": ("flash-attn", "transformer-engine", "torch"),
     "rms_norm": ("liger-kernel", "apex", "torch"),
-    "rope": ("liger-kernel", "flash-attn", "torch"),
-    "swiglu": ("liger-kernel", "flash-attn", "torch"),
-    "cross_entropy": ("liger-kernel", "flash-attn", "torch"),
+    "rope": ("flash-attn", "liger-kernel", "torch"),
+    "swiglu": ("flash-attn", "liger-kernel", "torch"),
+    "cross_entropy": ("flash-attn", "xentropy-cuda-lib", "torch"),
     "adamw": ("apex", "torch"),
 }
 # Dense bfloat16 products, 10^12 operations per second, by NVIDIA's data sheets; MFU is the share of it.
@@ -124,22 +127,24 @@ def model_of(options: Options) -> Model:
     return model._replace(shape=shape, parameters=parameters_of(shape))
 
 
-def columns_of(ops: str, cuda: bool) -> Dict[str, str]:
+def columns_of(ops: str, cuda: bool, head_size: int) -> Dict[str, str]:
     """Operator -> implementation for --ops; the refusal names the first word that is none."""
-    from importlib import metadata
 
-    def installed(column: str) -> bool:
+    def here(name: str, column: str) -> bool:
         try:
-            metadata.distribution(column.partition(".")[0])
+            version = metadata.version(column.partition(".")[0])
         except metadata.PackageNotFoundError:
             return False
-        return True
+        # A target may have flash-attn's kernels for two head sizes only.
+        if column == "flash-attn" and name == "attention" and head_size not in (64, 128):
+            return False
+        entry = OPERATORS[name][column]
+        return bool(entry.cuda if cuda else entry.cpu) and holds(version, entry.since, entry.until)
 
     if ops == "naive":
         return {name: "naive" if name in NAIVE else "torch" for name in FUSED}
     chosen = {
-        name: next(column for column in wanted if column == "torch" or (cuda and installed(column)))
-        for name, wanted in FUSED.items()
+        name: next((column for column in wanted if here(name, column)), "naive") for name, wanted in FUSED.items()
     }
     for pair in ops.split(",") if ops != "fused" else ():
         name, _, column = pair.partition("=")
@@ -149,6 +154,8 @@ def columns_of(ops: str, cuda: bool) -> Dict[str, str]:
         if column not in known:
             raise Refused(f"--ops: {name} has no implementation {column!r}, but {', '.join(known)}")
         chosen[name] = column
+    if chosen["adamw"] == "naive":
+        raise Refused("--ops: no fused AdamW is installed for this device")
     return chosen
 
 
@@ -177,7 +184,7 @@ class Run:
         self.data = model_of(options)
         shape = self.data.shape
         self.text = Text.read(options.data, options.tokenizer, shape.vocabulary, shape.length, options.seed)
-        self.columns = columns_of(options.ops, self.on_gpu)
+        self.columns = columns_of(options.ops, self.on_gpu, shape.head_size)
         random.seed(options.seed)
         torch.manual_seed(options.seed)
         self.half = options.precision != "float32" and (

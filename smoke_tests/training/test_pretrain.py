@@ -16,12 +16,13 @@ import pytest
 import torch
 
 from claims import needs, proves
+from kernels import assert_float8_products
 from training import checkpoint, deepspeed_config, infer, kills, memory, parity, pretrain
 from training.checkpoint import CheckpointError
 from training.decoder import Decoder
 from training.models import MODELS, parameters_of
-from training.precision import column_of, computed, plain, round_mantissa
-from training.pretrain import NotFinite, Options, Refused, Run
+from training.precision import round_mantissa
+from training.pretrain import NotFinite, Options, Refused, Run, columns_of
 
 FP8 = ("torchao.tensorwise", "torchao.rowwise")
 
@@ -63,11 +64,9 @@ def refusal_of(call: Callable[[], Any]) -> str:
     return text
 
 
-@proves(
-    "each model that can be trained has the number of parameters that its source gives it", seed="A22", package="torch"
-)
+@proves("each model that can be trained has the number of parameters that its source gives it", package="torch")
 def test_models(measured: Dict[str, Any]) -> None:
-    columns = dict.fromkeys(("attention", "rms_norm", "rope", "swiglu", "cross_entropy"), "naive")
+    columns = columns_of("naive", False, 16)
     for name, model in MODELS.items():
         assert parameters_of(model.shape) == model.parameters, name
         with torch.device("meta"):
@@ -80,14 +79,15 @@ def test_models(measured: Dict[str, Any]) -> None:
 
 @proves(
     "a run learns real text, accumulates what a larger batch would give, and recomputed activations change no bit",
-    seed=("B03", "A11"),
+    seed="B03",
     package="torch",
+    since="2.4",
 )
 def test_run(tmp_path: Path, measured: Dict[str, Any]) -> None:
-    losses = trained(small(steps=60, batch_size=8, out=str(tmp_path / "one")))
+    losses = trained(small(steps=40, batch_size=8, out=str(tmp_path / "one")))
     measured["first"], measured["last"] = losses[0], losses[-1]
     assert abs(losses[0] - math.log(256)) < 0.3
-    assert losses[-1] < 3.6
+    assert losses[-1] < 4
     assert "<polyline" in (tmp_path / "one/loss.svg").read_text()
     halves = trained(small(steps=4, batch_size=4, gradient_accumulation_steps=2, out=str(tmp_path / "two")))
     assert halves == pytest.approx(trained(small(steps=4, batch_size=8, out=str(tmp_path / "three"))), rel=1e-5)
@@ -95,7 +95,11 @@ def test_run(tmp_path: Path, measured: Dict[str, Any]) -> None:
     assert again == trained(small(steps=4, batch_size=8, out=str(tmp_path / "five")))
 
 
-@proves("a step's windows follow from seed and step alone, each once in an epoch, none held out", package="torch")
+@proves(
+    "a step's windows follow from seed and step alone, each once in an epoch, none held out",
+    package="torch",
+    since="2.4",
+)
 def test_order() -> None:
     run = Run(small())
     text = run.text
@@ -136,7 +140,11 @@ def test_kill(tmp_path: Path, measured: Dict[str, Any]) -> None:
     assert row["bit-equal"]
 
 
-@proves("a full disk is named, the last good checkpoint stays, and the run ends with its failure", package="torch")
+@proves(
+    "a full disk is named, the last good checkpoint stays, and the run ends with its failure",
+    package="torch",
+    since="2.4",
+)
 def test_full_disk(tmp_path: Path) -> None:
     options = small(out=str(tmp_path))
     run, _ = pretrain.start(options)
@@ -177,7 +185,7 @@ def test_other_precision(tmp_path: Path) -> None:
     assert [row["step"] for row in pretrain.read_log(tmp_path / "log.jsonl")] == list(range(6))
 
 
-@proves("SIGTERM ends a run after its step, with a checkpoint from which it goes on", package="torch")
+@proves("SIGTERM ends a run after its step, with a checkpoint from which it goes on", package="torch", since="2.4")
 def test_signal(tmp_path: Path) -> None:
     options, said = small(out=str(tmp_path), steps=10_000, log_every=1), []
 
@@ -217,6 +225,7 @@ def test_not_finite(tmp_path: Path) -> None:
     "a DeepSpeed configuration is followed field by field, and what cannot be followed is refused by name",
     seed="A08",
     package="torch",
+    since="2.4",
 )
 def test_deepspeed(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
@@ -240,7 +249,7 @@ def test_deepspeed(tmp_path: Path) -> None:
         assert field in refusal_of(lambda: deepspeed_config.applied(str(path), small("bf16")))
 
 
-@proves("a run that cannot be made is refused in one sentence that names the flag", package="torch")
+@proves("a run that cannot be made is refused in one sentence that names the flag", package="torch", since="2.4")
 def test_refusals(tmp_path: Path) -> None:
     lines = (tmp_path / "lines.jsonl", tmp_path / "short.txt")
     lines[0].write_text('{"text": "a"}\n{"txt": "b"}\n')
@@ -278,8 +287,8 @@ def test_refusals(tmp_path: Path) -> None:
 
 @proves(
     "cut mantissas are the nearest values with that many bits, ties to even, for every bfloat16",
-    seed=("C06", "C07", "C08"),
     package="torch",
+    since="2.4",
 )
 def test_cut_mantissa() -> None:
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
@@ -301,7 +310,6 @@ def test_cut_mantissa() -> None:
 
 @proves(
     "reading with a KV cache, token by token, gives what one pass over the whole text gives, in FP8 too",
-    seed="A12",
     package="torchao",
 )
 def test_cache(tmp_path: Path, measured: Dict[str, Any]) -> None:
@@ -319,9 +327,7 @@ def test_cache(tmp_path: Path, measured: Dict[str, Any]) -> None:
     assert infer.generate(reader, tokens[0, :5].tolist(), 4, 0.0, 0).shape == (16, 4)
 
 
-@proves(
-    "the perplexity of unseen text in FP8 is within 2 % of bfloat16's and not the same", seed="A12", package="torchao"
-)
+@proves("the perplexity of unseen text in FP8 is within 2 % of bfloat16's and not the same", package="torchao")
 def test_perplexity(tmp_path: Path, measured: Dict[str, Any]) -> None:
     options = small(steps=30, batch_size=8, out=str(tmp_path))
     trained(options)
@@ -334,7 +340,12 @@ def test_perplexity(tmp_path: Path, measured: Dict[str, Any]) -> None:
     assert measured["torchao.tensorwise"] == pytest.approx(measured["bf16"], rel=0.02)
 
 
-@proves("weights, gradients and moments hold the bytes per parameter of the sum on paper", seed="B05", package="torch")
+@proves(
+    "weights, gradients and moments hold the bytes per parameter of the sum on paper",
+    seed="B05",
+    package="torch",
+    since="2.4",
+)
 def test_memory(measured: Dict[str, Any]) -> None:
     for precision in ("bf16", *FP8):
         run = Run(small(precision))
@@ -349,8 +360,8 @@ def test_memory(measured: Dict[str, Any]) -> None:
 
 @proves(
     "parity's interval of how far a curve lies above another covers the shift that was put there, and no more",
-    seed="C10",
     package="torch",
+    since="2.4",
 )
 def test_parity(measured: Dict[str, Any]) -> None:
     draw = random.Random(1)
@@ -388,29 +399,36 @@ def test_hugging_face(tmp_path: Path, measured: Dict[str, Any]) -> None:
 
     from training.hugging_face import from_mistral, to_mistral
 
-    run = Run(small())
-    run.update(0)
-    weights = checkpoint.weights_of(run.model)
-    to_mistral(weights, run.data).save_pretrained(tmp_path)
+    model, columns = (
+        MODELS["tiny"],
+        dict.fromkeys(("attention", "rms_norm", "rope", "swiglu", "cross_entropy"), "naive"),
+    )
+    decoder = Decoder(model, columns, torch.float32)
+    weights = checkpoint.weights_of(decoder)
+    to_mistral(weights, model).save_pretrained(tmp_path)
     loaded = MistralForCausalLM.from_pretrained(tmp_path)
     back = from_mistral(loaded)
     assert set(back) == set(weights) and all(torch.equal(back[name], weights[name]) for name in weights)
-    tokens = run.text.windows(0, 2)[0]
+    tokens = torch.randint(256, (2, 64))
     with torch.no_grad():
-        measured["difference"] = float((loaded(tokens).logits - run.model(tokens)).abs().max())
+        measured["difference"] = float((loaded(tokens).logits - decoder(tokens)).abs().max())
     assert measured["difference"] < 1e-3
+
+
+# --- on a GPU with FP8 ---
+
+HARE: Dict[str, Any] = {"model": "hare-1.1b", "layers": 2, "length": 512, "device": "cuda", "ops": "fused"}
 
 
 @needs(sm=(8, 9))
 @proves(
-    "HARE's 1.1B layers train from the command in FP8 with fused operators, and in a CUDA graph: every loss is finite, "
-    "falls, and follows bfloat16's; what is kept for FP8 survives a checkpoint to the last bit",
-    seed=("A11", "B03", "A08"),
+    "HARE's layers train from the command in FP8 with fused operators, recomputed, and in a CUDA graph: every loss "
+    "falls and stays within 0.15 nats of bfloat16's; the scales survive a checkpoint to the last bit",
+    seed=("A11", "B03"),
     package="transformer-engine",
+    since="2.0",
 )
 def test_fp8_run(device: str, tmp_path: Path, measured: Dict[str, Any]) -> None:
-    fields: Dict[str, Any] = {"model": "hare-1.1b", "layers": 2, "length": 512, "device": "cuda", "steps": 30}
-    curves = {}
     ways: Dict[str, Dict[str, Any]] = {
         "bf16": {"precision": "bf16"},
         "fp8": {"precision": "fp8"},
@@ -418,19 +436,60 @@ def test_fp8_run(device: str, tmp_path: Path, measured: Dict[str, Any]) -> None:
         "graph": {"precision": "fp8", "graphs": True},
         "recompute": {"precision": "fp8", "recompute": True},
     }
+    curves = {}
     for name, more in ways.items():
-        curves[name] = trained(small(out=str(tmp_path / name), **{**fields, **more, "ops": "fused"}))
+        curves[name] = trained(small(out=str(tmp_path / name), steps=30, **{**HARE, **more}))
         measured[name] = curves[name][-1]
         assert curves[name][0] - curves[name][-1] > 1
     apart = {name: max(abs(a - b) for a, b in zip(curves["bf16"], losses)) for name, losses in curves.items()}
     measured["apart"] = max(apart.values())
     assert measured["apart"] < 0.15
-    run = Run(small(out=str(tmp_path / "fp8"), **{**fields, "precision": "fp8"}))
+    assert min(apart[name] for name in ("fp8", "current", "graph")) > 0
+    run = Run(small("fp8", out=str(tmp_path / "fp8"), steps=30, **HARE))
     path = checkpoint.newest(tmp_path / "fp8")
-    assert path is not None and run.load(path) == ""
+    assert path is not None
+    assert run.load(path) == ""
     saved, now = checkpoint.load(path)["fp8"], checkpoint.fp8_state_of(run.model)
     assert saved.keys() == now.keys() and len(saved) >= 2 * 4 * 2 * 2
     assert all(torch.equal(saved[name], now[name].cpu()) for name in saved)
-    assert column_of("fp8") == "transformer-engine.delayed"
-    with computed(run.model, plain):
-        assert math.isfinite(run.update(30)["loss"])
+
+
+@needs(sm=(8, 9))
+@proves(
+    "a checkpoint generates in FP8, for real: its products run as FP8 kernels and those of bfloat16 do not, and the "
+    "perplexity of unseen text is within 2 % of bfloat16's",
+    seed="A12",
+    package="transformer-engine",
+    since="2.0",
+)
+def test_fp8_inference(device: str, tmp_path: Path, measured: Dict[str, Any]) -> None:
+    options = small("fp8", out=str(tmp_path), steps=30, **HARE)
+    trained(options)
+    path, text = checkpoint.newest(tmp_path), Run(options).text
+    assert path is not None
+    readers = {name: infer.opened(path, name, "fused", "cuda") for name in ("fp8", "bf16")}
+    tokens = text.unseen(8)[0][:, :64].to(device)
+    measured.update(assert_float8_products(lambda on: readers["fp8" if on else "bf16"](tokens), mixed=True))
+    for name, reader in readers.items():
+        measured[name] = infer.perplexity(reader, text, 16)
+        assert infer.generate(reader, tokens[0, :8].tolist(), 8, 0.0, 0).shape == (16, 8)
+    assert measured["fp8"] == pytest.approx(measured["bf16"], rel=0.02)
+
+
+@needs(sm=(8, 9))
+@proves(
+    "the state of training takes the bytes per parameter of the sum on paper, to 5 %",
+    seed="B05",
+    package="transformer-engine",
+    since="2.0",
+)
+def test_memory_on_gpu(device: str, measured: Dict[str, Any]) -> None:
+    for precision in ("bf16", "fp8"):
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        run = Run(small(precision, **HARE))
+        run.update(0)
+        paper, count = memory.bytes_per_parameter(precision), run.data.parameters
+        measured[precision] = (torch.cuda.memory_allocated() - before) / count
+        assert measured[precision] == pytest.approx(sum(paper.values()) - paper["copies"], rel=0.05)
+        del run
