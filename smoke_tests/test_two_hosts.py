@@ -13,8 +13,8 @@ STEPS, LOST_AT, EVERY = 50, 22, 5
 
 
 @proves(
-    "of two hosts that train a sharded Llama one is cut off and killed: within a minute the other ends and names its rank "
-    "and host, and both, started again, go on from the checkpoint to the losses of one process",
+    "of two hosts that train a sharded Llama one is cut off and killed: within a minute the other ends and names its "
+    "rank and host, and both, started again, go on from the checkpoint to the losses of one process",
     package="torch",
     since="2.13",  # not tried with an older one
 )

@@ -36,7 +36,7 @@ NAMED = "import os, socket, sys; socket.sethostname(sys.argv[1]); os.execv(sys.a
 
 
 def torchrun(script: str, arguments: Sequence[str], processes: int, options: Sequence[str] = ()) -> List[str]:
-    """The command that starts a script of this folder in that many processes; alone on a host unless options say more."""
+    """The command that starts a script of this folder in that many processes, on one host unless options say more."""
     where = list(options) or ["--standalone"]
     path = str(Path(__file__).resolve().parent / script)
     started = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]

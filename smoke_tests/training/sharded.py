@@ -1,7 +1,7 @@
 """The small Llama, its parameters and optimizer states sharded by FSDP2 over the processes that torchrun started.
 
-`python sharded.py FOLDER STEPS` notes each step's loss in FOLDER/rank<N>.jsonl, saves every fifth step, and goes on from
-the newest checkpoint. Alone it is not sharded: the truth that the others are compared with.
+`python sharded.py FOLDER STEPS` notes each step's loss in FOLDER/rank<N>.jsonl, saves every fifth step, and goes on
+from the newest checkpoint. Alone it is not sharded: the truth that the others are compared with.
 """
 
 from __future__ import annotations
