@@ -54,7 +54,7 @@ class Run(Strict):
 
     `tensor` and `pipeline` are the degrees of parallelism; the rest of the GPUs are replicas, sharded. One of
     `global_batch` (sequences a step) and `accumulate` is given, and the other follows. `checkpointing` is what of the
-    activations is computed again.
+    activations is computed again, `interval` the steps between two checkpoints.
     """
 
     name: Name
@@ -72,7 +72,9 @@ class Run(Strict):
     compiled: bool = True
     asynchronous: bool = False
     float8: Float8 = "none"
-    steps: Count = 50
+    learning_rate: Annotated[float, Field(gt=0, lt=1)] = 3e-4
+    steps: Count = 1000
+    interval: Count = 500
 
     @model_validator(mode="after")
     def _the_identity_holds(self) -> Self:
@@ -116,6 +118,7 @@ class Run(Strict):
         told: dict[str, dict[str, Any]] = {
             "job": {"description": self.name, "dump_folder": out},
             "model": {"name": "fusebox", "flavor": self.shape, "hf_assets_path": "."},
+            "optimizer": {"lr": self.learning_rate},
             "lr_scheduler": {"warmup_steps": min(20, self.steps)},
             "training": {
                 "local_batch_size": self.microbatch * (self.accumulated if piped else 1),
@@ -131,7 +134,7 @@ class Run(Strict):
             },
             "activation_checkpoint": {"mode": self.checkpointing},
             "compile": {"enable": self.compiled},
-            "checkpoint": {"enable": True, "interval": 10, "last_save_model_only": False},
+            "checkpoint": {"enable": True, "interval": self.interval, "last_save_model_only": False},
             "comm": {"train_timeout_seconds": 50},  # a rank that is gone ends the job within a minute
             "metrics": {"log_freq": 1, "disable_color_printing": True},
             "debug": {"seed": 0},
@@ -203,6 +206,7 @@ def _shell(command: list[str]) -> str:
 def torchrun(run: Run, out: str) -> str:
     """A script to run on every host, with the name of one of them as its argument."""
     command = run.command(f'"${{1:?the host where all meet}}:{PORT}"', out, '"$here/smoke_tests/training/engine.py"')
+    command.append('"${@:2}"')  # more of the engine's arguments; of what comes twice it takes the last
     return (
         f"#!/usr/bin/env bash\n# {run.name}: on each of {run.hosts} hosts, in the target's environment and in the\n"
         "# checkout: bash SCRIPT FIRST_HOST. Started again, it goes on from the last checkpoint.\n"

@@ -1,4 +1,4 @@
-"""Training on several GPUs by torchtitan: its layouts, its float8, what goes over the links, and a rank that is lost."""
+"""Training on several GPUs by torchtitan: its layouts, its float8, what crosses the links, a rank that is lost."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from claims import needs, proves
 from training import jobs
 from training.runs import ARGUMENTS, FLOAT8, RUNS
 
+pytestmark = pytest.mark.xdist_group("several GPUs")  # all of which each of these takes
 DEVICE: List[str] = []  # "--cpu" here trains over gloo: how these tests are tried without a GPU
 START, STEPS = 10, 60
 
@@ -133,7 +134,7 @@ def test_float8_learns(recipe: str, one: Path, tmp_path: Path, measured: Dict[st
     found = finished("tiny", tmp_path, *FLOAT8[recipe].split(), *resumed(START, one))
     truth = jobs.losses(one)
     measured["apart"] = max(abs(found[step] - truth[step]) for step in found)
-    assert 0 < measured["apart"] < 10 * BAND  # not the same: float8 rounds to one part in 16
+    assert 0 < measured["apart"] < 2 * BAND  # not the same: float8 rounds to one part in 16
 
 
 @needs(gpus=2)
@@ -219,7 +220,7 @@ def test_bandwidth(exchanged: List[Dict[str, Any]], measured: Dict[str, Any]) ->
 
 def links() -> float:
     """What the first GPU's NVLinks carry in one direction together, in GB/s, as the driver says."""
-    said = subprocess.run(["nvidia-smi", "nvlink", "--status", "--id=0"], stdout=subprocess.PIPE, check=True).stdout
+    said = subprocess.run(["nvidia-smi", "nvlink", "-s", "-i", "0"], stdout=subprocess.PIPE, check=True).stdout
     total = sum(float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", said.decode()))
     assert total, f"the driver names no NVLink: {said.decode()[:300]}"
     return total

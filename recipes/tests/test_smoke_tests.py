@@ -216,12 +216,10 @@ ELSEWHERE = {
 def test_what_one_machine_lacks_is_unproven_on_declared_hardware_too(
     room: PlantedRoom, text: str, tmp_path: Path
 ) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho NVIDIA H200, 9.0, 143771, 580.159\n")
-    tool.chmod(0o755)
+    fake_nvidia_smi(tmp_path / "bin", "NVIDIA H200, 9.0, 143771, 580.159")
     room.describe("alpha", cuda="13.0", proves_on=("H200",))
     room.plant(text)
-    assert room.run(PATH=f"{tmp_path}:{os.environ['PATH']}").returncode == 0
+    assert room.run(PATH=f"{tmp_path}/bin:{os.environ['PATH']}").returncode == 0
     outcome, reason = room.claims()["test_alpha.py::test_a"]
     assert outcome == "unproven" and reason.startswith("needs 2 ")
 

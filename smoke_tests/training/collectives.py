@@ -1,6 +1,6 @@
 """What goes between GPUs: every element of the collectives, their bandwidth, and FSDP2's bytes in float8.
 
-`python collectives.py FOLDER [--cpu]`, started by torchrun, writes FOLDER/rank<N>.json. Bandwidth is the bus's, in GB/s:
+`python collectives.py FOLDER [--cpu]`, started by torchrun, writes FOLDER/rank<N>.json. Bandwidth is the bus's, GB/s:
 what one GPU's links carry, so that it compares with the link's own whatever the number of GPUs.
 """
 
@@ -72,7 +72,7 @@ def seconds(function: Callable[[], object], device: str) -> float:
 
 
 def bandwidths(mib: int, world: int, device: str) -> Dict[str, float]:
-    """Bus bandwidth of each collective on a result of `mib` MiB, and all-gather's time in bfloat16 over that in float8."""
+    """Bus bandwidth of each collective on `mib` MiB, and all-gather's time in bfloat16 over that in float8."""
     count = mib * 2**20 // 2 // world * world
     whole = torch.zeros(count, dtype=torch.bfloat16, device=device)
     part, codes = whole[: count // world].clone(), torch.zeros(count, dtype=torch.uint8, device=device)
