@@ -213,6 +213,55 @@ def _models(cells: list[Row]) -> Any:
     return figure
 
 
+# --- goals ---
+
+
+def goals(cells: list[Row]) -> list[Row]:
+    """What one large GPU should reach, and the best valid number of these rows for each goal that they speak of."""
+    gains = [(arm["ratio"], row["key"], name) for row in cells for name, arm in valid(row).items() if "ratio" in arm]
+    wanted: list[tuple[str, float, list[tuple[float, str, str]]]] = [
+        ("FP8 over bf16, a Linear of 16384 × 8192 × 8192", 1.65, _in(gains, "linear/seed/large/both", "fp8")),
+        ("FP8 over bf16, one block", 1.65, _in(gains, "block/", "fp8")),
+        ("the 1.26B model in bf16, MFU by nanoGPT's count", 0.6, _best_mfu(cells)),
+        ("fused over naive, time of a step", 4.0, _in(gains, "ablation/step/", "fused")),
+        ("naive over fused, memory of a step", 3.0, _memory(cells)),
+        ("FP8 over fused bf16, the 1.26B model", 1.15, _in(gains, "ablation/", "fp8")),
+    ]
+    for name in ("rms_norm", "swiglu", "rope", "cross_entropy"):
+        found = [row for row in of(cells, f"operators/{name}/") if row["facts"]["way"] == "forward"]
+        shares = [(share(arm, row), row["key"], arm_name) for row in found for arm_name, arm in valid(row).items()]
+        wanted.append((f"{name} forward, share of the copy", 0.85, shares))
+    return [
+        {"goal": goal, "least": least, "found": value, "key": key, "arm": arm, "met": value >= least}
+        for goal, least, found in wanted
+        if found
+        for value, key, arm in [max(found)]
+    ]
+
+
+def _in(gains: list[tuple[float, str, str]], prefix: str, word: str) -> list[tuple[float, str, str]]:
+    fp8 = [gain for gain in gains if gain[1].startswith(prefix)]
+    named = ("fp8", "transformer-engine", "torchao")
+    return [gain for gain in fp8 if gain[2].startswith(named if word == "fp8" else word)]
+
+
+def _best_mfu(cells: list[Row]) -> list[tuple[float, str, str]]:
+    found = [(row, name, arm) for row in of(cells, "ablation/") for name, arm in valid(row).items()]
+    return [
+        (row["facts"]["nanogpt"] * row["facts"]["tokens"] / arm["ms"] * 1e3 / peak(row), row["key"], name)
+        for row, name, arm in found
+        if arm["precision"] == "bf16"
+    ]
+
+
+def _memory(cells: list[Row]) -> list[tuple[float, str, str]]:
+    found = []
+    for row in of(cells, "ablation/step/"):
+        held = {name: arm["state_mib"] + arm["peak_mib"] for name, arm in valid(row).items() if "peak_mib" in arm}
+        found += [(held["naive 2"] / mib, row["key"], name) for name, mib in held.items() if "naive 2" in held]
+    return [one for one in found if one[2] != "naive 2"]
+
+
 # --- the page ---
 
 SECTIONS = {
@@ -236,6 +285,7 @@ def page(root: Path, runs: list[Row], cells: list[Row]) -> str:
     cells.sort(key=lambda row: order.index(row["key"].partition("/")[0]))
     return template.render(
         runs=runs,
+        goals=goals(cells) if runs[-1]["machine"]["gpus"] else [],
         sections=[
             _section(name, title, shown, cells) for name, (title, shown) in SECTIONS.items() if of(cells, name + "/")
         ],
@@ -281,6 +331,10 @@ DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "A800": 312e12}  # 
 
 def mfu(arm: Row, row: Row) -> str:
     """Model FLOP/s over the bf16 peak, the datasheet's or else the measured one, in three conventions."""
-    peak = DATASHEET.get(row["machine"], row["limits"]["bf16"])
     per_second = row["facts"]["tokens"] / arm["ms"] * 1e3
-    return " / ".join(f"{row['facts'][key] * per_second / peak:.1%}" for key in MFU)
+    return " / ".join(f"{row['facts'][key] * per_second / peak(row):.1%}" for key in MFU)
+
+
+def peak(row: Row) -> float:
+    """FLOP/s that MFU is a share of."""
+    return float(DATASHEET.get(row["machine"], row["limits"]["bf16"]))

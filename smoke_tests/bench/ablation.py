@@ -44,7 +44,7 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
         key = f"ablation/{name}/{batch}x{shape.length}"
         made.append(Cell(key, facts, make, (20 + 15 * len(configs)) if cuda else 8, 100 if cuda else 1))
     if not quick:
-        pairs = {"naive and fused": ["naive", "fused"]} if not cuda else step_pairs(releases)
+        pairs = {"fused": ["naive", "fused"]} if not cuda else step_pairs(releases)
         tokens = TOKENS if cuda else 4 * shape.length
         facts = {"model": "1.26B" if cuda else "tiny", "tokens": tokens, **flops(shape)}
         for name, arms in pairs.items():
@@ -57,8 +57,8 @@ def step_pairs(releases: Dict[str, str]) -> Dict[str, List[str]]:
     """Which arms are trained beside each other: naive and a candidate, and a candidate in bf16 and FP8."""
     has = best(releases)
     pairs = {"te": ["naive", "fused te graph"], "compiled": ["naive", "fused compiled graph"]}
-    pairs["te fp8"] = ["fused te graph", "fp8 te.delayed graph"]
-    pairs["torchao fp8"] = ["fused compiled graph", "fp8 torchao.tensorwise compiled graph"]
+    pairs["te-fp8"] = ["fused te graph", "fp8 te.delayed graph"]
+    pairs["torchao-fp8"] = ["fused compiled graph", "fp8 torchao.tensorwise compiled graph"]
     return {name: arms for name, arms in pairs.items() if all(arm == "naive" or arm in has for arm in arms)}
 
 

@@ -15,7 +15,7 @@ import torch
 import hardware
 from bench.method import Arm, Effort, Timer, interleaved
 from bench.rows import Limits, Row
-from fused_ops import operator
+from fused_ops import operator, rows
 
 STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "utilization.gpu", "memory.used")
 # Bits of the driver's reasons for lower clocks that make a time worthless; the power limit (4) is normal in a product.
@@ -131,7 +131,8 @@ def limits(timer: Timer, described: Dict[str, Any]) -> Limits:
     copy = _copy(device, (2 << 30) if timer.cuda else (64 << 20))
     found["copy"] = copy.bytes / best(copy)
     wanted = ["bf16", "fp32"] + (["tf32"] if timer.cuda else [])
-    if timer.cuda and torch.cuda.get_device_capability() >= (8, 9) and hasattr(torch, "float8_e4m3fn"):
+    multiplies = list(rows("scaled_mm", releases(described), timer.cuda))
+    if timer.cuda and torch.cuda.get_device_capability() >= (8, 9) and multiplies:
         wanted.append("fp8")
     for precision in wanted:
         with tf32(precision == "tf32"):
