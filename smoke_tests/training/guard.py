@@ -54,6 +54,9 @@ class Guard:
     ArithmeticError for one that is not finite. parts: what it changes, the model first; the others have state_dict()
     and load_state_dict(). every: steps of a period. steps: how many are compared. mantissas: bits of FP8 forward and
     backward. high: a context in which the model computes in high precision, if not by its layers' plain products.
+
+    It keeps three copies of what is changed and three of the matrices, on the same device. A checkpoint holds none of
+    it: a run that is resumed begins a period in fp8.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Guard:
         self._batches: List[Any] = []  # since then
         self._start: Any = None  # where the steps that will be compared begin
         self._losses: List[float] = []  # of this period
+        self._error = ""  # what the last step that was not finite said
         self._events: List[Dict[str, Any]] = []
         self.seconds = 0.0  # spent on comparisons and on doing steps again
 
@@ -96,7 +100,7 @@ class Guard:
         if not math.isfinite(loss):
             if self.state == "high":
                 raise ArithmeticError(f"in high precision, too, the loss is {loss}: that is not FP8's doing")
-            result = self._fall_back(f"the loss is {loss}")
+            result = self._fall_back(self._error or f"the loss is {loss}")
         elif self._done == self.every:
             result = self._compare(result)
         self.seconds += time.perf_counter() - began
@@ -153,7 +157,8 @@ class Guard:
         try:
             with way():
                 result = self._step(batch)
-        except ArithmeticError:
+        except ArithmeticError as error:
+            self._error = str(error)
             return None, math.nan
         return result, self._loss_of(result)
 

@@ -231,7 +231,7 @@ class Run:
         replayed = self.options.graphs and not is_computed_otherwise(self.model)
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                if replayed and parameter.grad is not None:
+                if self._graph is not None:
                     parameter.grad.zero_()  # the graph adds to this very memory
                 else:
                     parameter.grad = None

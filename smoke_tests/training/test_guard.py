@@ -51,6 +51,8 @@ def test_fault(fault: str, measured: Dict[str, Any], monkeypatch: pytest.MonkeyP
     measured["noticed after"] = kinds[1][1] - 7
     measured.update({key: run["events"][1][key] for key in ("losses", "one", "all") if key in run["events"][1]})
     assert run["losses"][12] == last_loss_of_going_on()
+    if fault in ("NaN", "gradient dropped"):
+        assert guard_proof.LAYER in run["events"][1]["text"], "it does not name the layer"
 
 
 @proves(
