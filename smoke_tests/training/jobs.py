@@ -52,6 +52,7 @@ class Job:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "eth0" if "nsenter" in command else "lo",
+            "FUSEBOX_JOB": str(log),  # by which all that it starts is known
         }
         with open(log, "wb") as file:
             self.process = subprocess.Popen(
@@ -67,10 +68,23 @@ class Job:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to the command; what it started on a host of its own, or as torchrun's workers, ends with it."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGKILL)
+        """SIGKILL to the command and to all that it started: torchrun's workers would outlive it."""
+        for process in self.processes():
+            os.kill(process, signal.SIGKILL)
         self.process.wait()
+
+    def processes(self, variable: str = "") -> List[int]:
+        """The process ids of all of it that still run, or of those with a variable such as "RANK=1"."""
+        wanted = {f"FUSEBOX_JOB={self.log}".encode(), variable.encode()} - {b""}
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                said = path.read_bytes().split(b"\0")
+            except OSError:  # it has ended, or is another user's
+                continue
+            if wanted <= set(said):
+                found.append(int(path.parent.name))
+        return found
 
     def said(self) -> str:
         """All that it printed."""
@@ -98,9 +112,9 @@ def noted(folder: Path, rank: int = 0) -> List[Dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
-def losses(folder: Path, rank: int = 0) -> Dict[int, float]:
-    """Step -> loss (nats a token), as it was last done."""
-    return {row["step"]: row["loss"] for row in noted(folder, rank)}
+def losses(folder: Path, rank: int = 0, number: str = "loss") -> Dict[int, float]:
+    """Step -> loss (nats a token), or another number of its line, as it was last done."""
+    return {row["step"]: row[number] for row in noted(folder, rank)}
 
 
 class TwoHosts:
