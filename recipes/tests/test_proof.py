@@ -95,9 +95,13 @@ def test_a_changed_patch_proof_or_pin_makes_the_record_old(spoilt: Checkout) -> 
 def test_a_changed_script_makes_the_records_old_of_the_proofs_that_import_it(checkout: Checkout) -> None:
     scripts = checkout.root / "patches" / "scripts.py"
     proofs = [proof.test_of(one) for one in PATCHES]
-    users = [
-        test.name for test in proofs if "patches.scripts" in test.read_text() or "patches.apex" in test.read_text()
+    importing = [
+        path.relative_to(checkout.root)
+        for path in scripts.parent.rglob("*.py")
+        if "patches.scripts" in path.read_text()
     ]
+    names = ["patches.scripts", *(path.with_suffix("").as_posix().replace("/", ".") for path in importing)]
+    users = [test.name for test in proofs if any(name in test.read_text() for name in names)]
     assert users and len(users) < len(proofs)
     kept = scripts.read_text()
     scripts.write_text("# a remark\n" + kept)
