@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from training.llama import Llama, Shape, batches, standard_library_text
 
 COLUMNS = dict.fromkeys(("rms_norm", "rope", "attention", "swiglu", "cross_entropy", "adamw"), "torch")
-SILENCE = 10.0  # seconds that a process waits for another before it gives up
+SILENCE = 15.0  # seconds that a process waits for another before it gives up
 EVERY = 5  # steps between checkpoints
 
 
