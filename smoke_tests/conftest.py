@@ -220,6 +220,17 @@ def same_numbers_each_run(request: pytest.FixtureRequest, seed: int) -> None:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread, which repeats to the last bit: several would wait for one another where products are small."""
+    import torch  # not above: claims about a torch that cannot be imported are to be told, too
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
 def device(manifest: Dict[str, Any]) -> Iterator[str]:
     """Where operators are to run: "cuda" if the target has CUDA (skipped on a machine without it), else "cpu".
 

@@ -20,13 +20,7 @@ FALL = 2.5  # nats per byte below ln 256, the loss of knowing nothing
 FLOOR = 1e-4  # on one thread float32 repeats to the last bit, so that only other arithmetic is farther off
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The products are too small to share: threads would only wait for one another, on a busy machine for minutes."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 # The fused operators of the model, the first that the target has; on a CPU all are torch's.

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from fused_ops import operator, rotate_halves, rows, te_autocast, te_recipe
 from training.llama import Shape
-from training.models import parameters_of
+from training.models import operations_per_token, parameters_of
 
 Tables = Tuple[torch.Tensor, torch.Tensor]  # cosines and sines [l, d / 2]
 
@@ -352,7 +352,7 @@ def flops(shape: Shape) -> Dict[str, float]:
     linears = count - embedding - norms
     scores = 12.0 * shape.layers * shape.width * shape.length
     return {
-        "nanogpt": 6.0 * count + scores,
+        "nanogpt": operations_per_token(shape),
         "without input embedding": 6.0 * (count - embedding) + scores,
         "causal, products only": 6.0 * linears + scores / 2,
     }

@@ -28,6 +28,11 @@ def parameters_of(shape: Shape) -> int:
     return 2 * shape.vocabulary * shape.width + shape.layers * layer + shape.width
 
 
+def operations_per_token(shape: Shape) -> float:
+    """6 per parameter and 12 * layers * width * length for attention: the count of nanoGPT, PaLM and seed 001."""
+    return 6.0 * parameters_of(shape) + 12.0 * shape.layers * shape.width * shape.length
+
+
 HARE = "LiteAI-Team/HARE 4c41f2c5, train/pretrain_fp8"
 # Llama-type models of the layers, widths and heads of table 2.1, not GPT-3's own block. A feed-forward of 8/3 of the
 # width, up to the next multiple of 128, has the parameters of GPT-3's two matrices of 4; the vocabulary is GPT-2's

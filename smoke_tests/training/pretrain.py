@@ -30,7 +30,7 @@ from fused_ops import OPERATORS, operator
 from training import checkpoint, deepspeed_config, plot
 from training.decoder import NAIVE, Decoder
 from training.guard import Guard
-from training.models import MODELS, Model, parameters_of
+from training.models import MODELS, Model, operations_per_token, parameters_of
 from training.precision import CUT, PRECISIONS, column_of, convert, inner, is_computed_otherwise, mantissas
 from training.text import Text, TextError
 
@@ -363,11 +363,6 @@ def rate_at(step: int, options: Options) -> float:
     return options.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
 
 
-def operations_per_token(model: Model) -> float:
-    """6 per parameter and 12 * layers * width * length for attention: the count of nanoGPT, PaLM and seed 001."""
-    return 6.0 * model.parameters + 12.0 * model.shape.layers * model.shape.width * model.shape.length
-
-
 def spikes(losses: Sequence[float], window: int = 32) -> List[int]:
     """The steps whose loss is six deviations (at least 0.3 nats) above the mean of the `window` before them."""
     found = []
@@ -430,7 +425,7 @@ class Progress:
         options = run.options
         self.run, self.say, self.terminal = run, say, sys.stdout.isatty() and say is print
         self.tokens = options.batch_size * options.gradient_accumulation_steps * run.text.length
-        self.operations = operations_per_token(run.data)
+        self.operations = operations_per_token(run.data.shape)
         name = hardware.short_name(torch.cuda.get_device_name()) if run.on_gpu else ""
         self.peak = PEAK.get(name, 0.0) * 1e12
         self.times: List[float] = []

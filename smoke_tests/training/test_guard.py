@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -14,14 +14,7 @@ from training.guard import Guard
 from training.precision import computed, plain
 from training.pretrain import Options, Run
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The products are too small to share, and one thread repeats them to the last bit."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @functools.lru_cache(maxsize=None)

@@ -10,7 +10,7 @@ import resource
 import signal
 import threading
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Callable, Dict, List
 
 import pytest
 import torch
@@ -27,13 +27,7 @@ from training.pretrain import NotFinite, Options, Refused, Run, columns_of
 FP8 = ("torchao.tensorwise", "torchao.rowwise")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """The products are too small to share, and one thread repeats them to the last bit."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def small(precision: str = "float32", steps: int = 6, **others: Any) -> Options:
