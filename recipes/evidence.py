@@ -74,6 +74,7 @@ class Room:
             for path in self.folder.rglob("*.py")
         }
         self._keys: dict[str, str | None] = {}
+        self._read: dict[tuple[str, str], tuple[str, list[tuple[str, str]]]] = {}
 
     def others_than(self, files: Mapping[str, str]) -> list[str]:
         """The files (name -> sha256) that something was made with and that are others now, or gone."""
@@ -116,9 +117,11 @@ class Room:
         while pending:
             place = pending.pop()
             if place not in reached:
-                node = self._definitions[place[0]][place[1]]
-                reached[place] = ast.dump(node)
-                pending += self._references(place[0], node)
+                if place not in self._read:
+                    node = self._definitions[place[0]][place[1]]
+                    self._read[place] = ast.dump(node), list(self._references(place[0], node))
+                reached[place], references = self._read[place]
+                pending += references
         return digest_of(sorted([*place, text] for place, text in reached.items()))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Learned limits (limits.toml): what fits together, what does not and who found out, and what nobody declared.
+"""What the learned limits (limits.toml) say: what fits together, what does not and who found out, what nobody knows.
 
 A limit is one fact: these versions of a package need these ranges of other things. It is apart from the releases
 because it also speaks of versions that no target pins, so that a what-if gets an answer before any build.
@@ -8,35 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Literal
+from functools import cache
+from typing import Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
-from pydantic import Field
 
 from recipes.fetch import Lock
-from recipes.model import Refusal, Specifier, Strict, Target, Text, is_version, read_toml, validated
+from recipes.model import Limit, Refusal, Target, is_version
 
 # What a combination holds: versions of distributions, and of python, cuda, sm, glibc; sm may have several.
 Facts = Mapping[str, list[str]]
-
-
-class Limit(Strict):
-    """`versions` of `package` need `needs`; `thread` is the report or the upstream file where that was learned."""
-
-    package: Text
-    versions: Specifier
-    needs: Annotated[dict[Text, Specifier], Field(min_length=1)]
-    reason: Text
-    thread: Annotated[str, Field(pattern=r"^https://")]
-
-
-class Limits(Strict):
-    """The file."""
-
-    limit: list[Limit]
 
 
 @dataclass(frozen=True)
@@ -56,12 +39,6 @@ class Verdict:
 
     word: Literal["allowed", "refused", "unknown"]
     reasons: tuple[Reason, ...] = ()
-
-
-def load(root: Path) -> list[Limit]:
-    """All rows of recipes/limits.toml."""
-    path = root / "recipes" / "limits.toml"
-    return validated(Limits, read_toml(path), path).limit
 
 
 def facts(target: Target, lock: Lock | None, replaced: Mapping[str, str]) -> dict[str, list[str]]:
@@ -127,6 +104,7 @@ def constraints(limits: list[Limit], target: Target) -> list[str]:
     return sorted(found)
 
 
+@cache  # the compatibility matrix asks the same tens of thousands of times
 def _within(version: str, need: str) -> bool:
     return is_version(version) and SpecifierSet(need).contains(version, prereleases=True)
 

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from recipes import limits
 from recipes.cache import Cache, sha256_of, write_text
 from recipes.fetch import Downloads
-from recipes.model import Refusal, digest_of
+from recipes.model import Catalogue, Refusal, digest_of
 from recipes.plan import Plan
 from recipes.progress import Steps
 
@@ -36,7 +36,7 @@ def requirements(plan: Plan) -> list[str]:
 
 def inputs(plan: Plan) -> str:
     """The hash of all that a lock follows from; a lock whose header names another one is out of date."""
-    kept_to = limits.constraints(limits.load(plan.root), plan.target)
+    kept_to = limits.constraints(Catalogue(plan.root).limits, plan.target)
     own = sorted(pin.name for pin in plan.pins)
     return digest_of([requirements(plan), kept_to, plan.target.python, plan.target.glibc, own])
 
@@ -65,7 +65,7 @@ def _resolve(plan: Plan, downloads: Downloads) -> list[tuple[str, str]]:
         (scratch / "in.txt").write_text("\n".join(requirements(plan)) + "\n")
         # A dependency on one of the target's own packages is met by the target, never by the index.
         (scratch / "own.txt").write_text("".join(f"{pin.name}; sys_platform == 'never'\n" for pin in plan.pins))
-        kept_to = limits.constraints(limits.load(plan.root), plan.target)
+        kept_to = limits.constraints(Catalogue(plan.root).limits, plan.target)
         (scratch / "constraints.txt").write_text("".join(f"{one}\n" for one in kept_to))
         command = [
             uv.find_uv_bin(),

@@ -354,6 +354,22 @@ class Pin(Strict):
         return self.package.build.model_copy(update=self.release.build.model_dump(exclude_none=True))
 
 
+class Limit(Strict):
+    """`versions` of `package` need `needs`; `thread` is the report or the upstream file where that was learned."""
+
+    package: Text
+    versions: Specifier
+    needs: Annotated[dict[Text, Specifier], Field(min_length=1)]
+    reason: Text
+    thread: Annotated[str, Field(pattern=r"^https://")]
+
+
+class Limits(Strict):
+    """limits.toml."""
+
+    limit: list[Limit]
+
+
 class Catalogue:
     """All data of one checkout: `root` holds recipes/, patches/ and smoke_tests/."""
 
@@ -374,6 +390,12 @@ class Catalogue:
     def packages(self) -> dict[str, Package]:
         """Every package that has a recipe, by distribution name."""
         return {path.stem: self._package(path) for path in sorted((self.root / "recipes" / "packages").glob("*.toml"))}
+
+    @cached_property
+    def limits(self) -> list[Limit]:
+        """All rows of recipes/limits.toml."""
+        path = self.root / "recipes" / "limits.toml"
+        return validated(Limits, read_toml(path), path).limit
 
     def _package(self, path: Path) -> Package:
         if canonicalize_name(path.stem) != path.stem:

@@ -90,7 +90,7 @@ def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: s
     path = catalogue.root / "recipes" / "lock" / f"{name}.txt"
     lock = Lock.read(path, target) if path.exists() and target.python == declared.python else None
     held = limits.facts(target, lock, {})
-    limits.refuse(limits.judge(limits.load(catalogue.root), held, held))
+    limits.refuse(limits.judge(catalogue.limits, held, held))
     return Plan(catalogue.root, target, pins, patches, lock)
 
 
@@ -102,7 +102,7 @@ def consider(catalogue: Catalogue, target: Target, replaced: Mapping[str, str]) 
     held = limits.facts(target, None, replaced)
     declared = catalogue.targets[target.name]
     asked = [*replaced, *(key for key in ("sm", "python") if getattr(target, key) != getattr(declared, key))]
-    verdict = limits.judge(limits.load(catalogue.root), held, asked)
+    verdict = limits.judge(catalogue.limits, held, asked)
     obstacles, fitting = [], []
     for package, version in {**target.packages, **replaced}.items():
         known = catalogue.packages[package].release if package in catalogue.packages else []

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from recipes import limits
-from recipes.limits import Limit, judge
-from recipes.model import ROOT, Catalogue, Refusal, what_if
+from recipes.limits import judge
+from recipes.model import Catalogue, Limit, Refusal, what_if
 from recipes.plan import grid
 from recipes.tests.conftest import Checkout
 
-ROWS = limits.load(ROOT)
+ROWS = Catalogue().limits
 OLD = {"torch": ["2.0.1+cu117"], "cuda": ["11.4"], "python": ["3.8"], "sm": ["8.0"]}
 MIDDLE = {"torch": ["2.1.2"], "cuda": ["12.1"], "python": ["3.10"], "sm": ["9.0"], "cudnn": ["8.9.0.131"]}
 NEW = {"torch": ["2.11.0"], "cuda": ["13.0"], "python": ["3.12"], "sm": ["9.0"]}
