@@ -194,7 +194,8 @@ def clean(session):
 def tests(session):
     """Test Fusebox itself: unit tests, the catalogue, bad input, the patches' proofs."""
     install(session, "tests")
-    session.run("python", "-m", "pytest", *(session.posargs or ["-n", "auto", "recipes/tests", "patches"]))
+    everything = ["-n", "auto", "--dist", "worksteal", "recipes/tests", "patches"]
+    session.run("python", "-m", "pytest", *(session.posargs or everything))
 
 
 @nox.session

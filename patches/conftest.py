@@ -93,10 +93,10 @@ def both_trees(request: pytest.FixtureRequest, place: Path) -> Proof:
     artifact = file_of(case.patch.package, case.source)
     with Steps() as steps, store.held(steps.wait):  # for no longer than is needed, since all proofs share the cache
         builder = Builder(chosen, store, steps, Path(MIRROR) if MIRROR else None)
+        if artifact is None:  # first, since it is what may be out of reach
+            git_tree(builder, case, place / "git")
         env = proof_environment(builder, case.patch.package)
         files = builder.downloads.all([*beside, *([artifact] if artifact else [])])
-        if artifact is None:
-            git_tree(builder, case, place / "git")
     pristine, patched = trees(files[artifact.sha256] if artifact else place / "git", case, place)
     for one in beside:
         unpack_wheel(files[one.sha256], place / "beside")

@@ -41,7 +41,7 @@ class Proof:
     def _run(self, tree: Path, script: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
         ours = environment.clean_variables(self.python.parent.parent)
         # Nothing of this machine decides what is printed: no GPU, no warnings, which differ between machines.
-        ours |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore", "PYTHONDONTWRITEBYTECODE": "1"}
+        ours |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "ignore"}
         ours |= {"PYTHONPATH": ":".join(map(str, (tree / "src", tree, *self.path)))}
         command = [str(self.python), "-c", script]
         with tempfile.TemporaryDirectory() as home:  # the user's could hold settings and caches

@@ -314,12 +314,12 @@ def on_top(engine: docker.DockerClient, cpu: str, tmp_path: Path) -> Iterator[Ca
         engine.images.remove(one, force=True)
 
 
-@pytest.mark.timeout(900)
 def test_the_image_is_proved_also_with_an_own_package_on_top(on_top: Callable[[str], str]) -> None:
+    """The claims that another package could refute: what is installed, what imports, who may write where."""
     own = on_top("")
     assert run(own, "python", "-c", "import ownpkg; print(ownpkg.value)").stdout == "42\n"
     for options in ((), ("--user=12345", "--read-only", "--tmpfs=/tmp")):
-        done = run(own, "smoke", options=options)
+        done = run(own, "smoke", "-k", "test_environment or test_torchao", options=options)
         assert done.returncode == 0, done.stdout + done.stderr
 
 
