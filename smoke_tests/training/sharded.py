@@ -38,14 +38,19 @@ class Pulse:
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
         self.store, self.world = store, world
         store.set(f"host/{rank}", socket.gethostname())
+        self.over = threading.Event()
         beating = store.clone()  # a connection of its own: the other may be waiting
-        threading.Thread(target=self._beat, args=(beating, f"beat/{rank}"), daemon=True).start()
+        self.heart = threading.Thread(target=self._beat, args=(beating, f"beat/{rank}"), daemon=True)
+        self.heart.start()
 
-    @staticmethod
-    def _beat(store: dist.Store, key: str) -> None:
-        while True:
+    def _beat(self, store: dist.Store, key: str) -> None:
+        while not self.over.wait(0.5):
             store.add(key, 1)
-            time.sleep(0.5)
+
+    def end(self) -> None:
+        """Beat no more: a thread that is inside the store when Python ends aborts the process."""
+        self.over.set()
+        self.heart.join(SILENCE)
 
     def silent(self) -> str:
         """The ranks whose heart stands still for 3 s, with their hosts."""
@@ -107,6 +112,8 @@ def main() -> None:
         train(folder, steps, rank, world)
     except RuntimeError as error:
         raise RuntimeError(f"rank {rank} on host {socket.gethostname()} lost {pulse.silent()}") from error
+    finally:
+        pulse.end()
     dist.destroy_process_group()
 
 
