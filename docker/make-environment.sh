@@ -11,7 +11,8 @@ set -euo pipefail
 prefix=${1:?the environment} in=${2:?what it is made of}
 shift 2
 houses=("${@/#/--find-links=}")
-export UV_NO_CONFIG=1 UV_CACHE_DIR=/tmp/uv UV_LINK_MODE=copy UV_NO_PROGRESS=1 UV_NO_INSTALLER_METADATA=1
+scratch=$(mktemp -d)
+export UV_NO_CONFIG=1 UV_CACHE_DIR=$scratch/uv UV_LINK_MODE=copy UV_NO_PROGRESS=1 UV_NO_INSTALLER_METADATA=1
 python=$(command -v "python$(cat "$in/python")")      # a bare name would let uv take VIRTUAL_ENV's
 wanted=$in/requirements.txt
 install=(uv pip install --quiet --offline --no-index --no-deps --require-hashes "${houses[@]}")
@@ -19,14 +20,14 @@ install=(uv pip install --quiet --offline --no-index --no-deps --require-hashes 
 if [ -e "$in/replaced" ]; then
   prefix=$("$python" -c 'import sys; print(sys.prefix)')
   "$python" -m pip --version > /dev/null
-  "$python" -m pip --disable-pip-version-check check > /tmp/before || [ $? -eq 1 ]      # 1: something is unmet
+  "$python" -m pip --disable-pip-version-check check > "$scratch/before" || [ $? -eq 1 ]      # 1: something is unmet
   xargs --no-run-if-empty uv pip uninstall --break-system-packages --quiet --python "$python" < "$in/replaced"
-  uv pip freeze --python "$python" | sed 's/^/^/; s/[=@ ].*/==/' | tr '[:upper:]_.' '[:lower:]--' > /tmp/kept
-  wanted=/tmp/wanted
-  grep --invert-match --file /tmp/kept "$in/requirements.txt" > "$wanted" || [ $? -eq 1 ]
+  uv pip freeze --python "$python" | sed 's/^/^/; s/[=@ ].*/==/' | tr '[:upper:]_.' '[:lower:]--' > "$scratch/kept"
+  wanted=$scratch/wanted
+  grep --invert-match --file "$scratch/kept" "$in/requirements.txt" > "$wanted" || [ $? -eq 1 ]
   "${install[@]}" --break-system-packages --python "$python" -r "$wanted"
-  "$python" -m pip --disable-pip-version-check check > /tmp/after || [ $? -eq 1 ]
-  worse=$(grep --invert-match --line-regexp --fixed-strings --file /tmp/before /tmp/after) || [ $? -eq 1 ]
+  "$python" -m pip --disable-pip-version-check check > "$scratch/after" || [ $? -eq 1 ]
+  worse=$(grep --invert-match --line-regexp --fixed-strings --file "$scratch/before" "$scratch/after") || [ $? -eq 1 ]
   if [ -n "$worse" ]; then
     echo "fusebox: on this base the installation breaks a requirement: $worse; choose versions that fit the base." >&2
     exit 2
@@ -47,4 +48,4 @@ else
   fi
 fi
 if [ -e "$in/fusebox" ]; then cp -r "$in/fusebox" "$prefix/fusebox"; fi
-rm -rf /tmp/uv /tmp/before /tmp/after /tmp/kept /tmp/wanted
+rm -rf "$scratch"

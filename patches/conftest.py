@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import zipfile
-import zlib
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -116,7 +115,7 @@ def trees(source: Path, case: Case, into: Path) -> tuple[Path, Path]:
     places = into / "pristine", into / "patched"
     if source.suffix == ".whl":
         patched_wheel(source, list(case.patches), into / source.name, into / "touched")
-        return unpack_wheel(source, places[0]), unpack_wheel(into / source.name, places[1], places[0])
+        return unpack_wheel(source, places[0]), unpack_wheel(into / source.name, places[1], like=(source, places[0]))
     if source.is_dir():
         pristine, patched = source, shutil.copytree(source, places[1], symlinks=True)
     else:
@@ -127,28 +126,21 @@ def trees(source: Path, case: Case, into: Path) -> tuple[Path, Path]:
     return pristine, patched
 
 
-def unpack_wheel(file: Path, into: Path, like: Path | None = None) -> Path:
-    """Unpack a wheel; a file that is the same in the tree `like` is linked, since torch's are gigabytes."""
+def unpack_wheel(file: Path, into: Path, like: tuple[Path, Path] | None = None) -> Path:
+    """Unpack a wheel. What is the same in another one, and its tree, is linked there: torch's files are gigabytes."""
+    known = {}
+    if like:
+        with zipfile.ZipFile(like[0]) as other:
+            known = {info.filename: (info.CRC, info.file_size) for info in other.infolist()}
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
-            other, path = (like or into) / info.filename, into / info.filename
-            if info.is_dir() or not (like and other.is_file() and same(info, other)):
-                archive.extract(info, into)
-            else:
+            path = into / info.filename
+            if like and not info.is_dir() and known.get(info.filename) == (info.CRC, info.file_size):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.hardlink_to(other)
+                path.hardlink_to(like[1] / info.filename)
+            else:
+                archive.extract(info, into)
     return into
-
-
-def same(info: zipfile.ZipInfo, path: Path) -> bool:
-    """Whether a file has the size and checksum of an archive's entry."""
-    if path.stat().st_size != info.file_size:
-        return False
-    checksum = 0
-    with path.open("rb") as file:
-        while chunk := file.read(2**20):
-            checksum = zlib.crc32(chunk, checksum)
-    return checksum == info.CRC
 
 
 def git_tree(builder: Builder, case: Case, into: Path) -> None:

@@ -100,13 +100,19 @@ class Base:
     def __init__(self, folder: Path, tiny: Tiny, **versions: str) -> None:
         self.tiny, shelf = tiny, folder / "base-wheels"
         shelf.mkdir()
-        subprocess.run([sys.executable, "-m", "venv", str(folder / "base")], check=True)
         self.python = folder / "base" / "bin" / "python"
+        own = os.environ | tiny.variables | {"UV_NO_INDEX": "1", "UV_FIND_LINKS": str(tiny.shelf)}
+        uv_bin = [uv.find_uv_bin(), "--no-cache", "--quiet"]
+        command = [*uv_bin, "venv", "--seed", "--python", sys.executable, str(folder / "base")]
+        subprocess.run(command, env=own, check=True)
         held = {"tinybase": "1.0", "tinypkg": "0.9", "tinydep": "0.5", "lonely": "1.0"} | versions
         needs = {"lonely": ("absent",), "strict": ("tinypkg<1.0",)}
-        for name, version in held.items():
-            made = wheel(shelf, name, needs.get(name, ()), f"value = {version!r}\n".encode(), version)
-            subprocess.run([self.python, "-m", "pip", "install", "--quiet", "--no-deps", str(made)], check=True)
+        made = [
+            str(wheel(shelf, name, needs.get(name, ()), f"value = {version!r}\n".encode(), version))
+            for name, version in held.items()
+        ]
+        command = [*uv_bin, "pip", "install", "--no-deps", "--python", str(self.python), *made]
+        subprocess.run(command, env=own, check=True)
         provided = 'module = "tinybase"\nsummary = "a test"\n\n[[release]]\nversion = "1.0"\nkind = "provided"\n'
         tiny.recipe("tinybase").write_text(f"{provided}requires = []\nmib = {{ download = 0, installed = 0 }}\n")
         tiny.edit(tiny.targets, 'tinywheel = "1.0"', 'tinywheel = "1.0"\ntinybase = "1.0"')
