@@ -45,9 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """How many processes run the claims: on a GPU they mostly wait for the host, on a CPU they share its cores."""
-    cuda = read_manifest(config.getoption("--manifest"))["cuda"] != "none"
-    return min(WORKERS, len(os.sched_getaffinity(0)) // 2) if cuda else 0
+    """How many processes run the claims: on a GPU they mostly wait for the host, on a CPU the longest only waits."""
+    cuda, cores = read_manifest(config.getoption("--manifest"))["cuda"] != "none", len(os.sched_getaffinity(0))
+    return min(WORKERS, cores // 2) if cuda else min(2, cores)
 
 
 def read_manifest(path: Path) -> Dict[str, Any]:
@@ -163,7 +163,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
         """
         file, package = item.path.name, claims.claim_of(item, manifest).package
         alone = not hasattr(config, "workerinput") and not config.pluginmanager.has_plugin("dsession")
-        return alone or file != "test_training.py", order.index(package), file != "test_environment.py"
+        later = alone or file not in ("test_training.py", "test_two_hosts.py")
+        return later, order.index(package), file != "test_environment.py"
 
     items[:] = sorted(selected, key=turn)
     for item in items:
