@@ -168,8 +168,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
 
     items[:] = sorted(selected, key=turn)
     for item in items:
-        if item.path.name == "test_training.py":  # its tests follow the same two runs, which are trained once a process
-            item.add_marker(pytest.mark.xdist_group("training"))
+        if group := in_one_process(item, manifest):
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def in_one_process(item: pytest.Item, manifest: Dict[str, Any]) -> str:
+    """The name of what one process does because it is made once a process; none if any process may do it.
+
+    Trainings of a package follow the same two runs. What compiles itself when it is called does so for an operator.
+    """
+    if item.path.name == "test_training.py":
+        return "training " + claims.claim_of(item, manifest).package
+    row = item.callspec.params if hasattr(item, "callspec") else {}
+    operators = [row.get("name", name) for mark in item.iter_markers("every") for name in mark.args]
+    return "{} {}".format(operators[0], row["column"]) if operators and isinstance(row.get("column"), str) else ""
 
 
 def refuse_unclaimed(items: List[pytest.Item]) -> None:

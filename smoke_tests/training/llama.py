@@ -150,11 +150,13 @@ def train(
     shape: Shape,
     steps: int = 100,
     each_step: Callable[[], None] = lambda: None,
+    graphed: bool = False,
 ) -> List[float]:
     """Train a fresh model; the loss (nats per byte) of every step.
 
     The weights are float32; on a GPU what autocast chooses is computed in bfloat16. The same seed gives the same start
-    and the same batches, whatever the columns. each_step is called before each step.
+    and the same batches, whatever the columns. each_step is called before each step. graphed: the model's kernels are
+    captured once and launched together, forward and backward, since so small a one waits for the host.
     """
     torch.manual_seed(seed)
     model = Llama(shape, columns).to(device)
@@ -163,10 +165,16 @@ def train(
     settings = {"lr": 1.5e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     optimizer = operator("adamw", columns["adamw"])(model.parameters(), **settings)
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
+    # What autocast casts once for several uses would be outside of the graph.
+    precision = torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda", cache_enabled=not graphed)
+    if graphed:
+        with precision:
+            tokens = torch.zeros(8, shape.length, dtype=torch.long, device=device)
+            model = torch.cuda.make_graphed_callables(model, (tokens,))
     losses = []
     for tokens, targets in batches(standard_library_text(400_000), shape.length, steps, seed):
         each_step()
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+        with precision:
             logits = model(tokens.to(device)).flatten(0, 1).float()
         loss = operator("cross_entropy", columns["cross_entropy"])(logits, targets.flatten().to(device), -100)
         optimizer.zero_grad()
