@@ -75,11 +75,11 @@ def sample(
         weight = (torch.randn(83, features) / math.sqrt(features)).to(dtype)
         return Sample([x[0], weight], (labels_for(count, 83), IGNORED), torch.ones(()), 8)
     if name == "mlp":
-        # Sizes that products by tensor cores take, each other than the next. Rounded on the way: both projections,
-        # silu, the product, the result; and backward the gradients of each, and the sum of two.
+        # Sizes that products by tensor cores take, each other than the next. Rounded on the way to the gradient of x:
+        # both projections, silu; the gradients of the product, silu, both projections, of x from each, and their sum.
         shapes = ((88, 72), (88, 72), (72, 88))
         weights = [(torch.randn(*shape) / math.sqrt(shape[1])).to(dtype) for shape in shapes]
-        return Sample([draw(count, 72), *weights, draw(88), draw(88), draw(72)], (), draw(count, 72), 8)
+        return Sample([draw(count, 72), *weights, draw(88), draw(88), draw(72)], (), draw(count, 72), 10)
     assert name == "swiglu", name  # rounded: silu(gate), its derivative, the result; gates up to 16 or so
     return Sample([draw(count, 83) * 4, draw(count, 83)], (), draw(count, 83), 3)
 
