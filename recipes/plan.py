@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from packaging.version import Version
 from rich.table import Table
@@ -19,6 +20,9 @@ from recipes.limits import Reason, Verdict
 from recipes.model import Catalogue, Pin, Refusal, Target, build_environment, digest_of, what_if
 from recipes.patch import Patch
 from recipes.progress import console, size
+
+# What a release says of its size and of the cost of building it: no part of what it is.
+ESTIMATES: dict[str, Any] = {"mib": True, "build": {"minutes": True, "mib_per_job": True}}
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Plan:
                 **({"variables": self.target.variables} if self.target.variables else {}),
                 "packages": [
                     {
-                        "release": pin.release.model_dump(exclude={"mib"}, exclude_defaults=True),
+                        "release": pin.release.model_dump(exclude=ESTIMATES, exclude_defaults=True),
                         "options": pin.build.options if pin.release.kind == "source" else [],
                         "build": build_environment(pin, self.target) if pin.release.kind == "source" else None,
                         "patches": [chosen.sha256 for chosen in self.patches[pin.name]],

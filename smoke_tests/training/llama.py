@@ -8,14 +8,18 @@ Shapes: b batch, l length, w width, h heads, d head size; tokens are bytes, so t
 from __future__ import annotations
 
 import sysconfig
+from functools import partial
 from pathlib import Path
-from typing import Callable, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 
 from fused_ops import operator
 
 Columns = Mapping[str, str]
+# A model and the settings of AdamW -> the model to train, its optimizer, and what clips its gradients.
+Prepared = Tuple[torch.nn.Module, torch.optim.Optimizer, Callable[..., object]]
+Prepare = Callable[[torch.nn.Module, Dict[str, Any]], Prepared]
 
 
 class Shape(NamedTuple):
@@ -143,6 +147,13 @@ def batches(text: torch.Tensor, length: int, steps: int, seed: int) -> Iterator[
         yield windows[:, :-1], windows[:, 1:]
 
 
+def of_the_table(model: torch.nn.Module, settings: Dict[str, Any], columns: Columns) -> Prepared:
+    """The model with the table's linear layers, and the table's AdamW."""
+    # The head stays in high precision, as every published FP8 recipe has it.
+    model = operator("linear", columns["linear"])(model, keep=lambda name: name == "head")
+    return model, operator("adamw", columns["adamw"])(model.parameters(), **settings), torch.nn.utils.clip_grad_norm_
+
+
 def train(
     columns: Columns,
     seed: int,
@@ -151,19 +162,19 @@ def train(
     steps: int = 100,
     each_step: Callable[[], None] = lambda: None,
     graphed: bool = False,
+    prepare: Optional[Prepare] = None,
 ) -> List[float]:
     """Train a fresh model; the loss (nats per byte) of every step.
 
     The weights are float32; on a GPU what autocast chooses is computed in bfloat16. The same seed gives the same start
     and the same batches, whatever the columns. each_step is called before each step. graphed: the model's kernels are
-    captured once and launched together, forward and backward, since so small a one waits for the host.
+    captured once and launched together, forward and backward, since so small a one waits for the host. prepare: what
+    puts other linear layers and another AdamW in their places than the table's.
     """
     torch.manual_seed(seed)
     model = Llama(shape, columns).to(device)
-    # The head stays in high precision, as every published FP8 recipe has it.
-    model = operator("linear", columns["linear"])(model, keep=lambda name: name == "head")
     settings = {"lr": 1.5e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-    optimizer = operator("adamw", columns["adamw"])(model.parameters(), **settings)
+    model, optimizer, clip = (prepare or partial(of_the_table, columns=columns))(model, settings)
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
     # What autocast casts once for several uses would be outside of the graph.
     precision = torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda", cache_enabled=not graphed)
@@ -179,7 +190,7 @@ def train(
         loss = operator("cross_entropy", columns["cross_entropy"])(logits, targets.flatten().to(device), -100)
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        clip(model.parameters(), 1.0)
         optimizer.step()
         warmup.step()
         losses.append(loss.detach())

@@ -1,0 +1,165 @@
+"""MS-AMP: products, gradients of weights and, at level O2, moments of the optimizer in FP8.
+
+Importing it replaces functions of torch and of Transformer Engine. Every process collects this file, so that all claims
+of a target with MS-AMP are made with it in place, as its users have it.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+from typing import Any, Dict, Iterator
+
+import msamp
+import pytest
+import torch
+from msamp.common.dtype import Dtypes
+from msamp.common.tensor import ScalingTensor
+from msamp.te.modules import MSAMPLinear
+
+from bounds import E4M3, E5M2, assert_rounded_like, rounding_noise
+from claims import Elsewhere, needs, proves
+from fused_ops import te_autocast, te_recipe
+from kernels import assert_float8_products
+from test_training import FALL, Run, fall_of, plain_losses, same_run, spread  # noqa: F401  (same_run is a fixture)
+from training.llama import Prepare, Prepared
+
+# Its type, its mantissa, and the largest number that it holds.
+FORMATS = {"e4m3": (Dtypes.kfloat8_e4m3, E4M3, 448.0), "e5m2": (Dtypes.kfloat8_e5m2, E5M2, 57344.0)}
+FEATURES, OUTPUTS, ROWS = 144, 80, 112
+# What the results of a layer were rounded to: both factors, and the gradient of the weight once more.
+NOISE = {"output": (E4M3, E4M3), "input": (E5M2, E4M3), "weight": (E5M2, E4M3, E4M3)}
+
+float8_gpu = needs(sm=(8, 9))
+
+
+@proves("mpi4py loads the MPI library that mpirun belongs to", seed="A13")
+def test_mpi(measured: Dict[str, Any]) -> None:
+    if shutil.which("mpirun") is None:
+        raise Elsewhere("this machine has no MPI: install mpich")
+    from mpi4py import MPI
+
+    said = subprocess.run(["mpirun", "--version"], stdout=subprocess.PIPE, check=True).stdout.decode()
+    measured["library"] = MPI.Get_library_version().split("\n")[0].strip("\0")
+    release = ".".join(map(str, MPI.get_vendor()[1]))
+    assert release in said, f"mpi4py found {release}, and mpirun says {said.splitlines()[0]}"
+
+
+@float8_gpu
+@pytest.mark.parametrize("name", list(FORMATS))
+@proves(
+    "a tensor cast to FP8 and back carries the noise of the format, its scale the largest power of two that keeps it "
+    "in range, at any size; casting it once more changes nothing",
+    seed="C24",
+)
+def test_scaling_tensor(name: str, device: str, measured: Dict[str, Any]) -> None:
+    qtype, mantissa, largest = FORMATS[name]
+    for size in (1.0, 2.0**12, 2.0**-12):
+        x = torch.randn(96, 80) * size
+        cast = x.to(device).cast(qtype)
+        assert cast.value.dtype == torch.uint8
+        most = float(x.abs().max())
+        assert float(cast.meta.amax[0]) == most
+        scale = 2.0 ** math.floor(math.log2(largest / most))
+        assert (float(cast.meta.scale), float(cast.meta.scale_inv)) == (scale, 1 / scale)
+        back = cast.float()
+        measured["error"] = assert_rounded_like(back.cpu(), x.double(), *rounding_noise(mantissa))
+        assert torch.equal(back.cast(qtype).float(), back)
+
+
+def layer_of(device: str) -> torch.nn.Module:
+    """A Linear of MS-AMP's [OUTPUTS, FEATURES]."""
+    plain = torch.nn.Linear(FEATURES, OUTPUTS, bias=False, device=device)
+    plain.weight.data.normal_()
+    layer: torch.nn.Module = msamp.initialize(torch.nn.Sequential(plain))[0][0]
+    return layer
+
+
+def run(layer: torch.nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> Dict[str, torch.Tensor]:
+    """The output of a layer in bfloat16 and its gradients, by name."""
+    layer.zero_grad()
+    leaf = x.detach().requires_grad_()
+    output = layer(leaf)
+    output.backward(gradient)
+    assert leaf.grad is not None
+    return {"output": output.detach(), "input": leaf.grad, "weight": layer.weight.grad}
+
+
+def operands(device: str) -> Any:
+    """An input [ROWS, FEATURES] and a gradient [ROWS, OUTPUTS] in bfloat16."""
+    return [torch.randn(ROWS, width, device=device).bfloat16() for width in (FEATURES, OUTPUTS)]
+
+
+@float8_gpu
+@proves(
+    "a Linear's output and both gradients carry the FP8 noise of MS-AMP's formats, the weight's gradient being kept "
+    "in e4m3; its products run as FP8 kernels",
+    seed="C24",
+)
+def test_linear(device: str, measured: Dict[str, Any]) -> None:
+    layer, (x, gradient) = layer_of(device), operands(device)
+    weight = layer.weight.float().double()
+    found = run(layer, x, gradient)
+    assert isinstance(found["weight"], ScalingTensor) and found["weight"].qtype == Dtypes.kfloat8_e4m3
+    truth = {
+        "output": x.double() @ weight.t(),
+        "input": gradient.double() @ weight,
+        "weight": gradient.double().t() @ x.double(),
+    }
+    for name, formats in NOISE.items():
+        measured[name] = assert_rounded_like(found[name].float(), truth[name], *rounding_noise(*formats))
+    plain = torch.nn.Linear(FEATURES, OUTPUTS, bias=False, device=device, dtype=torch.bfloat16)
+    measured.update(assert_float8_products(lambda on: run(layer if on else plain, x, gradient)))
+
+
+@pytest.fixture
+def in_transformer_engine(device: str) -> Iterator[torch.nn.Module]:
+    """Transformer Engine's Linear [OUTPUTS, FEATURES], its weight MS-AMP's; what that says of the class is unsaid."""
+    plain = MSAMPLinear(FEATURES, OUTPUTS, bias=False, params_dtype=torch.bfloat16).to(device)
+    plain.weight.data.normal_()
+    yield msamp.initialize(torch.nn.Sequential(plain), use_te=True)[0][0]
+    del MSAMPLinear.is_msamp_module
+
+
+@float8_gpu
+@proves(
+    "Transformer Engine's own Linear takes a weight that MS-AMP keeps, and output and gradient of the input carry the "
+    "FP8 noise of its formats",
+    seed="A15",
+)
+def test_in_transformer_engine(in_transformer_engine: torch.nn.Module, device: str, measured: Dict[str, Any]) -> None:
+    layer, (x, gradient) = in_transformer_engine, operands(device)
+    assert isinstance(layer.weight, ScalingTensor)
+    weight = layer.weight.float().double()
+    with te_autocast(te_recipe("delayed")):
+        found = run(layer, x, gradient)
+    truth = {"output": x.double() @ weight.t(), "input": gradient.double() @ weight}
+    for name, true in truth.items():
+        measured[name] = assert_rounded_like(found[name].float(), true, *rounding_noise(*NOISE[name]))
+
+
+def at_level(level: str) -> Prepare:
+    """What `train` needs to train with MS-AMP."""
+
+    def prepare(model: torch.nn.Module, settings: Dict[str, Any]) -> Prepared:
+        model.head.use_fp32_linear = True  # MS-AMP's own name for a layer that stays
+        optimizer = torch.optim.AdamW(model.parameters(), **settings)
+        return (*msamp.initialize(model, optimizer, level), msamp.clip_grad_norm_)
+
+    return prepare
+
+
+@float8_gpu
+@pytest.mark.parametrize("level", msamp.opt_levels)
+@proves(
+    "a 2-layer Llama under MS-AMP learns real text, its loss falling by 2.5 nats per byte or more; how far it stays "
+    "from the run in bfloat16 is noted beside what two seeds are apart",
+    seed="C24",
+)
+def test_llama_learns(level: str, same_run: Run, measured: Dict[str, Any]) -> None:  # noqa: F811
+    losses = same_run.losses("torch", prepare=at_level(level))
+    gaps = sorted(abs(one - other) for one, other in zip(losses, plain_losses(same_run)))
+    measured["loss"], measured["gap"], measured["seeds"] = losses[-1], gaps[len(gaps) // 2], spread(same_run)
+    assert fall_of(losses) >= FALL, f"the loss fell by {fall_of(losses):.3f}, less than {FALL}"
+    assert measured["gap"] > 0, "this was no FP8"
