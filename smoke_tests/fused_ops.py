@@ -342,7 +342,8 @@ class TorchRope:
         stop = start + x.shape[-2]
         if stop > len(self.cosine):
             angle = torch.arange(stop, dtype=torch.float64)[:, None] * self.frequency
-            self.cosine, self.sine = angle.cos(), angle.sin()
+            # On the device, because no CUDA graph can hold a copy from the host.
+            self.cosine, self.sine = angle.cos().to(x.device), angle.sin().to(x.device)
         return self.rotate(x, self.cosine[start:stop].to(x), self.sine[start:stop].to(x))
 
     def rotate(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
@@ -489,12 +490,13 @@ def torch_linear(model: torch.nn.Module, keep: Callable[[str], bool]) -> torch.n
 
 
 def torchao_linear(model: torch.nn.Module, keep: Callable[[str], bool], recipe: str) -> torch.nn.Module:
-    """torchao's float8 training layers; without an FP8 GPU their products are emulated in float32."""
+    """torchao's float8 training layers; where the model is on no FP8 GPU their products are emulated in float32."""
     import dataclasses
 
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    emulate = not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9)
+    # Where the model is, not what else the machine has: on a CPU _scaled_mm knows no rowwise scales.
+    emulate = not next(model.parameters()).is_cuda or torch.cuda.get_device_capability() < (8, 9)
     config = dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
     return convert_to_float8_training(model, config=config, module_filter_fn=lambda layer, name: not keep(name))
 

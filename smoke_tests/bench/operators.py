@@ -123,7 +123,7 @@ def _arms(case: Case, both: bool, columns: List[str], dtype: torch.dtype, device
         if len(shape) == 2 and shape[0] != case.shapes[0][0]:
             original[index] /= shape[1] ** 0.5  # a weight
     # The operators may write into their inputs, so each call gets them anew.
-    inputs = [tensor.clone().requires_grad_(both) for tensor in original]
+    inputs = [torch.nn.Parameter(tensor.clone(), requires_grad=both) for tensor in original]
     classes = case.classes or case.shapes[0][-1]
     labels = torch.randint(classes, (case.shapes[0][0],), device=device)
     problem = Problem(case, original, inputs, labels, both)
