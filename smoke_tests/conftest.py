@@ -23,7 +23,10 @@ import hardware
 ROOM = Path(__file__).resolve().parent
 MANIFEST = pytest.StashKey[Dict[str, Any]]()
 RECORD = pytest.StashKey[Dict[str, Any]]()
-WORKERS = 4
+WORKERS = 8  # on a GPU
+FIRST = {"test_training.py", "test_pretrain.py", "test_guard.py", "test_two_hosts.py"}  # what takes longest
+# What Triton measured once is kept with its kernels, so that not every process measures it again.
+os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
 
 
 # --- what there is to prove ---
@@ -163,7 +166,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
         """
         file, package = item.path.name, claims.claim_of(item, manifest).package
         alone = not hasattr(config, "workerinput") and not config.pluginmanager.has_plugin("dsession")
-        later = alone or file not in ("test_training.py", "test_two_hosts.py")
+        later = alone or file not in FIRST
         return later, order.index(package), file != "test_environment.py"
 
     items[:] = sorted(selected, key=turn)

@@ -253,7 +253,7 @@ class Run:
 
     def _replay(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self._graph is None:
-            held = tokens.clone(), targets.clone()
+            held = tokens.to(self.device), targets.to(self.device)
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):  # what is chosen or allocated once is so before the graph
