@@ -79,7 +79,7 @@ RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
 
 FROM ubuntu:22.04@sha256:0eb0f877e1c869a300c442c41120e778db7161419244ee5cbc6fa5f134e74736 AS runtime
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3.10-dev
+    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ mpich python3.10-dev
 RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     --mount=from=audit,source=/install,target=/in \
