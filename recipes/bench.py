@@ -68,14 +68,15 @@ def measure(plan: Plan, env: Path, only: list[str], seconds: float | None, quick
 
 
 def read(root: Path, path: Path) -> tuple[list[Row], list[Row]]:
-    """The runs that a file of rows tells of, and the last row of each cell, judged; refused without any."""
+    """The runs that a file of rows tells of, and the last row of each cell, judged, with its "run"; refused without."""
     rows = room(root, "rows")
     found = rows.read(path)
     cells = list(rows.latest(found).values())
     if not cells:
         raise Refusal(f'{path} holds no measured row: run `nox -s "bench(TARGET)"` first.')
+    runs = {row["shard"]: row for row in found if row["key"] == "shard"}
     used = {row["shard"] for row in cells}
-    return [row for row in found if row["key"] == "shard" and row["shard"] in used], cells
+    return [run for shard, run in runs.items() if shard in used], [{**row, "run": runs[row["shard"]]} for row in cells]
 
 
 def promote(plan: Plan, path: Path) -> list[Path]:
@@ -106,8 +107,9 @@ def without_verdict(row: Row) -> Row:
     """A row as it was measured: the verdict is made of it anew each time it is read."""
     if "arms" not in row:
         return row
-    arms = {name: {key: value for key, value in arm.items() if key != "invalid"} for name, arm in row["arms"].items()}
-    return {**row, "arms": arms}
+    verdict = ("invalid", "launch_bound")
+    arms = {name: {key: value for key, value in arm.items() if key not in verdict} for name, arm in row["arms"].items()}
+    return {**{key: value for key, value in row.items() if key != "run"}, "arms": arms}
 
 
 def committed_path(root: Path, target: str, machine: str) -> Path:
@@ -188,34 +190,29 @@ def report(root: Path, path: Path) -> Path:
     page = path.with_name("report.html")
     write_text(page, charts.page(root, runs, cells))
     write_text(path.with_name("rows.csv"), table(cells))
-    write_text(path.with_name("rows.json"), json.dumps({"runs": runs, "cells": cells}, indent=1))
+    told = [{key: value for key, value in row.items() if key != "run"} for row in cells]
+    write_text(path.with_name("rows.json"), json.dumps({"runs": runs, "cells": told}, indent=1))
     return page
 
 
 def text(root: Path) -> str:
-    """README's block: the pictures and the headline numbers of each committed file of rows."""
+    """README's block: the goals and the pictures of each committed file of rows."""
     parts = []
     for path in committed(root):
         runs, cells = read(root, path)
         place = path.relative_to(root)
         parts.append(f"`{runs[0]['target']}` on {runs[0]['machine']['name']} ([rows]({place})):")
-        parts += headlines(cells)
+        lines = ["| Goal | At least | Found | By | Measured in |", "|---|---|---|---|---|"]
+        for goal in goals(cells):
+            found = f"**{goal['found']:.3g}**" if goal["met"] else f"{goal['found']:.4g}, not reached"
+            by = f"{found} | {goal['arm']} | `{goal['key']}`" if goal["key"] else "not measured | |"
+            lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} |")
+        parts.append("\n".join(lines))
         for name in PICTURES:
             picture = place.with_name(f"{place.stem}-{name}.svg")
             if (root / picture).exists():
                 parts.append(f"![{name}]({picture})")
     return "\n\n".join(parts) or 'Nothing measured on a GPU is committed yet: `nox -s "bench(TARGET)"` measures.'
-
-
-def headlines(cells: Iterable[Row]) -> list[str]:
-    """The largest valid gain of each section, one line each."""
-    best: dict[str, tuple[float, str]] = {}
-    for row in cells:
-        for name, arm in valid(row).items():
-            if "ratio" in arm and arm["ratio"] > best.get(section(row), (0.0, ""))[0]:
-                told = f"{arm['ratio']:.2f} ({arm['low']:.2f} to {arm['high']:.2f}) times {arm['base']}"
-                best[section(row)] = (arm["ratio"], f"{section(row)}, most: {name} {told}, `{row['key']}`")
-    return [f"- {line}" for _, line in best.values()]
 
 
 def section(row: Mapping[str, Any]) -> str:
@@ -225,3 +222,80 @@ def section(row: Mapping[str, Any]) -> str:
 def valid(row: Mapping[str, Any]) -> dict[str, Row]:
     """The arms of a row that were measured and break no limit."""
     return {name: arm for name, arm in row["arms"].items() if "ms" in arm and not arm["invalid"]}
+
+
+# --- what the numbers come to ---
+
+
+def of(cells: Iterable[Row], prefix: str) -> list[Row]:
+    return [row for row in cells if row["key"].startswith(prefix)]
+
+
+def share(arm: Row, row: Row) -> float:
+    """How much of its ceiling an arm reaches."""
+    if "bytes" in arm:
+        return float(arm["bytes_per_second"] / row["run"]["limits"]["copy"])
+    ceiling = row["run"]["limits"].get(arm["precision"])
+    return float(arm["flops_per_second"] / ceiling) if "flops" in arm and ceiling else 0.0
+
+
+def goals(cells: list[Row]) -> list[Row]:
+    """What one large GPU should reach, and the best valid number of these rows for it; 0 where there is none."""
+    if not cells[0]["run"]["machine"]["gpus"]:
+        return []
+    gains = [(arm["ratio"], row["key"], name) for row in cells for name, arm in valid(row).items() if "ratio" in arm]
+    wanted: list[tuple[str, float, list[tuple[float, str, str]]]] = [
+        ("FP8 over bf16, a Linear of 16384 × 8192 × 8192", 1.65, _in(gains, "linear/seed/large/both", "fp8")),
+        ("FP8 over bf16, one block", 1.65, _in(gains, "block/", "fp8")),
+        ("the 1.26B model in bf16, MFU by nanoGPT's count", 0.6, _best_mfu(cells)),
+        ("fused over naive, time of a step", 4.0, _in(gains, "ablation/step/", "fused")),
+        ("naive over fused, memory of a step", 3.0, _memory(cells)),
+        ("FP8 over fused bf16, the 1.26B model", 1.15, _in(gains, "ablation/", "fp8")),
+    ]
+    for name in ("rms_norm", "swiglu", "rope", "cross_entropy"):
+        found = [row for row in of(cells, f"operators/{name}/") if row["facts"]["way"] == "forward"]
+        shares = [(share(arm, row), row["key"], arm_name) for row in found for arm_name, arm in valid(row).items()]
+        wanted.append((f"{name} forward, share of the copy", 0.85, shares))
+    return [
+        {"goal": goal, "least": least, "found": value, "key": key, "arm": arm, "met": value >= least}
+        for goal, least, found in wanted
+        for value, key, arm in [max(found, default=(0.0, "", "not measured"))]
+    ]
+
+
+def _in(gains: list[tuple[float, str, str]], prefix: str, word: str) -> list[tuple[float, str, str]]:
+    fp8 = [gain for gain in gains if gain[1].startswith(prefix)]
+    named = ("fp8", "transformer-engine", "torchao")
+    return [gain for gain in fp8 if gain[2].startswith(named if word == "fp8" else word)]
+
+
+def _best_mfu(cells: list[Row]) -> list[tuple[float, str, str]]:
+    found = [(row, name, arm) for row in of(cells, "ablation/") for name, arm in valid(row).items()]
+    return [
+        (row["facts"]["nanogpt"] * row["facts"]["tokens"] / arm["ms"] * 1e3 / peak(row), row["key"], name)
+        for row, name, arm in found
+        if arm["precision"] == "bf16"
+    ]
+
+
+def _memory(cells: list[Row]) -> list[tuple[float, str, str]]:
+    found = []
+    for row in of(cells, "ablation/step/"):
+        held = {name: arm["state_mib"] + arm["peak_mib"] for name, arm in valid(row).items() if "peak_mib" in arm}
+        found += [(held["naive 2"] / mib, row["key"], name) for name, mib in held.items() if "naive 2" in held]
+    return [one for one in found if one[2] != "naive 2"]
+
+
+MFU = ("nanogpt", "without input embedding", "causal, products only")
+DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "A800": 312e12}  # dense bf16
+
+
+def mfu(arm: Row, row: Row) -> str:
+    """Model FLOP/s over the bf16 peak, the datasheet's or else the measured one, in three conventions."""
+    per_second = row["facts"]["tokens"] / arm["ms"] * 1e3
+    return " / ".join(f"{row['facts'][key] * per_second / peak(row):.1%}" for key in MFU)
+
+
+def peak(row: Row) -> float:
+    """FLOP/s that MFU is a share of."""
+    return float(DATASHEET.get(row["run"]["machine"]["name"], row["run"]["limits"]["bf16"]))

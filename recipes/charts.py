@@ -16,19 +16,15 @@ matplotlib.use("agg")
 from matplotlib import pyplot
 from matplotlib.colors import TwoSlopeNorm
 
-from recipes.bench import Row, valid
+from recipes.bench import Row, goals, mfu, of, share, valid
 
 # Okabe and Ito's palette.
 ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE, GREY = (
     "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#777777",
 )  # fmt: skip
 PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, GREY, YELLOW)
-MARKERS = "osD^vPX*"
+MARKERS = "osD^vPX"  # one less than colours, so that no two of the first 56 lines look alike
 pyplot.rcParams.update({"svg.fonttype": "none", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
-
-
-def of(cells: Iterable[Row], prefix: str) -> list[Row]:
-    return [row for row in cells if row["key"].startswith(prefix)]
 
 
 # --- pictures ---
@@ -103,8 +99,9 @@ def _ablation(cells: list[Row]) -> Any:
             seconds = arm["ms"] / 1e3 * 65536 / tokens
             colour = ORANGE if arm["precision"] == "fp8" else GREY if "naive" in name else BLUE
             axes[0].barh(place, seconds, color=colour)
-            ratio = f"{arm['ratio']:.2f}×  " if "ratio" in arm else ""
-            axes[0].text(seconds, place, f" {seconds:.3g} s  {ratio}", va="center", size=7)
+            ratio = f"  {arm['ratio']:.2f}×" if "ratio" in arm else ""
+            bound = "°" if arm["launch_bound"] else ""
+            axes[0].text(seconds, place, f" {seconds:.3g} s{bound}{ratio}", va="center", size=7)
             gib = (arm["state_mib"] + arm.get("peak_mib", 0)) / 1024
             axes[1].barh(place, gib, color=colour)
             axes[1].text(gib, place, f" {gib:.3g}", va="center", size=7)
@@ -113,7 +110,7 @@ def _ablation(cells: list[Row]) -> Any:
             place += 1
     axes[0].set_yticks(ticks, labels, size=7)
     axes[0].invert_yaxis()
-    axes[0].set_xlabel("seconds per 65,536 tokens, forward and backward")
+    axes[0].set_xlabel("seconds per 65,536 tokens, forward and backward; ° the host, not the GPU, sets the time")
     axes[1].set_xlabel("GiB: weights, gradients, and the peak of a micro-batch")
     axes[0].margins(x=0.18)
     axes[1].margins(x=0.12)
@@ -136,7 +133,7 @@ def _crossover(cells: list[Row]) -> Any:
         points.sort(key=lambda point: point[0])
         sizes, ratios = [size for size, _ in points], [arm["ratio"] for _, arm in points]
         spread = [[arm["ratio"] - arm["low"] for _, arm in points], [arm["high"] - arm["ratio"] for _, arm in points]]
-        style: dict[str, Any] = {"color": PALETTE[index % 8], "marker": MARKERS[index % 8], "label": name}
+        style: dict[str, Any] = {"color": PALETTE[index % 8], "marker": MARKERS[index % 7], "label": name}
         axis.errorbar(sizes, ratios, spread, linestyle="none", markersize=4, elinewidth=0.8, **style)
         axis.plot(*smoothed(sizes, ratios), color=PALETTE[index % 8], linewidth=1)
     axis.axhline(1, color="k", linewidth=0.8)
@@ -171,7 +168,7 @@ def _roof(cells: list[Row]) -> Any:
             {"facecolors": "none", "edgecolors": PALETTE[index % 8]} if index >= 8 else {"color": PALETTE[index % 8]}
         )
         shares, places = zip(*points, strict=True)
-        axis.scatter(shares, places, marker=MARKERS[index % 8], s=22, label=column, **hollow)
+        axis.scatter(shares, places, marker=MARKERS[index % 7], s=22, label=column, **hollow)
     axis.set_yticks(range(len(found)), [row["key"].removeprefix("operators/") for row in found], size=7)
     axis.invert_yaxis()
     axis.axvline(1, color="k", linewidth=0.8)
@@ -180,14 +177,6 @@ def _roof(cells: list[Row]) -> Any:
     axis.set_xlabel("share of the measured copy (bytes/s) or of the measured product (FLOP/s)")
     axis.legend(fontsize=7, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
-
-
-def share(arm: Row, row: Row) -> float:
-    """How much of its ceiling an arm reaches."""
-    if "bytes" in arm:
-        return float(arm["bytes_per_second"] / row["limits"]["copy"])
-    ceiling = row["limits"].get(arm["precision"])
-    return float(arm["flops_per_second"] / ceiling) if "flops" in arm and ceiling else 0.0
 
 
 def _models(cells: list[Row]) -> Any:
@@ -213,55 +202,6 @@ def _models(cells: list[Row]) -> Any:
     return figure
 
 
-# --- goals ---
-
-
-def goals(cells: list[Row]) -> list[Row]:
-    """What one large GPU should reach, and the best valid number of these rows for each goal that they speak of."""
-    gains = [(arm["ratio"], row["key"], name) for row in cells for name, arm in valid(row).items() if "ratio" in arm]
-    wanted: list[tuple[str, float, list[tuple[float, str, str]]]] = [
-        ("FP8 over bf16, a Linear of 16384 × 8192 × 8192", 1.65, _in(gains, "linear/seed/large/both", "fp8")),
-        ("FP8 over bf16, one block", 1.65, _in(gains, "block/", "fp8")),
-        ("the 1.26B model in bf16, MFU by nanoGPT's count", 0.6, _best_mfu(cells)),
-        ("fused over naive, time of a step", 4.0, _in(gains, "ablation/step/", "fused")),
-        ("naive over fused, memory of a step", 3.0, _memory(cells)),
-        ("FP8 over fused bf16, the 1.26B model", 1.15, _in(gains, "ablation/", "fp8")),
-    ]
-    for name in ("rms_norm", "swiglu", "rope", "cross_entropy"):
-        found = [row for row in of(cells, f"operators/{name}/") if row["facts"]["way"] == "forward"]
-        shares = [(share(arm, row), row["key"], arm_name) for row in found for arm_name, arm in valid(row).items()]
-        wanted.append((f"{name} forward, share of the copy", 0.85, shares))
-    return [
-        {"goal": goal, "least": least, "found": value, "key": key, "arm": arm, "met": value >= least}
-        for goal, least, found in wanted
-        if found
-        for value, key, arm in [max(found)]
-    ]
-
-
-def _in(gains: list[tuple[float, str, str]], prefix: str, word: str) -> list[tuple[float, str, str]]:
-    fp8 = [gain for gain in gains if gain[1].startswith(prefix)]
-    named = ("fp8", "transformer-engine", "torchao")
-    return [gain for gain in fp8 if gain[2].startswith(named if word == "fp8" else word)]
-
-
-def _best_mfu(cells: list[Row]) -> list[tuple[float, str, str]]:
-    found = [(row, name, arm) for row in of(cells, "ablation/") for name, arm in valid(row).items()]
-    return [
-        (row["facts"]["nanogpt"] * row["facts"]["tokens"] / arm["ms"] * 1e3 / peak(row), row["key"], name)
-        for row, name, arm in found
-        if arm["precision"] == "bf16"
-    ]
-
-
-def _memory(cells: list[Row]) -> list[tuple[float, str, str]]:
-    found = []
-    for row in of(cells, "ablation/step/"):
-        held = {name: arm["state_mib"] + arm["peak_mib"] for name, arm in valid(row).items() if "peak_mib" in arm}
-        found += [(held["naive 2"] / mib, row["key"], name) for name, mib in held.items() if "naive 2" in held]
-    return [one for one in found if one[2] != "naive 2"]
-
-
 # --- the page ---
 
 SECTIONS = {
@@ -275,8 +215,6 @@ SECTIONS = {
 
 def page(root: Path, runs: list[Row], cells: list[Row]) -> str:
     """The whole page: pictures, tables whose numbers link to their rows, the method, and every row."""
-    by_shard = {run["shard"]: {"limits": run["limits"], "machine": run["machine"]["name"]} for run in runs}
-    cells = [{**row, **by_shard[row["shard"]]} for row in cells]
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -285,7 +223,7 @@ def page(root: Path, runs: list[Row], cells: list[Row]) -> str:
     cells.sort(key=lambda row: order.index(row["key"].partition("/")[0]))
     return template.render(
         runs=runs,
-        goals=goals(cells) if runs[-1]["machine"]["gpus"] else [],
+        goals=goals(cells),
         sections=[
             _section(name, title, shown, cells) for name, (title, shown) in SECTIONS.items() if of(cells, name + "/")
         ],
@@ -296,7 +234,7 @@ def page(root: Path, runs: list[Row], cells: list[Row]) -> str:
 
 
 def raw(row: Row) -> str:
-    return json.dumps({key: value for key, value in row.items() if key not in ("limits", "machine")})
+    return json.dumps({key: value for key, value in row.items() if key != "run"})
 
 
 def _section(name: str, title: str, shown: str, cells: list[Row]) -> Row:
@@ -323,18 +261,3 @@ def lines(cells: Iterable[Row]) -> Iterator[Row]:
             best = not arm["invalid"] and arm["ms"] == fastest and len(row["arms"]) > 1
             times = f"{arm['ms']:.4g}" + (f" (host {arm['host_ms']:.3g})" if "host_ms" in arm else "")
             yield {**line, "ms": times, "ratio": ratio, "rate": rate, "memory": memory, "note": note, "best": best}
-
-
-MFU = ("nanogpt", "without input embedding", "causal, products only")
-DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "A800": 312e12}  # dense bf16
-
-
-def mfu(arm: Row, row: Row) -> str:
-    """Model FLOP/s over the bf16 peak, the datasheet's or else the measured one, in three conventions."""
-    per_second = row["facts"]["tokens"] / arm["ms"] * 1e3
-    return " / ".join(f"{row['facts'][key] * per_second / peak(row):.1%}" for key in MFU)
-
-
-def peak(row: Row) -> float:
-    """FLOP/s that MFU is a share of."""
-    return float(DATASHEET.get(row["machine"], row["limits"]["bf16"]))

@@ -23,7 +23,7 @@ SHARD = {
 
 def arm(precision: str = "bf16", ms: float = 1.0, **others: Any) -> bench.Row:
     return {
-        "precision": precision, "ms": ms, "gpu_ms": ms, "host_ms": 0.1, "launch_bound": False, "state_mib": 1024,
+        "precision": precision, "ms": ms, "gpu_ms": ms, "host_ms": 0.1, "state_mib": 1024,
         "peak_mib": 1024, "checks": [[0.04, 0.02, 0.1]], "samples_ms": [ms], "fp8_kernels": ["nvjet_sm90_qqtst"],
         **others,
     }  # fmt: skip
@@ -40,12 +40,28 @@ def row(key: str = "linear/sweep/16384x2048x2048/both", **arms: bench.Row) -> be
     return {"key": key, "facts": facts, "shard": "s", "quick": False, "pairs": 30, "arms": {"bf16": arm(), **arms}}
 
 
+LARGE = "linear/seed/large/both"
+
+
+def first_goal(judged: bench.Row) -> tuple[str, bool]:
+    """The arm that is found for the large Linear's goal, and whether it is reached."""
+    run = {**SHARD, "machine": {**SHARD["machine"], "gpus": [{}]}}
+    goal = bench.goals([{**judged, "run": run}])[0]
+    return goal["arm"], goal["met"]
+
+
 # --- what may be believed ---
 
 
 def test_a_sound_row_is_valid() -> None:
     found = ROWS.judge(row(fp8=fast(flops_per_second=1.4e15), copy=arm(bytes_per_second=4.1e12)), LIMITS)
     assert [one["invalid"] for one in found["arms"].values()] == [[], [], []]
+    assert first_goal(ROWS.judge(row(LARGE, fp8=fast(1.7)), LIMITS)) == ("fp8", True)
+
+
+def test_a_call_whose_launches_take_its_time_is_launch_bound() -> None:
+    found = ROWS.judge(row(slow=arm(host_ms=0.96), failed={"error": "it does not run"}), LIMITS)["arms"]
+    assert [found[name].get("launch_bound") for name in ("bf16", "slow", "failed")] == [False, True, None]
 
 
 @pytest.mark.parametrize(
@@ -61,11 +77,11 @@ def test_a_sound_row_is_valid() -> None:
     ],
 )
 def test_a_planted_fault_is_invalid_and_no_win(planted: bench.Row, said: str) -> None:
-    judged = ROWS.judge(row(fp8=planted), LIMITS)
+    judged = ROWS.judge(row(LARGE, fp8=planted), LIMITS)
     assert judged["arms"]["bf16"]["invalid"] == []
     (reason,) = judged["arms"]["fp8"]["invalid"]
     assert reason.startswith(said)
-    assert bench.headlines([judged]) == []
+    assert first_goal(judged) == ("not measured", False)
     assert RECOMMEND.recommend([judged], {"q": (4096, 4096)}, 16384, "fp8", "eager")["layers"]["q"]["fp8"] is False
 
 

@@ -218,7 +218,7 @@ def _numbers(arm: Arm, samples: List[Tuple[float, float]], cuda: bool) -> Row:
     row: Row = {"precision": arm.precision, "ms": statistics.median(max(pair) for pair in samples), "gpu_ms": gpu}
     row["samples_ms"] = [shown(pair[0]) for pair in samples]
     if cuda:
-        row.update(host_ms=host, launch_bound=host >= gpu, host_samples_ms=[shown(pair[1]) for pair in samples])
+        row.update(host_ms=host, host_samples_ms=[shown(pair[1]) for pair in samples])
     if arm.flops:
         row.update(flops=arm.flops, flops_per_second=arm.flops / gpu * 1e3)
     if arm.bytes:

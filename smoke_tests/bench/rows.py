@@ -15,6 +15,7 @@ Limits = Dict[str, float]
 
 HARDWARE = {("fp8", "bf16"): 2.0, ("bf16", "tf32"): 2.0}  # the most that one precision can gain over the other
 SLACK = 1.03  # above a measured ceiling
+LAUNCHED = 0.95  # the share of a call's time from which on the host, which launches its kernels, sets that time
 
 
 def append(path: Path, row: Row) -> None:
@@ -64,11 +65,14 @@ def ratio(base: Sequence[float], arm: Sequence[float]) -> Tuple[float, float, fl
 def judge(row: Row, limits: Limits) -> Row:
     """The row with each arm's `invalid`: the physical limits and bounds that its numbers break; none is a win.
 
+    And with `launch_bound`: whether the host, not the GPU, sets its time.
+
     limits: bytes/s of the measured copy ("copy"), FLOP/s of the measured product of each precision.
     """
     arms: Dict[str, Row] = {name: {**arm, "invalid": []} for name, arm in row["arms"].items()}
     for arm in arms.values():
         if "error" not in arm:
+            arm["launch_bound"] = arm.get("host_ms", 0.0) >= LAUNCHED * arm["gpu_ms"]
             arm["invalid"] += _broken(arm, limits) + [f"the GPU was {text}" for text in row.get("throttled", [])]
     for arm in arms.values():
         base = arms.get(arm.get("base", ""))
