@@ -261,8 +261,9 @@ def _assemble(
 
 
 def without_paths(plan: Plan, text: str) -> str:
-    """A text to be committed, without the places that the checkout and the home folder have on this machine."""
-    return text.replace(str(plan.root), ".").replace(str(Path.home()), "~")
+    """A text to be committed, without the places of checkout and home folder here, and of environments anywhere."""
+    text = text.replace(str(plan.root), ".").replace(str(Path.home()), "~")
+    return re.sub(r"[/~.][^\s'\":]*(?=/lib/python3\.\d+/)", "ENV", text)
 
 
 def _table(evidence: dict[str, Any]) -> Table:

@@ -163,6 +163,13 @@ def test_nothing_is_promoted_before_a_run(chosen: Plan, tmp_path: Path) -> None:
         evidence.promote(elsewhere)
 
 
+@pytest.mark.parametrize("place", ["/srv/env", "../env", "./build/cpu/env", "/opt/python/3.12.1"])
+def test_no_place_of_a_machine_stays(chosen: Plan, place: str) -> None:
+    said = f"{place}/lib/python3.12/site-packages/torch/_ops.py:7: in call; '{chosen.root}/smoke_tests/claims.py'"
+    kept = "ENV/lib/python3.12/site-packages/torch/_ops.py:7: in call; './smoke_tests/claims.py'"
+    assert evidence.without_paths(chosen, said) == kept
+
+
 def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Path) -> None:
     here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
     shutil.copytree(chosen.root / "smoke_tests", tmp_path / "smoke_tests")
