@@ -15,7 +15,7 @@ from recipes.plan import plan
 
 ROWS, RECOMMEND = bench.room(ROOT, "rows"), bench.room(ROOT, "recommend")
 LIMITS = {"copy": 4.0e12, "bf16": 8.0e14, "fp8": 1.5e15}
-SHARD = {
+SHARD: bench.Row = {
     "key": "shard", "shard": "s", "target": "cpu", "releases": {"torch": "2"}, "limits": LIMITS, "state": {},
     "machine": {"name": "H200", "cpu": "c", "gpus": [], "driver": ""},
 }  # fmt: skip
