@@ -36,7 +36,7 @@ mapfile -t options < "$in/options"
 site=$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
 # Nothing but this decides the wheel.
 clean=(env -i "PATH=$PATH" "VIRTUAL_ENV=$VIRTUAL_ENV" "HOME=$work/home" "TMPDIR=$work/tmp" "MAX_JOBS=$jobs"
-  SOURCE_DATE_EPOCH=315532800 LC_ALL=C.UTF-8 PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1)
+  "CMAKE_BUILD_PARALLEL_LEVEL=$jobs" SOURCE_DATE_EPOCH=315532800 LC_ALL=C.UTF-8 PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1)
 while IFS= read -r line; do
   [ -n "$line" ] && clean+=("${line//\{site\}/$site}")
 done < "$in/build.env"
@@ -45,7 +45,8 @@ for compiler in c++ nvcc; do
   if command -v "$compiler" > /dev/null; then "$compiler" --version | grep -E '[0-9]+\.[0-9]+'; fi
 done > "$out/compiler.txt"
 if ! "${clean[@]}" "$(dirname "$0")/build-wheel.sh" "$tree/$(cat "$in/subfolder")" "$out" "${options[@]}" > "$out/build.log" 2>&1; then
-  grep -E -m 20 '(fatal )?error:' "$out/build.log" >&2 || [ $? -eq 1 ]      # 1: no such line
+  # Of a compiler, or of setup.py, whose traceback pip buries; 1: no such line.
+  grep -E -m 20 '(fatal )?error:|(Error|Exception): ' "$out/build.log" >&2 || [ $? -eq 1 ]
   tail -n 40 "$out/build.log" >&2
   exit 1
 fi

@@ -348,7 +348,9 @@ class Builder:
                 f"{pin.label}: a compiler was killed, most likely for want of memory: raise mib_per_job in "
                 f"recipes/packages/{pin.name}.toml; log in {kept}."
             )
-        errors = [line.strip() for line in tail if re.search(r"\b(fatal )?error\b", line, re.IGNORECASE)] or [
+        # A compiler's word, or an exception of setup.py, which pip's own "error: metadata-generation-failed" follows.
+        reason = re.compile(r"\b(fatal )?error\b|(error|exception): ", re.IGNORECASE)
+        errors = [line.strip() for line in tail if reason.search(line)] or [
             line.strip() for line in tail if line.strip()
         ]
         return Refusal(f"{pin.label} did not build ({(errors or ['no output'])[0][:200]}): read {kept}.")

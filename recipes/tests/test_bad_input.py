@@ -141,6 +141,10 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("tinypkg 1.0", "did not build", "error:", "tinypkg.build.log"),
     ),
     "fails-in-setup": ({"before": "raise SystemExit('no')"}, ("tinypkg 1.0", "did not build", "tinypkg.build.log")),
+    "raises-in-setup": (
+        {"before": "raise RuntimeError('another CUDA')"},
+        ("tinypkg 1.0", "did not build (RuntimeError: another CUDA)", "tinypkg.build.log"),
+    ),
     "out-of-memory": (
         {"before": "import subprocess; subprocess.check_call(['sh', '-c', 'sh -c \"kill -9 \\\\$\\\\$\"; exit 1'])"},
         ("tinypkg 1.0", "killed", "mib_per_job", "tinypkg.toml"),
