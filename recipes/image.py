@@ -281,12 +281,22 @@ class Options:
         if strangers := sorted(set(self.standins) - set(bases)):
             raise Refusal(f"--standin {strangers[0]} is no base of {target.name}: choose one of {', '.join(bases)}.")
         said = [f"--build-context={bases[name]}=docker-image://{other}" for name, other in self.standins.items()]
-        said += [f"--build-context=mirror={self.mirror}"] if self.mirror else []
-        said += [f"--build-context=wheelcache={self.wheelcache}"] if self.wheelcache else []
+        for name, folder in (("mirror", self.mirror), ("wheelcache", self.wheelcache)):
+            if folder:
+                _refuse_links_out_of(folder, name)
+                said.append(f"--build-context={name}={folder}")
         said += [f"--secret=id=ca,src={self.ca}"] if self.ca else []
         said += [f"--build-arg=SM={','.join(self.sm)}"] if self.sm else []
         said += [f"--network={self.network}"] if self.network else []
         return said
+
+
+def _refuse_links_out_of(folder: Path, name: str) -> None:
+    """docker takes a link along, and not what lies beyond: the stage would find nothing there, and ask the network."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            link = path.relative_to(folder)
+            raise Refusal(f"--{name} {folder}: {link} is a link out of it: copy there what it names.")
 
 
 def tag(target: Target) -> str:

@@ -96,6 +96,17 @@ def test_a_standin_for_no_base_is_refused() -> None:
         image.Options({"python:3": "x"}).arguments(target)
 
 
+def test_a_link_out_of_a_mirror_is_refused(tmp_path: Path) -> None:
+    """docker does not follow it; one that stays inside is none of that."""
+    target, mirror = Catalogue().targets["cpu"], tmp_path / "mirror"
+    (mirror / "github.com" / "one" / "it.git").mkdir(parents=True)
+    (mirror / "github.com" / "two").symlink_to("one")
+    assert image.Options({}, mirror).arguments(target) == [f"--build-context=mirror={mirror}"]
+    (mirror / "github.com" / "one" / "its.git").symlink_to(tmp_path)
+    with pytest.raises(Refusal, match=r"--mirror .*mirror: github\.com/one/its\.git is a link out of it"):
+        image.Options({}, mirror).arguments(target)
+
+
 # --- stages `sources` and `audit`, without docker
 
 
