@@ -109,7 +109,12 @@ def without_verdict(row: Row) -> Row:
         return row
     verdict = ("invalid", "launch_bound")
     arms = {name: {key: value for key, value in arm.items() if key not in verdict} for name, arm in row["arms"].items()}
-    return {**{key: value for key, value in row.items() if key != "run"}, "arms": arms}
+    return {**without_run(row), "arms": arms}
+
+
+def without_run(row: Row) -> Row:
+    """A row beside its run, not with it, as files hold them."""
+    return {key: value for key, value in row.items() if key != "run"}
 
 
 def committed_path(root: Path, target: str, machine: str) -> Path:
@@ -190,8 +195,8 @@ def report(root: Path, path: Path) -> Path:
     page = path.with_name("report.html")
     write_text(page, charts.page(root, runs, cells))
     write_text(path.with_name("rows.csv"), table(cells))
-    told = [{key: value for key, value in row.items() if key != "run"} for row in cells]
-    write_text(path.with_name("rows.json"), json.dumps({"runs": runs, "cells": told}, indent=1))
+    told = {"runs": runs, "cells": [without_run(row) for row in cells]}
+    write_text(path.with_name("rows.json"), json.dumps(told, indent=1))
     return page
 
 
@@ -205,7 +210,7 @@ def text(root: Path) -> str:
         lines = ["| Goal | At least | Found | By | Measured in |", "|---|---|---|---|---|"]
         for goal in goals(cells):
             found = f"**{goal['found']:.3g}**" if goal["met"] else f"{goal['found']:.4g}, not reached"
-            by = f"{found} | {goal['arm']} | `{goal['key']}`" if goal["key"] else "not measured | |"
+            by = f"{found} | {goal['arm']} | `{goal['key']}`" if goal["key"] else f"{goal['arm']} | |"
             lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} |")
         parts.append("\n".join(lines))
         for name in PICTURES:

@@ -16,7 +16,7 @@ matplotlib.use("agg")
 from matplotlib import pyplot
 from matplotlib.colors import TwoSlopeNorm
 
-from recipes.bench import Row, goals, mfu, of, share, valid
+from recipes.bench import Row, goals, mfu, of, share, valid, without_run
 
 # Okabe and Ito's palette.
 ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE, GREY = (
@@ -133,7 +133,7 @@ def _crossover(cells: list[Row]) -> Any:
         points.sort(key=lambda point: point[0])
         sizes, ratios = [size for size, _ in points], [arm["ratio"] for _, arm in points]
         spread = [[arm["ratio"] - arm["low"] for _, arm in points], [arm["high"] - arm["ratio"] for _, arm in points]]
-        style: dict[str, Any] = {"color": PALETTE[index % 8], "marker": MARKERS[index % 7], "label": name}
+        style: dict[str, Any] = {"color": PALETTE[index % 8], "marker": MARKERS[index % len(MARKERS)], "label": name}
         axis.errorbar(sizes, ratios, spread, linestyle="none", markersize=4, elinewidth=0.8, **style)
         axis.plot(*smoothed(sizes, ratios), color=PALETTE[index % 8], linewidth=1)
     axis.axhline(1, color="k", linewidth=0.8)
@@ -168,7 +168,7 @@ def _roof(cells: list[Row]) -> Any:
             {"facecolors": "none", "edgecolors": PALETTE[index % 8]} if index >= 8 else {"color": PALETTE[index % 8]}
         )
         shares, places = zip(*points, strict=True)
-        axis.scatter(shares, places, marker=MARKERS[index % 7], s=22, label=column, **hollow)
+        axis.scatter(shares, places, marker=MARKERS[index % len(MARKERS)], s=22, label=column, **hollow)
     axis.set_yticks(range(len(found)), [row["key"].removeprefix("operators/") for row in found], size=7)
     axis.invert_yaxis()
     axis.axvline(1, color="k", linewidth=0.8)
@@ -227,14 +227,10 @@ def page(root: Path, runs: list[Row], cells: list[Row]) -> str:
         sections=[
             _section(name, title, shown, cells) for name, (title, shown) in SECTIONS.items() if of(cells, name + "/")
         ],
-        rows=[(row["key"], raw(row)) for row in cells],
+        rows=[(row["key"], json.dumps(without_run(row))) for row in cells],
         numbers={run["shard"]: json.dumps(run, indent=1) for run in runs},
         invalid=[(row["key"], name, arm) for row in cells for name, arm in row["arms"].items() if arm["invalid"]],
     )
-
-
-def raw(row: Row) -> str:
-    return json.dumps({key: value for key, value in row.items() if key != "run"})
 
 
 def _section(name: str, title: str, shown: str, cells: list[Row]) -> Row:
