@@ -148,7 +148,8 @@ def _sections(root: Path, outcomes: Row) -> Iterator[str]:
     if outcomes["failing"]:
         yield f"These claims fail without any mutant and so catch none: {', '.join(outcomes['failing'])}."
     yield (
-        f"On correct code, {clean['seeds']} seeds in one process: {clean['claims']} times a claim ran, "
+        f"On correct code, {clean['seeds']} seeds, one after another in {clean['processes']} "
+        f"{'process' if clean['processes'] == 1 else 'processes'}: {clean['claims']} times a claim ran, "
         f"{len(clean['alarms'])} false alarms."
     )
     yield _table("survivor|implementation|why", _survivors(rows))

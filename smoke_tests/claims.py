@@ -45,6 +45,10 @@ def every(*operators: str, only: str = "", seen: bool = False, once: bool = Fals
     return pytest.mark.every(*operators, only=only, seen=seen, once=once)
 
 
+# Of the claims that take longest: where several processes share the claims, these begin first.
+long = pytest.mark.long
+
+
 class Claim(NamedTuple):
     """One sentence that one test proves of one package."""
 

@@ -24,7 +24,6 @@ ROOM = Path(__file__).resolve().parent
 MANIFEST = pytest.StashKey[Dict[str, Any]]()
 RECORD = pytest.StashKey[Dict[str, Any]]()
 WORKERS = 8  # on a GPU
-FIRST = {"test_training.py", "test_pretrain.py", "test_guard.py", "test_two_hosts.py"}  # what takes longest
 # What Triton measured once is kept with its kernels, so that not every process measures it again.
 os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
 
@@ -42,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "proves(sentence, seed, package, since): the claim of this test")
     config.addinivalue_line("markers", "every(operators, only, seen, once): one row per implementation and dtype")
+    config.addinivalue_line("markers", "long: one of those that take longest")
     config.addinivalue_line("markers", "needs(cuda, sm, gpus, isa): the hardware without which it cannot run")
     config.stash[MANIFEST] = read_manifest(config.getoption("--manifest"))
     config.pluginmanager.register(Ledger(config), "ledger")
@@ -164,10 +164,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
 
         Where several processes share the claims, what takes longest begins first.
         """
-        file, package = item.path.name, claims.claim_of(item, manifest).package
+        package = claims.claim_of(item, manifest).package
         alone = not hasattr(config, "workerinput") and not config.pluginmanager.has_plugin("dsession")
-        later = alone or file not in FIRST
-        return later, order.index(package), file != "test_environment.py"
+        later = alone or item.get_closest_marker("long") is None
+        return later, order.index(package), item.path.name != "test_environment.py"
 
     items[:] = sorted(selected, key=turn)
     for item in items:
@@ -178,9 +178,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
 def in_one_process(item: pytest.Item, manifest: Dict[str, Any]) -> str:
     """The name of what one process does because it is made once a process; none if any process may do it.
 
-    Trainings of a package follow the same two runs. What compiles itself when it is called does so for an operator.
+    Trainings of a package follow the same two runs, which a GPU makes sooner again than the others could wait for them.
+    What compiles itself when it is called does so for an operator.
     """
-    if item.path.name == "test_training.py":
+    if item.path.name == "test_training.py" and manifest["cuda"] == "none":
         return "training " + claims.claim_of(item, manifest).package
     row = item.callspec.params if hasattr(item, "callspec") else {}
     operators = [row.get("name", name) for mark in item.iter_markers("every") for name in mark.args]

@@ -1,13 +1,14 @@
 """The power of the tests themselves: faults planted on purpose, each of which a claim has to catch.
 
     ENV/bin/python smoke_tests/mutants.py [--out FILE.json] [--only WORDS] [--seeds 100] [--compiled FOLDER]
+                                          [--claims FILE.json]
 
 A mutant counts if what people usually test still passes under it (shapes, finite numbers, a loss that falls) and a
 claim about what it touches runs. It is caught if such a claim, which passes without it, fails by an assertion of this
 room and not by a crash. Those of faults.py are chosen; so are those of compiled_faults.toml, which upstream's own code
 has when it is compiled; the others are made by a rule that changes every constant, sign, comparison, transpose and
 order of the wrappers in fused_ops.py, one at a time. The same claims run on correct code as well, with one seed after
-another: there each failure is a false alarm.
+another in a process: there each failure is a false alarm.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import ast
 import collections
 import contextlib
+import copy
 import io
 import json
 import os
@@ -27,7 +29,7 @@ import types
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 from unittest import mock
 
 import pytest
@@ -50,6 +52,7 @@ DEVICE = "cuda" if CUDA else "cpu"
 SHAPE = Shape(layers=1, head_size=64, hidden=832) if CUDA else Shape(layers=1)
 # What 100 seeds can run: not the bytes of files, which no seed changes, and not the training, which takes minutes.
 LONG = {"test_environment.py", "test_training.py", "test_torchtitan.py", "test_two_hosts.py"}
+CLEAN: Dict[str, Any] = {"seeds": 0, "claims": 0, "alarms": []}  # before the first seed
 NUMERIC = sorted({path.name for path in ROOM.glob("test_*.py")} - LONG)
 
 
@@ -342,16 +345,16 @@ def judged(mutant: Mutant, outcome: str, by: str = "", said: str = "") -> Dict[s
     return {**named, "claims": list(mutant.claims), "outcome": outcome, "by": by, "said": said, "why": why}
 
 
-def try_seeds(outcomes: Dict[str, Any], seeds: int, out: Optional[Path]) -> None:
+def try_seeds(outcomes: Dict[str, Any], seeds: Sequence[int], out: Optional[Path]) -> None:
     """Every numeric claim on correct code, with one seed after another in this process; what fails is a false alarm."""
-    clean = outcomes.setdefault("clean", {"seeds": 0, "claims": 0, "alarms": []})
-    while clean["seeds"] < seeds:
-        seed = clean["seeds"]
+    clean = outcomes.setdefault("clean", {**copy.deepcopy(CLEAN), "processes": 1})
+    keep(out, outcomes)
+    for seed in seeds[clean["seeds"] :]:
         with mock.patch.dict(os.environ, {"FUSEBOX_SEED": str(seed)}):
             watch = run(Watch(), *NUMERIC)
         failed = {**watch.assertions, **watch.crashes}
         clean["alarms"] += [{"seed": seed, "claim": claim, "said": said} for claim, said in failed.items()]
-        clean["seeds"], clean["claims"] = seed + 1, clean["claims"] + len(watch.ran)
+        clean["seeds"], clean["claims"] = clean["seeds"] + 1, clean["claims"] + len(watch.ran)
         print(f"seed {seed}: {len(watch.ran)} claims, {len(failed)} false alarms", *failed.items(), flush=True)
         keep(out, outcomes)
 
@@ -390,16 +393,21 @@ def begun(options: argparse.Namespace) -> Dict[str, Any]:
         if all(earlier[key] == value for key, value in outcomes.items()):
             return earlier
     with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder, "outcomes.json")
-        subprocess.run([sys.executable, "-m", "pytest", str(ROOM), "--tb=no", "--evidence", str(written)], check=False)
-        claims = json.loads(written.read_text(encoding="utf-8"))["claims"]
+        written = options.claims or Path(folder, "outcomes.json")
+        if not options.claims:
+            command = [sys.executable, "-m", "pytest", str(ROOM), "--tb=no", "--evidence", str(written)]
+            subprocess.run(command, check=False)
+        run = json.loads(written.read_text(encoding="utf-8"))
+    if any(run[key] != value for key, value in outcomes.items()):
+        sys.exit(f"mutants: {written} tells of other tests, packages or hardware: leave --claims out to run the claims")
+    claims = run["claims"]
     failing = [claim["id"] for claim in claims if claim["outcome"] == "refuted"]
     print(len(claims), "claims on correct code; without a mutant these fail:", failing, flush=True)
     return {**outcomes, "failing": failing, "mutants": []}
 
 
 def in_processes(outcomes: Dict[str, Any], options: argparse.Namespace) -> Dict[str, Any]:
-    """The outcomes of several processes: the first tries the seeds, the others share the mutants."""
+    """The outcomes of several processes, which share the seeds and the mutants."""
     shares = [options.out.with_name(f"{options.out.name}.{share}") for share in range(options.processes)]
     for path in shares:
         if not path.exists():
@@ -412,10 +420,12 @@ def in_processes(outcomes: Dict[str, Any], options: argparse.Namespace) -> Dict[
     codes = [process.wait() for process in running]
     if max(codes) > 1 or min(codes) < 0:
         sys.exit(f"a process ended with {codes}: read what it printed and run again, it goes on")
-    first, *others = [json.loads(path.read_text(encoding="utf-8")) for path in shares]
-    rows = {tuple(row[key] for key in Mutant._fields[:5]): row for one in others for row in one["mutants"]}
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in shares]
+    rows = {tuple(row[key] for key in Mutant._fields[:5]): row for part in parts for row in part["mutants"]}
     order = [tuple(mutant[:5]) for mutant in selected(options)]
-    return {**first, "mutants": [rows[key] for key in order]}
+    clean = {key: sum((part["clean"][key] for part in parts), start) for key, start in CLEAN.items()}
+    clean["processes"] = sum(part["clean"]["seeds"] > 0 for part in parts)
+    return {**outcomes, "mutants": [rows[key] for key in order], "clean": clean}
 
 
 def selected(options: argparse.Namespace) -> List[Mutant]:
@@ -425,9 +435,7 @@ def selected(options: argparse.Namespace) -> List[Mutant]:
     if options.name:
         return [mutant for mutant in mutants if mutant.name == options.name]
     share, of = map(int, options.share.split("/"))
-    if of == 1:
-        return mutants
-    return mutants[share - 1 :: of - 1] if share else []
+    return mutants[share::of]
 
 
 def main() -> int:
@@ -438,6 +446,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="the mutants with these words in name, kind, origin or column")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to try on correct code (%(default)s)")
     parser.add_argument("--compiled", type=Path, help="the folder of the compiled faults, with their list faults.json")
+    parser.add_argument("--claims", type=Path, help="what a run of the claims wrote, in place of a run before all else")
     parser.add_argument("--processes", type=int, default=min(cores, 12), help="with --out; by default %(default)s")
     parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)  # the part of one of them
     parser.add_argument("--name", default="", help=argparse.SUPPRESS)  # the one compiled fault of this process
@@ -452,9 +461,9 @@ def main() -> int:
     else:
         torch.set_num_threads(1)  # what is computed is too small to share
         run(Watch(column="nothing"), ".")  # imports the tests, so that pytest rewrites their assertions
+        share, of = map(int, options.share.split("/"))
+        try_seeds(outcomes, range(share, options.seeds, of), options.out)
         try_mutants(outcomes, selected(options), options)
-        if options.share.startswith("0/"):
-            try_seeds(outcomes, options.seeds, options.out)
     counts = collections.Counter(one["outcome"] for one in outcomes["mutants"])
     print(", ".join(f"{count} {word}" for word, count in counts.most_common()))
     return 1 if outcomes.get("clean", {}).get("alarms") else 0

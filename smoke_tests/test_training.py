@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 import pytest
 import torch
 
-from claims import every, needs, proves
+from claims import every, long, needs, proves
 from fused_ops import operator, rows, te_autocast, te_recipe
 from kernels import assert_float8_products
 from training.llama import Shape, batches, standard_library_text, train
@@ -111,6 +111,7 @@ class FrozenScales:
         return self.scales[self.used - 1]
 
 
+@long
 @every("linear")
 @proves(
     "a 2-layer Llama in FP8, its other operators fused, learns real text, its loss falling by 2.5 nats per byte or "
@@ -125,6 +126,7 @@ def test_llama_follows_high_precision(column: str, same_run: Run, measured: Dict
     measured["gap"] = assert_follows(losses, same_run)
 
 
+@long
 @proves(
     "the same check catches scales frozen at the first step, although the loss still falls by 2.5 nats per byte",
     package="torchao",
@@ -186,6 +188,7 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @needs(sm=(8, 9))
+@long
 @proves(
     "HARE's 1.1B model with 155 FP8 linear layers trains under DeepSpeed with its bfloat16 configuration: the loss of "
     "a batch that is repeated falls by 2 nats per token or more, and every product of a step runs as an FP8 kernel",

@@ -6,12 +6,13 @@ import time
 from pathlib import Path
 from typing import Any, Dict
 
-from claims import proves
+from claims import long, proves
 from training import jobs, sharded
 
 STEPS, LOST_AT, EVERY = 50, 22, 5
 
 
+@long
 @proves(
     "of two hosts that train a sharded Llama one is cut off and killed: within a minute the other ends and names its "
     "rank and host, and both, started again, go on from the checkpoint to the losses of one process",

@@ -48,7 +48,7 @@ def outcomes(**changes: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"name": "off", "kind": "scale", "origin": "chosen", "operator": "swiglu", "column": "torch"}
     row |= {"claims": [test], "outcome": "caught", "by": f"{test}[torch]", "said": "", "why": ""}
     hardware = {"name": "x86-64", "cpu": "CPU"}
-    clean = {"seeds": 3, "claims": 9, "alarms": []}
+    clean = {"seeds": 3, "claims": 9, "alarms": [], "processes": 1}
     run = {"target": "cpu", "hardware": hardware, "files": {}, "failing": [], "clean": clean}
     return run | {"mutants": [row | changes]}
 

@@ -46,7 +46,9 @@ def opened(path: Path, precision: str, ops: str, device: str) -> Reader:
     half = precision == "bf16" or (device == "cuda" and precision != "float32")
     model, dtype = model_of(options), torch.bfloat16 if half else torch.float32
     columns = columns_of(ops, device == "cuda", model.shape.head_size)
-    converted = convert(Decoder(model, columns, dtype).to(device), precision).eval()
+    with torch.device(device):
+        made = Decoder(model, columns, dtype)
+    converted = convert(made, precision).eval()
     checkpoint.restore(converted, content)
     return Reader(converted, options, device, half)
 

@@ -190,7 +190,8 @@ class Run:
         self.half = options.precision != "float32" and (
             self.on_gpu or options.precision == "bf16" or options.precision in CUT
         )
-        decoder = Decoder(self.data, self.columns, torch.bfloat16 if self.half else torch.float32).to(self.device)
+        with torch.device(self.device):
+            decoder = Decoder(self.data, self.columns, torch.bfloat16 if self.half else torch.float32)
         if options.recompute:
             decoder.recompute = _recomputing(options.precision)
         self.model = convert(decoder, options.precision)

@@ -9,7 +9,7 @@ from typing import Any, Dict, List
 import pytest
 import torch
 
-from claims import needs, proves
+from claims import long, needs, proves
 from training import guard_proof
 from training.guard import Guard
 from training.precision import computed, plain
@@ -97,6 +97,7 @@ def test_no_false_alarm(seed: int, measured: Dict[str, Any]) -> None:
 
 
 @needs(sm=(8, 9))
+@long
 @proves(
     "Transformer Engine's FP8 under delayed scaling passes every check of the guard, one whose layers give a quarter "
     "too much does not, and after the fallback and the return it passes again",
