@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ class Facts:
 def blocks(catalogue: Catalogue) -> dict[str, str]:
     """Every rendered block of README.md, by the name in its markers."""
     facts = Facts.of(catalogue)
-    makers = {"targets": _targets, "matrix": _matrix, "patches": _patches, "ledger": _ledger}
+    makers = {"targets": _targets, "matrix": _matrix, "patches": _patches, "ledger": _ledger, "parity": _parity}
     return {**{name: make(facts) for name, make in makers.items()}, "bench": bench.text(catalogue.root)}
 
 
@@ -52,6 +53,24 @@ def _rows(header: str, rows: Iterable[Iterable[str]]) -> str:
     names = header.split("|")
     lines = [names, ["---"] * len(names), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _parity(facts: Facts) -> str:
+    """How far training in other precisions ends from bfloat16: what smoke_tests/training/parity.py reported."""
+    rows = []
+    for path in sorted((facts.root / "smoke_tests" / "evidence" / "training").glob("*--*--*.json")):
+        (target, machine, model), report = path.stem.split("--"), json.loads(path.read_text(encoding="utf-8"))
+        place = path.relative_to(facts.root).as_posix().removesuffix(".json")
+        curves = f"[{model}]({place}.jsonl), [plot]({place}.svg)"
+        for arm, found in report["arms"].items():
+            if arm != report["reference"]:
+                low, high = found["interval"]
+                above = f"{found['above']:+.4f} ({low:+.4f} to {high:+.4f})"
+                ratio = f"{found['gap']:.3f} of {found['spread']:.3f}: {found['ratio']:.2f}"
+                sides = f"{arm} beside {report['reference']}"
+                rows.append([f"`{target}`, {machine}", curves, sides, str(len(found["seeds"])), ratio, above])
+    header = "Where|Curves|Runs|Seeds|Largest gap of the seeds' spread|Above, nats per token (95 %)"
+    return _rows(header, rows) if rows else "Nothing trained on a GPU is committed yet."
 
 
 def _targets(facts: Facts) -> str:

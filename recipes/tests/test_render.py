@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import statistics
+from pathlib import Path
+
 import pytest
 
 from recipes import render
 from recipes.model import Catalogue, Refusal
 from recipes.plan import plan
 from recipes.tests.conftest import Checkout
+
+TRAINING = Catalogue().root / "smoke_tests" / "evidence" / "training"
 
 
 def test_readme_is_current() -> None:
@@ -63,3 +69,17 @@ def test_a_cell_says_what_was_built_otherwise_than_declared() -> None:
 )
 def test_ranges(numbers: list[int], text: str) -> None:
     assert render._ranges("A", numbers) == text
+
+
+@pytest.mark.parametrize("report", sorted(TRAINING.glob("*--*--*.json")), ids=lambda path: path.stem)
+def test_what_is_said_of_parity_is_of_the_curves_beside_it(report: Path) -> None:
+    rows = [json.loads(line) for line in report.with_suffix(".jsonl").read_text().splitlines()]
+    seeds: dict[str, set[int]] = {}
+    for row in rows:
+        assert len(row["loss"]) == len(row["norm"]) == row["options"]["steps"] >= 1000
+        seeds.setdefault(row["arm"], set()).add(row["seed"])
+    said = json.loads(report.read_text())
+    assert said["reference"] == rows[0]["arm"]
+    assert {arm: set(found["seeds"]) for arm, found in said["arms"].items()} == seeds
+    last = {arm: statistics.mean(row["loss"][-1] for row in rows if row["arm"] == arm) for arm in seeds}
+    assert {arm: found["end"] for arm, found in said["arms"].items()} == pytest.approx(last)

@@ -461,7 +461,8 @@ def in_fp8(tmp_path_factory: pytest.TempPathFactory) -> InFp8:
 @long
 @proves(
     "HARE's layers train from the command in FP8 with fused operators, recomputed, and in a CUDA graph: every loss "
-    "falls and stays within 0.15 nats of bfloat16's, the median over the steps; the scales survive a checkpoint to the last bit",
+    "falls and stays within 0.15 nats of bfloat16's, the median over the steps; the scales survive a checkpoint to the "
+    "last bit",
     seed=("A11", "B03"),
     package="transformer-engine",
     since="2.0",
