@@ -391,7 +391,7 @@ def test_a_claim_whose_process_dies_is_refuted_and_the_others_run(room: PlantedR
     }
 
 
-@pytest.mark.parametrize(("cuda", "cores", "processes"), [("none", 8, "2"), ("13.0", 2, "1"), ("13.0", 8, "4")])
+@pytest.mark.parametrize(("cuda", "cores", "processes"), [("none", 8, "2"), ("13.0", 2, "1"), ("13.0", 8, "6")])
 def test_claims_run_in_several_processes(room: PlantedRoom, cuda: str, cores: int, processes: str) -> None:
     room.describe(cuda=cuda)
     (room.folder.parent / "sitecustomize.py").write_text(
