@@ -397,8 +397,11 @@ def begun(options: argparse.Namespace) -> Dict[str, Any]:
         if not options.claims:
             command = [sys.executable, "-m", "pytest", str(ROOM), "--tb=no", "--evidence", str(written)]
             subprocess.run(command, check=False)
-        run = json.loads(written.read_text(encoding="utf-8"))
-    if any(run[key] != value for key, value in outcomes.items()):
+        try:
+            run = json.loads(written.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            sys.exit(f"mutants: {written} holds no outcomes of the claims ({error}): leave --claims out to run them")
+    if any(run.get(key) != value for key, value in outcomes.items()):
         sys.exit(f"mutants: {written} tells of other tests, packages or hardware: leave --claims out to run the claims")
     claims = run["claims"]
     failing = [claim["id"] for claim in claims if claim["outcome"] == "refuted"]
@@ -408,13 +411,15 @@ def begun(options: argparse.Namespace) -> Dict[str, Any]:
 
 def in_processes(outcomes: Dict[str, Any], options: argparse.Namespace) -> Dict[str, Any]:
     """The outcomes of several processes, which share the seeds and the mutants."""
-    shares = [options.out.with_name(f"{options.out.name}.{share}") for share in range(options.processes)]
+    # Another number of processes shares otherwise, and begins anew.
+    of = options.processes
+    shares = [options.out.with_name(f"{options.out.name}.{share}-of-{of}") for share in range(of)]
     for path in shares:
         if not path.exists():
             keep(path, outcomes)
     command = [sys.executable, *sys.argv, "--processes", "1"]
     running = [
-        subprocess.Popen([*command, "--out", str(path), "--share", f"{share}/{options.processes}"])
+        subprocess.Popen([*command, "--out", str(path), "--share", f"{share}/{of}"])
         for share, path in enumerate(shares)
     ]
     codes = [process.wait() for process in running]
