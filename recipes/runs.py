@@ -6,6 +6,7 @@ Slurm with enroot and pyxis, or by Kubernetes as a JobSet or a PyTorchJob. All f
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ TARGET = "cu13.0-torch2.11-dist"
 ENGINE = "/opt/fusebox/smoke_tests/training/engine.py"
 PORT = 29400
 RESTARTS = 3  # of the whole job, each from the last checkpoint
+HOSTS = (2, 4, 8)  # GPUs of one host, on which the runs of these shapes can be measured
+MEASURED = ("1.8B", "8B")
 SHARED = "/out"  # in a container: the storage that all hosts share
 
 
@@ -175,9 +178,22 @@ def module(root: Path = ROOT) -> str:
         lines.append(f'    "{run.name}": {json.dumps({**shape, "batch": run.batch})},')
     lines += ["}", "ARGUMENTS = {"]
     lines += [f'    "{run.name}": "{" ".join(run.arguments("."))}",' for run in load(root).values()]
+    lines += ["}", "# The same on one host of fewer GPUs.", "ON_ONE_HOST = {"]
+    for run, gpus in itertools.product(load(root).values(), HOSTS):
+        if run.shape in MEASURED:
+            lines += _on_one_host(run, gpus)
     lines += ["}", "FLOAT8 = {"]
     lines += [f'    "{name}": "{" ".join(_flags(told))}",' for name, told in FLOAT8.items()]
     return "\n".join([*lines, "}"]) + "\n"
+
+
+def _on_one_host(run: Run, gpus: int) -> list[str]:
+    """The run on one host of that many GPUs, as a line of the module; none where its layout needs more."""
+    try:
+        fewer = validated(Run, {**run.model_dump(), "hosts": 1, "gpus": gpus}, Path("runs.toml"), run.name)
+    except Refusal:
+        return []
+    return [f'    ("{run.name}", {gpus}): "{" ".join(fewer.arguments("."))}",']
 
 
 def chosen(name: str, changes: Mapping[str, Any], root: Path = ROOT) -> Run:

@@ -132,11 +132,23 @@ def test_checkpoints_reshard(one: Path, tmp_path: Path, measured: Dict[str, Any]
     assert measured["apart"] < BAND
 
 
+IN_FLOAT8 = [
+    ("tiny", "tensorwise"),
+    ("tiny", "tensorwise-gathered"),
+    ("tiny", "rowwise"),
+    ("tiny-tp2", "tensorwise"),
+    ("tiny-pp2", "tensorwise-gathered"),
+]
+
+
 @needs(gpus=2, sm=(8, 9))
-@pytest.mark.parametrize("recipe", ["tensorwise", "tensorwise-gathered", "rowwise"])
-@proves("sharded training in float8, its weights gathered in float8 or not, learns as in bfloat16", seed="D01")
-def test_float8_learns(recipe: str, one: Path, tmp_path: Path, measured: Dict[str, Any]) -> None:
-    found = finished("tiny", tmp_path, *FLOAT8[recipe].split(), *resumed(START, one))
+@pytest.mark.parametrize(("name", "recipe"), IN_FLOAT8)
+@proves(
+    "each layout in float8, a sharded one's weights gathered in float8 or not, learns as in bfloat16",
+    seed=("D01", "E06"),
+)
+def test_float8_learns(name: str, recipe: str, one: Path, tmp_path: Path, measured: Dict[str, Any]) -> None:
+    found = finished(name, tmp_path, *FLOAT8[recipe].split(), *resumed(START, one))
     truth = jobs.losses(one)
     measured["apart"] = max(abs(found[step] - truth[step]) for step in found)
     assert 0 < measured["apart"] < 2 * BAND  # not the same: float8 rounds to one part in 16
@@ -163,12 +175,10 @@ def test_a_rank_is_killed(one: Path, tmp_path: Path, measured: Dict[str, Any]) -
     apart(jobs.losses(tmp_path), jobs.losses(one), measured)
 
 
-@pytest.fixture(scope="module")
-def exchanged(tmp_path_factory: pytest.TempPathFactory) -> List[Dict[str, Any]]:
-    """What each rank of one run of training/collectives.py found, on all GPUs of this machine."""
-    import hardware
-
-    folder, processes = tmp_path_factory.mktemp("collectives"), len(hardware.probe().gpus) or 2
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=[needs(gpus=4)])], ids=["2 GPUs", "4 GPUs"])
+def exchanged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> List[Dict[str, Any]]:
+    """What each rank of one run of training/collectives.py found, on that many GPUs."""
+    folder, processes = tmp_path_factory.mktemp("collectives"), request.param
     with jobs.Job(jobs.torchrun("collectives.py", [str(folder), *DEVICE], processes), folder / "log") as job:
         assert job.ended(400) == 0, job.said()[-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]

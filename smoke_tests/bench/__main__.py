@@ -14,16 +14,16 @@ import gc
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List
+from typing import Any, Dict, Iterator, List
 
 import torch
 
 import hardware
-from bench import ablation, block, linear, machine, models, operators
+from bench import ablation, block, linear, machine, models, operators, scaling
 from bench.method import QUICK, Cell, Effort, Timer, measure, one_line
 from bench.rows import Row, append, judge, read
 
-SECTIONS = (linear, block, ablation, models, operators)
+SECTIONS = (scaling, linear, block, ablation, models, operators)
 
 
 def main() -> int:
@@ -69,7 +69,10 @@ def run(options: argparse.Namespace, start: float) -> int:
     wanted = list({cell.key: cell for cell in wanted}.values())
     if not wanted:
         raise Refused(f"no cell starts with {' or '.join(options.only)}: --list shows their keys.")
-    missing = todo(wanted, read(options.out), described, options.quick)
+    known = of_this_machine(read(options.out), described, options.quick)
+    # A row of jobs is written again after each; the last one has them all.
+    failed = [cell for cell in wanted if {"error", "unfinished"} & set(known.get(cell.key, {}))]
+    missing = [cell for cell in wanted if cell.key not in known] + failed
     if options.list:
         for cell in wanted:
             print(f"{'to run' if cell in missing else 'there':<8}{cell.key}  {cell.seconds:.0f} s, {cell.gib:.0f} GiB")
@@ -78,7 +81,7 @@ def run(options: argparse.Namespace, start: float) -> int:
         occupied = machine.busy()
         if occupied:
             raise Refused(occupied)
-    return measured(missing, described, options, start) if missing else 0
+    return measured(missing, known, described, options, start) if missing else 0
 
 
 def cells(described: Dict[str, Any], cuda: bool, quick: bool) -> List[Cell]:
@@ -88,19 +91,19 @@ def cells(described: Dict[str, Any], cuda: bool, quick: bool) -> List[Cell]:
     return found
 
 
-def todo(wanted: List[Cell], rows: List[Row], described: Dict[str, Any], quick: bool) -> List[Cell]:
-    """The cells without a row of this machine and these releases, then those whose row is an error."""
+def of_this_machine(rows: List[Row], described: Dict[str, Any], quick: bool) -> Dict[str, Row]:
+    """The last row of each cell that was made here, with these releases."""
     name = hardware.probe().name(described["cuda"] != "none")
     same = (name, machine.releases(described))
     shards = {
         row["shard"] for row in rows if row["key"] == "shard" and (row["machine"]["name"], row["releases"]) == same
     }
-    found = {row["key"]: row for row in rows if row["shard"] in shards and (quick or not row.get("quick"))}
-    failed = [cell for cell in wanted if "error" in found.get(cell.key, {})]
-    return [cell for cell in wanted if cell.key not in found] + failed
+    return {row["key"]: row for row in rows if row["shard"] in shards and (quick or not row.get("quick"))}
 
 
-def measured(todo: List[Cell], described: Dict[str, Any], options: argparse.Namespace, start: float) -> int:
+def measured(
+    todo: List[Cell], known: Dict[str, Row], described: Dict[str, Any], options: argparse.Namespace, start: float
+) -> int:
     """Measure these cells, as many as fit; each is a row and a line."""
     cuda = described["cuda"] != "none"
     if not cuda:
@@ -122,22 +125,27 @@ def measured(todo: List[Cell], described: Dict[str, Any], options: argparse.Name
             say(f"the time is over; {len(todo) - number + 1} cells are left: run again to go on.")
             return 4
         begun = time.monotonic()
-        if cell.gib > 0.95 * total:
-            row: Row = {"key": cell.key, "error": f"needs {cell.gib:.0f} GiB, and this GPU has {total:.0f}"}
-        else:
-            row = attempt(cell, timer, effort)
-        took = time.monotonic() - begun
+        for row in attempts(cell, timer, effort, known.get(cell.key, {}), total):
+            took = time.monotonic() - begun
+            row.update(shard=head["shard"], quick=options.quick, seconds=round(took, 2))
+            append(options.out, row)
         spent, expected = spent + took, expected + cell.seconds
-        row.update(shard=head["shard"], quick=options.quick, seconds=round(took, 2))
-        append(options.out, row)
         say(f"[{number}/{len(todo)}] {cell.key}  {told(row, ceilings)}  {took:.1f} s, about {left / 60:.0f} min left")
         if cuda and broken():
             raise Refused(f"the GPU is in error after {cell.key}: run again, that cell comes last then.")
     return 0
 
 
-def attempt(cell: Cell, timer: Timer, effort: Effort) -> Row:
-    """The row of a cell, or why there is none, with the state of the GPU."""
+def attempts(cell: Cell, timer: Timer, effort: Effort, known: Row, total: float) -> Iterator[Row]:
+    """The row of a cell, or why there is none, with the state of the GPU; of jobs one after each, with all so far."""
+    if cell.gib > 0.95 * total:
+        yield {"key": cell.key, "error": f"needs {cell.gib:.0f} GiB, and this GPU has {total:.0f}"}
+        return
+    if cell.jobs:
+        reset(timer.cuda)  # the jobs want the memory
+        for found in cell.jobs(known.get("arms", {})):
+            yield {"key": cell.key, "facts": cell.facts, "pairs": 0, **found}
+        return
     try:
         row = measure(cell, timer, effort)
     except Exception as error:
@@ -147,7 +155,7 @@ def attempt(cell: Cell, timer: Timer, effort: Effort) -> Row:
         row["throttled"] = machine.slowed()
     gc.collect()
     reset(timer.cuda)
-    return row
+    yield row
 
 
 def reset(cuda: bool) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -54,7 +54,9 @@ class Arm(NamedTuple):
 class Cell(NamedTuple):
     """One row to be: a key, the facts that the report sorts by, and its arms, each made when it is its turn.
 
-    seconds and gib: what it is expected to take on a large GPU. pairs: how many, 0 for what the run says.
+    seconds and gib: what it is expected to take on a large GPU. pairs: how many, 0 for what the run says. jobs: what
+    stands for arms that are measured in processes of their own: given the arms that are known, {"arms": all so far},
+    after each, with "unfinished" but for the last.
     """
 
     key: str
@@ -63,6 +65,7 @@ class Cell(NamedTuple):
     seconds: float = 5.0
     gib: float = 2.0
     pairs: int = 0
+    jobs: Optional[Callable[[Dict[str, Row]], Iterator[Row]]] = None
 
 
 class Effort(NamedTuple):

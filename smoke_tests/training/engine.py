@@ -2,7 +2,8 @@
 
 What the engine is told comes from recipes/runs.toml. This file registers the model "fusebox": the engine's Llama 3 in
 the shapes below, real text in an order that no layout changes, and one line of numbers a step and rank in
-DUMP_FOLDER/rank<N>.jsonl. `--cpu` trains over gloo, to see on any machine that a layout is right.
+DUMP_FOLDER/rank<N>.jsonl. `--cpu` trains over gloo, to see on any machine that a layout is right; `--look` notes the
+kernels of rank 0's fourth microbatch in DUMP_FOLDER/kernels.json.
 
 Shapes: b sequences of a microbatch, l length.
 """
@@ -15,10 +16,15 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, Iterator, Tuple
+from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
 
+if "--look" in sys.argv:  # both before the engine's import, which reads the arguments
+    sys.argv.remove("--look")
+    LOOK = True
+else:
+    LOOK = False
 if "--cpu" in sys.argv:  # the engine knows no CPU: what it asks a device's module for is said here, before its import
     sys.argv.remove("--cpu")
     torch._utils._get_available_device_type = lambda: "cpu"
@@ -40,6 +46,7 @@ from torchtitan.models.llama3.infra.parallelize import apply_fsdp
 from torchtitan.protocols.model_converter import register_model_converter
 from torchtitan.protocols.train_spec import register_train_spec
 from torchtitan.tools.utils import device_type
+from torchtitan.train import Trainer, main
 
 from training.llama import standard_library_text
 
@@ -170,8 +177,38 @@ def register() -> None:
     )
 
 
-if __name__ == "__main__":
-    from torchtitan.train import Trainer, main
+class Watched(Trainer):  # type: ignore[misc]
+    """The engine's trainer; with `--look` rank 0 notes name -> [how often, ms] of one microbatch's GPU kernels.
 
+    From the start of the fourth microbatch to that of the fifth: by then all is compiled. In a pipeline that is one
+    forward and one backward pass, of different microbatches.
+    """
+
+    def __init__(self, job_config: Any) -> None:
+        super().__init__(job_config)
+        self.passes = 0
+        self.profiler: Any = None
+        if LOOK and device_type == "cuda" and torch.distributed.get_rank() == 0:
+            self.model_parts[0].register_forward_pre_hook(self.look)
+
+    def look(self, *_: Any) -> None:
+        self.passes += 1
+        if self.passes == 4:
+            torch.cuda.synchronize()
+            self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+            self.profiler.start()
+        elif self.passes == 5:
+            torch.cuda.synchronize()
+            self.profiler.stop()
+            ran: Dict[str, List[float]] = {}
+            for event in self.profiler.events():
+                if event.device_type == torch.autograd.DeviceType.CUDA:
+                    count, spent = ran.get(event.name, (0, 0.0))
+                    ran[event.name] = [count + 1, spent + event.time_range.elapsed_us() / 1e3]
+            with open(f"{self.job_config.job.dump_folder}/kernels.json", "w") as file:
+                json.dump(ran, file)
+
+
+if __name__ == "__main__":
     register()
-    main(Trainer)
+    main(Watched)

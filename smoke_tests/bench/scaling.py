@@ -1,0 +1,189 @@
+"""Several GPUs (D01 to D10, E04 to E10): float8 beside bf16, and layout beside layout, in torchtitan's trainer.
+
+An arm is a job of its own on all GPUs of this machine, as `nox -s launch` starts it, with checkpoints off: jobs run one
+after the other, not in turns. Its time is a step's, of the engine's own clock; the first steps, which compile, are left
+out. Operations are counted for one GPU's share of the step, so that the ceilings of one GPU hold.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, NamedTuple
+
+import torch
+
+import kernels
+from bench.llama import flops
+from bench.method import Cell, Check, one_line, shown
+from bench.rows import Row, ratio
+from training import jobs
+from training.models import MODELS
+from training.runs import FLOAT8, ON_ONE_HOST
+
+LIMIT = 300  # seconds that a job may take
+LOOKED = 5  # microbatches until the kernels are noted, see training/engine.py
+DEVICE: List[str] = []  # "--cpu" here trains over gloo: how this is tried without a GPU
+
+
+class Job(NamedTuple):
+    """One arm: a run of recipes/runs.toml, its float8 recipe, more of the engine's arguments, the arm to compare with."""
+
+    run: str
+    float8: str = "none"
+    more: str = ""
+    base: str = ""
+
+
+NAMES = {"none": "bf16", "tensorwise": "fp8", "tensorwise-gathered": "fp8 gathered", "rowwise": "fp8 rowwise"}
+
+
+def recipes(run: str) -> Dict[str, Job]:
+    """bf16, and float8 by recipe."""
+    return {name: Job(run, recipe, base="" if recipe == "none" else "bf16") for recipe, name in NAMES.items()}
+
+
+def recomputed(run: str) -> Dict[str, Job]:
+    """bf16 by what of the activations is computed again."""
+    modes = {"bf16, nothing recomputed": "none", "bf16, all recomputed": "full"}
+    return {name: Job(run, "none", f"--activation_checkpoint.mode {mode}", "bf16") for name, mode in modes.items()}
+
+
+LAYOUTS = {
+    "fsdp": Job("llama-8b-fsdp"),
+    "pp2": Job("llama-8b-pp2", base="fsdp"),
+    "tp2": Job("llama-8b-tp2", base="fsdp"),
+    "tp2 pp2": Job("llama-8b-tp2-pp2", base="fsdp"),
+    "fsdp fp8": Job("llama-8b-fsdp", "tensorwise-gathered", base="fsdp"),
+    "pp2 fp8": Job("llama-8b-pp2", "tensorwise-gathered", base="pp2"),
+    "pp2, sharded between passes": Job("llama-8b-pp2", more="--parallelism.fsdp_reshard_after_forward always", base="fsdp"),
+    "tp2 async": Job("llama-8b-tp2", more="--parallelism.enable_async_tensor_parallel", base="fsdp"),
+    "tp2 pp2 fp8": Job("llama-8b-tp2-pp2", "tensorwise", base="tp2 pp2"),
+}  # fmt: skip
+
+
+def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
+    """The 1.8B and the 8B shape in float8, what is recomputed, and the layouts, on all GPUs of this machine."""
+    gpus = torch.cuda.device_count() if cuda else 0
+    if "torchtitan" not in releases or quick:
+        return []
+    seeds = {"bf16, another seed": Job("llama-1b8", more="--debug.seed 1", base="bf16")}
+    found = [
+        ("fsdp/8B", 14, {**recipes("llama-8b"), **recomputed("llama-8b")}),
+        ("layouts/8B", 3, LAYOUTS),
+        ("fsdp/1.8B", 60, {**recipes("llama-1b8"), **seeds}),
+    ]
+    made = []
+    for name, steps, arms in found:
+        arms = {arm: job for arm, job in arms.items() if (job.run, gpus) in ON_ONE_HOST}
+        if arms:
+            run = next(iter(arms.values())).run
+            made_by = partial(rows, arms, gpus, steps)
+            made.append(Cell(f"scaling/{name}/{gpus}", facts(run, gpus), dict, 90.0 * len(arms), jobs=made_by))
+    return made
+
+
+def facts(run: str, gpus: int) -> Dict[str, Any]:
+    """What a step of one GPU is; the runs that are measured beside this one have the same batch."""
+    said = ON_ONE_HOST[run, gpus].split()
+    flavor, length, batch = (
+        said[said.index(key) + 1] for key in ("--model.flavor", "--training.seq_len", "--training.global_batch_size")
+    )
+    shape = MODELS[f"llama-3-{flavor.lower()}"].shape._replace(length=int(length))
+    tokens = int(batch) * shape.length / gpus
+    return {
+        "model": flavor, "length": shape.length, "batch": int(batch), "gpus": gpus, "tokens": tokens, **flops(shape)
+    }  # fmt: skip
+
+
+def rows(arms: Dict[str, Job], gpus: int, steps: int, known: Dict[str, Row]) -> Iterator[Row]:
+    """Each arm's numbers, or the error that ended its job; see Cell.jobs. What is known is not run again."""
+    found = {name: row for name, row in known.items() if "error" not in row}
+    for name, job in arms.items():
+        if name in found:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                found[name] = trained(job, gpus, steps, Path(folder))
+            except Exception as error:
+                said = re.search(r"(?!\S*ChildFailed)(?<![\w.])[\w.]+Error: .*", str(error))  # the first that a rank says
+                found[name] = {"error": said[0][:200] if said else one_line(error)}
+        base = found.get(job.base, {"error": ""})
+        if "error" not in found[name] and "error" not in base:
+            found[name].update(zip(("ratio", "low", "high"), ratio(base["samples_ms"], found[name]["samples_ms"])))
+            found[name].update(base=job.base, comparable=(arms[job.base].run, "") == (job.run, job.more))
+            gaps = [abs(ours - theirs) / theirs for ours, theirs in zip(found[name]["loss"], base["loss"])]
+            # float8 rounds the first step's products already. A pipeline's stages draw other weights than one model.
+            floor = 1e-7 if job.float8 != "none" else 0.0
+            found[name]["checks"] = [list(Check(statistics.mean(gaps), floor, 0.05))]
+        print(f"  {name}: {told(found[name])}", flush=True)
+        yield {"arms": dict(found), **({} if all(arm in found for arm in arms) else {"unfinished": True})}
+
+
+def told(row: Row) -> str:
+    """A job's numbers for who watches."""
+    if "error" in row:
+        return str(row["error"])
+    ratio = f", {row['ratio']:.2f}x of {row['base']}" if "ratio" in row else ""
+    numbers = f"{row['ms']:.4g} ms, {row['tokens_per_second']:.5g} tokens/s/GPU, {row['peak_mib'] / 1024:.1f} GiB"
+    return f"{numbers}, loss {row['loss'][-1]:.4f}{ratio}, {row['seconds']:.0f} s"
+
+
+def trained(job: Job, gpus: int, steps: int, folder: Path) -> Row:
+    """Train that many steps; the numbers of those after the first, which compile, or after the kernels were noted."""
+    arguments = [*ON_ONE_HOST[job.run, gpus].split(), *FLOAT8[job.float8].split(), *job.more.split()]
+    arguments += ["--job.dump_folder", str(folder), "--training.steps", str(steps), "--checkpoint.no-enable", "--look"]
+    with jobs.Job(jobs.torchrun("engine.py", [*DEVICE, *arguments], gpus), folder / "log") as started:
+        code = started.ended(LIMIT)
+        if code != 0:
+            raise RuntimeError(f"the job ended with code {code}\n{started.said()}")
+    ranks = [jobs.noted(folder, rank) for rank in range(gpus)]
+    losses = next(ranked for ranked in ranks if ranked[0]["loss"] > 0)  # in a pipeline the last stage sees it
+    first = LOOKED if steps > 2 * LOOKED else 1
+    step = facts(job.run, gpus)
+    samples = [row["seconds"] * 1e3 for row in ranks[0][first:]]
+    ms, work = statistics.median(samples), step["causal, products only"] * step["tokens"]
+    looked = folder / "kernels.json"
+    ran = json.loads(looked.read_text()) if looked.exists() else {}
+    return {
+        "precision": "bf16" if job.float8 == "none" else "fp8",
+        "run": job.run,
+        "float8": job.float8,
+        "ms": ms,
+        "gpu_ms": ms,
+        "samples_ms": [shown(sample) for sample in samples],
+        "flops": work,
+        "flops_per_second": work / ms * 1e3,
+        "tokens_per_second": step["tokens"] / ms * 1e3,
+        "state_mib": 0,
+        "peak_mib": round(1024 * max(row["active_gib"] for ranked in ranks for row in ranked)),
+        "loss": [row["loss"] for row in losses],
+        "grad_norm": [row["grad_norm"] for row in losses],
+        "kernels_ms": spent(ran),
+        "fp8_kernels": sorted(name[:80] for name in kernels.products(ran) if kernels.FLOAT8.search(name)),
+        "checks": [],
+        "seconds": sum(row["seconds"] for row in ranks[0]),
+    }
+
+
+KINDS = {
+    "all-gather": r"nccl\w*AllGather",
+    "reduce-scatter": r"nccl\w*ReduceScatter",
+    "all-reduce": r"nccl\w*AllReduce",
+    "send and receive": r"nccl\w*SendRecv",
+    "attention": kernels.ATTENTION.pattern,
+    "products": kernels.PRODUCT.pattern,
+}
+
+
+def spent(ran: Dict[str, List[float]]) -> Dict[str, float]:
+    """ms of rank 0's microbatch by kind of kernel; those of communication and of computing overlap."""
+    sums: Dict[str, float] = {}
+    for name, (_, ms) in ran.items():
+        kind = next((kind for kind, pattern in KINDS.items() if re.search(pattern, name, re.IGNORECASE)), "other")
+        sums[kind] = sums.get(kind, 0.0) + ms
+    return {kind: shown(ms) for kind, ms in sorted(sums.items())}
