@@ -26,6 +26,8 @@ RECORD = pytest.StashKey[Dict[str, Any]]()
 WORKERS = 14  # on a GPU
 # What Triton measured once is kept with its kernels, so that not every process measures it again.
 os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: processes that share the cores take one each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 # --- what there is to prove ---
@@ -299,6 +301,7 @@ class Ledger:
         self.hardware = hardware.probe().describe(cuda=self.manifest["cuda"] != "none")
         self.declared = self.hardware["name"] in self.manifest["proves_on"]
         self.records: Dict[str, Dict[str, Any]] = {}
+        self.groups: Dict[str, str] = {}
         self.started = datetime.datetime.now(datetime.timezone.utc)
         self.clock = time.perf_counter()
         self._forget_last_run()
@@ -341,6 +344,23 @@ class Ledger:
                 "seconds": 0.0,
             }
             self.records[item.nodeid] = item.stash[RECORD]
+            if together := item.get_closest_marker("xdist_group"):
+                self.groups[item.nodeid] = together.args[0]
+
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """Give what is of one group to one process, all else to any.
+
+        pytest-xdist's own --dist loadgroup (3.8.0) writes the group into node ids, which pytest 9.2 no longer lets it.
+        """
+        from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+        groups = self.groups
+
+        class ByGroup(LoadScopeScheduling):  # type: ignore[misc]
+            def _split_scope(self, nodeid: str) -> str:
+                return groups.get(nodeid, nodeid)
+
+        return ByGroup(config, log)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -363,7 +383,7 @@ class Ledger:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note and print the claim that ended, in this process or in another."""
-        record = self.records[report.nodeid.partition("@")[0]]  # pytest-xdist adds "@" and the group
+        record = self.records[report.nodeid]
         if report.when in ("setup", "call"):
             return
         if report.when == "teardown":

@@ -19,7 +19,6 @@ from claims import needs, proves
 from training import jobs
 from training.runs import ARGUMENTS, FLOAT8, RUNS
 
-pytestmark = pytest.mark.xdist_group("several GPUs")  # all of which each of these takes
 DEVICE: List[str] = []  # "--cpu" here trains over gloo: how these tests are tried without a GPU
 START, STEPS = 10, 60
 
@@ -179,11 +178,16 @@ def test_a_rank_is_killed(one: Path, tmp_path: Path, measured: Dict[str, Any]) -
 def exchanged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> List[Dict[str, Any]]:
     """What each rank of one run of training/collectives.py found, on that many GPUs."""
     folder, processes = tmp_path_factory.mktemp("collectives"), request.param
-    with jobs.Job(jobs.torchrun("collectives.py", [str(folder), *DEVICE], processes), folder / "log") as job:
+    command = jobs.torchrun("collectives.py", [str(folder), *DEVICE], processes)
+    with jobs.Job(command, folder / "log", alone=True) as job:
         assert job.ended(400) == 0, job.said()[-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
 
 
+in_one_process = pytest.mark.xdist_group("collectives")  # which runs them once
+
+
+@in_one_process
 @needs(gpus=2)
 @proves("every rank has a GPU of its own, and the same stack with one NCCL, which is this environment's")
 def test_ranks_have_one_stack(
@@ -199,6 +203,7 @@ def test_ranks_have_one_stack(
     measured["nccl"], measured["ranks"] = found[0]["nccl"], len(found)
 
 
+@in_one_process
 @needs(gpus=2)
 @proves("all-reduce, all-gather and reduce-scatter give every element right, odd sizes too, on every rank")
 def test_collectives_are_right(exchanged: List[Dict[str, Any]], measured: Dict[str, Any]) -> None:
@@ -209,6 +214,7 @@ def test_collectives_are_right(exchanged: List[Dict[str, Any]], measured: Dict[s
         measured["elements"] = measured.get("elements", 0) + checked
 
 
+@in_one_process
 @needs(gpus=2)
 @proves(
     "512 MiB cross the GPUs' links at a third of what these carry or more, and all-gathers 1.7 times as fast in float8"
@@ -229,6 +235,7 @@ def links() -> float:
     return total
 
 
+@in_one_process
 @needs(gpus=2)
 @proves("FSDP2 gathers exactly half of the bytes where torchao has it gather weights in float8, and as many where not")
 def test_bytes_of_the_gathered_weights(exchanged: List[Dict[str, Any]], measured: Dict[str, Any]) -> None:

@@ -27,11 +27,12 @@ from training.runs import FLOAT8, ON_ONE_HOST
 
 LIMIT = 300  # seconds that a job may take
 LOOKED = 5  # microbatches until the kernels are noted, see training/engine.py
+SAID = re.compile(r"(?!\S*ChildFailed)(?<![\w.])[\w.]+Error: .*")  # of a rank, not of torchrun
 DEVICE: List[str] = []  # "--cpu" here trains over gloo: how this is tried without a GPU
 
 
 class Job(NamedTuple):
-    """One arm: a run of recipes/runs.toml, its float8 recipe, more of the engine's arguments, the arm to compare with."""
+    """One arm: a run of recipes/runs.toml, its float8 recipe, more of the engine's arguments, its base."""
 
     run: str
     float8: str = "none"
@@ -58,9 +59,9 @@ LAYOUTS = {
     "pp2": Job("llama-8b-pp2", base="fsdp"),
     "tp2": Job("llama-8b-tp2", base="fsdp"),
     "tp2 pp2": Job("llama-8b-tp2-pp2", base="fsdp"),
-    "fsdp fp8": Job("llama-8b-fsdp", "tensorwise-gathered", base="fsdp"),
     "pp2 fp8": Job("llama-8b-pp2", "tensorwise-gathered", base="pp2"),
-    "pp2, sharded between passes": Job("llama-8b-pp2", more="--parallelism.fsdp_reshard_after_forward always", base="fsdp"),
+    "fsdp fp8": Job("llama-8b-fsdp", "tensorwise-gathered", base="fsdp"),
+    "pp2 resharded": Job("llama-8b-pp2", more="--parallelism.fsdp_reshard_after_forward always", base="fsdp"),
     "tp2 async": Job("llama-8b-tp2", more="--parallelism.enable_async_tensor_parallel", base="fsdp"),
     "tp2 pp2 fp8": Job("llama-8b-tp2-pp2", "tensorwise", base="tp2 pp2"),
 }  # fmt: skip
@@ -110,7 +111,7 @@ def rows(arms: Dict[str, Job], gpus: int, steps: int, known: Dict[str, Row]) -> 
             try:
                 found[name] = trained(job, gpus, steps, Path(folder))
             except Exception as error:
-                said = re.search(r"(?!\S*ChildFailed)(?<![\w.])[\w.]+Error: .*", str(error))  # the first that a rank says
+                said = SAID.search(str(error))
                 found[name] = {"error": said[0][:200] if said else one_line(error)}
         base = found.get(job.base, {"error": ""})
         if "error" not in found[name] and "error" not in base:
@@ -137,7 +138,7 @@ def trained(job: Job, gpus: int, steps: int, folder: Path) -> Row:
     """Train that many steps; the numbers of those after the first, which compile, or after the kernels were noted."""
     arguments = [*ON_ONE_HOST[job.run, gpus].split(), *FLOAT8[job.float8].split(), *job.more.split()]
     arguments += ["--job.dump_folder", str(folder), "--training.steps", str(steps), "--checkpoint.no-enable", "--look"]
-    with jobs.Job(jobs.torchrun("engine.py", [*DEVICE, *arguments], gpus), folder / "log") as started:
+    with jobs.Job(jobs.torchrun("engine.py", [*DEVICE, *arguments], gpus), folder / "log", alone=True) as started:
         code = started.ended(LIMIT)
         if code != 0:
             raise RuntimeError(f"the job ended with code {code}\n{started.said()}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
@@ -44,10 +46,15 @@ def torchrun(script: str, arguments: Sequence[str], processes: int, options: Seq
 
 
 class Job:
-    """A command that runs; its output goes to `log`. Leaving the block kills what is left of it."""
+    """A command that runs; its output goes to `log`. Leaving the block kills what is left of it.
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    Jobs run beside each other, but one that is `alone` waits for the others to end, and they for it: it is timed.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, alone: bool = False) -> None:
         self.log = log
+        self.turn = open(Path(tempfile.gettempdir(), f"fusebox-jobs-{os.getuid()}"), "w")  # noqa: SIM115
+        fcntl.flock(self.turn, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         variables = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -72,6 +79,7 @@ class Job:
         for process in self.processes():
             os.kill(process, signal.SIGKILL)
         self.process.wait()
+        self.turn.close()
 
     def processes(self, variable: str = "") -> List[int]:
         """The process ids of all of it that still run, or of those with a variable such as "RANK=1"."""
