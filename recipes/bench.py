@@ -28,8 +28,10 @@ from recipes.process import group
 from recipes.progress import console
 
 Row = dict[str, Any]
+Gain = tuple[float, str, str]  # how much, the cell's key, the arm
+SIDES = ("fp8", "bf16")
 LAUNCHES = ("eager", "graph", "compiled", "compiled graph")
-PICTURES = ("block", "ablation", "crossover")  # README's
+PICTURES = ("block", "ablation", "crossover", "scaling")  # README's
 
 
 def room(root: Path, name: str) -> ModuleType:
@@ -220,6 +222,21 @@ def text(root: Path) -> str:
     return "\n\n".join(parts) or 'Nothing measured on a GPU is committed yet: `nox -s "bench(TARGET)"` measures.'
 
 
+def measured_runs(root: Path) -> dict[str, str]:
+    """The runs of recipes/runs.toml that were measured: name -> the fastest bf16 and FP8, and on how many of which."""
+    found: dict[str, str] = {}
+    for path in committed(root):
+        for row in of(read(root, path)[1], "scaling/"):
+            arms, where = list(valid(row).values()), f"{row['facts']['gpus']} × {row['run']['machine']['name']}"
+            for name in dict.fromkeys(arm["run"] for arm in arms):
+                speeds = {arm["precision"]: 0.0 for arm in arms if arm["run"] == name}
+                for arm in arms:
+                    if arm["run"] == name:
+                        speeds[arm["precision"]] = max(speeds[arm["precision"]], arm["tokens_per_second"])
+                found[name] = ", ".join(f"{kind} {speed:,.0f}" for kind, speed in speeds.items()) + f": {where}"
+    return found
+
+
 def section(row: Mapping[str, Any]) -> str:
     return str(row["key"]).partition("/")[0]
 
@@ -245,11 +262,50 @@ def share(arm: Row, row: Row) -> float:
 
 
 def goals(cells: list[Row]) -> list[Row]:
-    """What one large GPU should reach, and the best valid number of these rows for it; 0 where there is none."""
+    """What a large GPU, or four, should reach, and the best valid number of these rows for it; 0 where none is."""
     if not cells[0]["run"]["machine"]["gpus"]:
         return []
-    gains = [(arm["ratio"], row["key"], name) for row in cells for name, arm in valid(row).items() if "ratio" in arm]
-    wanted: list[tuple[str, float, list[tuple[float, str, str]]]] = [
+    wanted = _wanted_of_several(cells) if of(cells, "scaling/") else _wanted_of_one(cells)
+    return [
+        {"goal": goal, "least": least, "found": value, "key": key, "arm": arm, "met": value >= least}
+        for goal, least, found in wanted
+        for value, key, arm in [max(found, default=(0.0, "", "not measured"))]
+    ]
+
+
+def _gains(cells: list[Row]) -> list[Gain]:
+    return [(arm["ratio"], row["key"], name) for row in cells for name, arm in valid(row).items() if "ratio" in arm]
+
+
+def _wanted_of_several(cells: list[Row]) -> list[tuple[str, float, list[Gain]]]:
+    """What four GPUs of one host should reach."""
+    alike, fastest, layouts, memory = [], [], [], []
+    for row in of(cells, "scaling/fsdp/8B/"):
+        arms, speed = valid(row), {name: arm["tokens_per_second"] for name, arm in valid(row).items()}
+        alike += [
+            (ratio, key, f"{name} beside {arms[name]['base']}")
+            for ratio, key, name in _in(_gains([row]), "scaling/", "fp8")
+        ]
+        fp8, bf16 = (sorted((name for name in speed if name.startswith(side)), key=speed.__getitem__) for side in SIDES)
+        if fp8 and bf16:
+            fastest.append((speed[fp8[-1]] / speed[bf16[-1]], row["key"], f"{fp8[-1]} beside {bf16[-1]}"))
+    for row in of(cells, "scaling/layouts/8B/"):
+        arms = valid(row)
+        layouts += [gain for gain in _gains([row]) if arms[gain[2]]["base"] == "fsdp" and not gain[2].endswith("fp8")]
+        held = {name: arm["peak_mib"] for name, arm in arms.items()}
+        memory += [(held["fsdp"] / held[name], row["key"], name) for name in held if "fsdp" in held and "pp2" in name]
+    return [
+        ("FP8 over bf16, the 8B model, sharded", 1.28, alike),
+        ("the fastest FP8 over the fastest bf16 of it, whatever is recomputed", 1.28, fastest),
+        ("another layout over FSDP, the 8B model in bf16", 1.0, layouts),
+        ("memory of FSDP over that of two pipeline stages", 1.25, memory),
+    ]
+
+
+def _wanted_of_one(cells: list[Row]) -> list[tuple[str, float, list[Gain]]]:
+    """What one large GPU should reach."""
+    gains = _gains(cells)
+    wanted = [
         ("FP8 over bf16, a Linear of 16384 × 8192 × 8192", 1.65, _in(gains, "linear/seed/large/both", "fp8")),
         ("FP8 over bf16, one block", 1.65, _in(gains, "block/", "fp8")),
         ("the 1.26B model in bf16, MFU by nanoGPT's count", 0.6, _best_mfu(cells)),
@@ -261,20 +317,16 @@ def goals(cells: list[Row]) -> list[Row]:
         found = [row for row in of(cells, f"operators/{name}/") if row["facts"]["way"] == "forward"]
         shares = [(share(arm, row), row["key"], arm_name) for row in found for arm_name, arm in valid(row).items()]
         wanted.append((f"{name} forward, share of the copy", 0.85, shares))
-    return [
-        {"goal": goal, "least": least, "found": value, "key": key, "arm": arm, "met": value >= least}
-        for goal, least, found in wanted
-        for value, key, arm in [max(found, default=(0.0, "", "not measured"))]
-    ]
+    return wanted
 
 
-def _in(gains: list[tuple[float, str, str]], prefix: str, word: str) -> list[tuple[float, str, str]]:
+def _in(gains: list[Gain], prefix: str, word: str) -> list[Gain]:
     fp8 = [gain for gain in gains if gain[1].startswith(prefix)]
     named = ("fp8", "transformer-engine", "torchao")
     return [gain for gain in fp8 if gain[2].startswith(named if word == "fp8" else word)]
 
 
-def _best_mfu(cells: list[Row]) -> list[tuple[float, str, str]]:
+def _best_mfu(cells: list[Row]) -> list[Gain]:
     found = [(row, name, arm) for row in of(cells, "ablation/") for name, arm in valid(row).items()]
     return [
         (row["facts"]["nanogpt"] * row["facts"]["tokens"] / arm["ms"] * 1e3 / peak(row), row["key"], name)
@@ -283,7 +335,7 @@ def _best_mfu(cells: list[Row]) -> list[tuple[float, str, str]]:
     ]
 
 
-def _memory(cells: list[Row]) -> list[tuple[float, str, str]]:
+def _memory(cells: list[Row]) -> list[Gain]:
     found = []
     for row in of(cells, "ablation/step/"):
         held = {name: arm["state_mib"] + arm["peak_mib"] for name, arm in valid(row).items() if "peak_mib" in arm}

@@ -38,6 +38,7 @@ def picture(name: str, cells: list[Row]) -> str:
         "crossover": _crossover,
         "roof": _roof,
         "models": _models,
+        "scaling": _scaling,
     }
     figure = makers[name](cells)
     if figure is None:
@@ -202,9 +203,35 @@ def _models(cells: list[Row]) -> Any:
     return figure
 
 
+def _scaling(cells: list[Row]) -> Any:
+    """Tokens per second and GPU of each job on several GPUs, and its memory."""
+    found = [row for row in of(cells, "scaling/") if valid(row)]
+    if not found:
+        return None
+    heights = [len(valid(row)) + 1 for row in found]
+    figure, axes = pyplot.subplots(
+        len(found), 1, figsize=(8, 0.5 + 0.28 * sum(heights)), squeeze=False, layout="constrained", sharex=True,
+        height_ratios=heights,
+    )  # fmt: skip
+    for axis, row in zip(axes[:, 0], found, strict=True):
+        arms, facts = valid(row), row["facts"]
+        for place, arm in enumerate(arms.values()):
+            rate, ratio = arm["tokens_per_second"], f"  {arm['ratio']:.2f}× {arm['base']}" if "ratio" in arm else ""
+            axis.barh(place, rate, color=ORANGE if arm["precision"] == "fp8" else BLUE)
+            axis.text(rate, place, f" {rate:,.0f}, {arm['peak_mib'] / 1024:.0f} GiB{ratio}", va="center", size=7)
+        axis.set_yticks(range(len(arms)), list(arms), size=7)
+        axis.invert_yaxis()
+        axis.margins(x=0.35)
+        title = f"{facts['model']}, {facts['gpus']} GPUs, sequences of {facts['length']}, {facts['batch']} a step"
+        axis.set_title(title, size=9, loc="left")
+    axes[-1, 0].set_xlabel("tokens per second and GPU; most memory of any GPU; times as fast as which")
+    return figure
+
+
 # --- the page ---
 
 SECTIONS = {
+    "scaling": ("Several GPUs", "scaling"),
     "linear": ("One Linear layer", "crossover"),
     "block": ("One Transformer block", "block"),
     "ablation": ("The 1.26B model, operator by operator", "ablation"),

@@ -44,7 +44,14 @@ class Facts:
 def blocks(catalogue: Catalogue) -> dict[str, str]:
     """Every rendered block of README.md, by the name in its markers."""
     facts = Facts.of(catalogue)
-    makers = {"targets": _targets, "matrix": _matrix, "patches": _patches, "ledger": _ledger, "parity": _parity}
+    makers = {
+        "targets": _targets,
+        "matrix": _matrix,
+        "patches": _patches,
+        "ledger": _ledger,
+        "parity": _parity,
+        "runs": _runs,
+    }
     return {**{name: make(facts) for name, make in makers.items()}, "bench": bench.text(catalogue.root)}
 
 
@@ -101,7 +108,7 @@ def _matrix(facts: Facts) -> str:
             ]
         for run in runs:
             machine = run["hardware"]
-            hardware = f"{machine['name']} ({'driver ' + machine['driver'] if machine['gpus'] else machine['cpu']})"
+            hardware = f"{_where(machine)} ({'driver ' + machine['driver'] if machine['gpus'] else machine['cpu']})"
             rows += [
                 [f"`{one.target.name}`", hardware, pin.label, *_cell(facts, one, run, pin.name)] for pin in one.pins
             ]
@@ -169,14 +176,36 @@ def _ledger(facts: Facts) -> str:
     return f"{table}\n\nNo claim yet: {', '.join(text for text in without if text)}."
 
 
+def _runs(facts: Facts) -> str:
+    """The runs on several GPUs that answer a document: what each is, for how many GPUs, and its speed on how many."""
+    measured, rows = bench.measured_runs(facts.root), []
+    for run in runs.load(facts.root).values():
+        degrees = {"tensor": run.tensor, "pipeline": run.pipeline, "sharded": run.replicas}
+        layout = ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
+        shape = f"{run.shape}, {run.batch} sequences of {run.length:,}"
+        if run.seeds:
+            where = measured.get(run.name, "not yet" if run.shape in runs.MEASURED else "needs more")
+            rows.append([f"`{run.name}`", ", ".join(run.seeds), shape, layout, f"{run.hosts} × {run.gpus}", where])
+    header = (
+        "run|answers|shape, batch|layout|hosts × GPUs described|tokens per second and GPU measured, on how many GPUs"
+    )
+    return _rows(header, rows)
+
+
 def _states(facts: Facts, claim: str) -> str:
     """The state of a claim in every run that has it."""
-    states = []
+    places: dict[str, list[str]] = {}
     for one, run in facts.runs:
         rows = [row for row in run["claims"] if row["id"].split("[")[0] == claim]
         if rows:
-            states.append(f"{facts.state(one, run, rows)} on {one.target.name}, {run['hardware']['name']}")
-    return "; ".join(states) or "not run"
+            places.setdefault(facts.state(one, run, rows), []).append(f"{one.target.name} ({_where(run['hardware'])})")
+    return "; ".join(f"{state} on {', '.join(found)}" for state, found in places.items()) or "not run"
+
+
+def _where(machine: Mapping[str, Any]) -> str:
+    """The name of the hardware, and how many GPUs there were if several."""
+    count = len(machine["gpus"]) if machine["name"] != machine["arch"] else 1
+    return f"{count} × {machine['name']}" if count > 1 else str(machine["name"])
 
 
 def _ranges(letter: str, numbers: list[int]) -> str:

@@ -50,6 +50,30 @@ def first_goal(judged: bench.Row) -> tuple[str, bool]:
     return goal["arm"], goal["met"]
 
 
+def job(precision: str, rate: float, gib: int, **others: Any) -> bench.Row:
+    return arm(precision, 1e3 / rate, run="llama-8b", tokens_per_second=rate, peak_mib=gib * 1024, **others)
+
+
+def test_what_four_gpus_reach_beside_each_base() -> None:
+    beside: bench.Row = {"comparable": True, "low": 1.0, "high": 2.0}
+    fp8 = job("fp8", 12, 57, base="bf16", ratio=1.33, **beside)
+    plain = job("bf16", 10, 100, base="bf16", ratio=1.11, **beside)
+    pp2 = job("bf16", 11, 50, base="fsdp", ratio=1.1, **{**beside, "comparable": False})
+    run = {**SHARD, "machine": {**SHARD["machine"], "gpus": [{}] * 4}}
+    cells = [
+        row("scaling/fsdp/8B/4", bf16=job("bf16", 9, 68), fp8=fp8),
+        row("scaling/layouts/8B/4", fsdp=job("bf16", 10, 70), pp2=pp2),
+    ]
+    cells[0]["arms"]["bf16, nothing recomputed"] = plain
+    found = bench.goals([{**ROWS.judge(one, LIMITS), "run": run} for one in cells])
+    assert [(round(goal["found"], 2), goal["arm"]) for goal in found] == [
+        (1.33, "fp8 beside bf16"),
+        (1.2, "fp8 beside bf16, nothing recomputed"),
+        (1.1, "pp2"),
+        (1.4, "pp2"),
+    ]
+
+
 # --- what may be believed ---
 
 

@@ -380,6 +380,20 @@ def test_several_processes_write_the_same_evidence_as_one(room: PlantedRoom) -> 
     assert {line for line in said["-n0"] if line.startswith("proved")} <= said["-n2"]
 
 
+def test_claims_of_one_group_run_in_one_process_and_the_others_anywhere(room: PlantedRoom) -> None:
+    ours = '@proves("{0}")\n@pytest.mark.parametrize("row", range(4))\ndef test_{0}(row, measured):\n'
+    ours += '    import os, time\n    measured["process"] = os.environ["PYTEST_XDIST_WORKER"]\n    time.sleep(0.3)\n'
+    room.plant(
+        "import pytest\n" + '@pytest.mark.xdist_group("a group")\n' + ours.format("together") + ours.format("apart")
+    )
+    assert room.run("-n2").returncode == 0
+    processes: dict[str, set[str]] = {}
+    for claim in room.outcomes()["claims"]:
+        processes.setdefault(claim["claim"], set()).add(claim["measured"]["process"])
+    assert len(processes["together"]) == 1
+    assert len(processes["apart"]) == 2
+
+
 def test_a_claim_whose_process_dies_is_refuted_and_the_others_run(room: PlantedRoom) -> None:
     dies = 'import os\n@proves("b")\ndef test_b():\n    os._exit(3)\n'
     room.plant(GOOD + dies + '@proves("c")\ndef test_c():\n    pass\n')

@@ -32,10 +32,15 @@ DEVICE: List[str] = []  # "--cpu" here trains over gloo: how this is tried witho
 
 
 class Job(NamedTuple):
-    """One arm: a run of recipes/runs.toml, its float8 recipe, more of the engine's arguments, its base."""
+    """One arm: a run of recipes/runs.toml, its float8 recipe, what is recomputed ("": as the run says), seed, base.
+
+    more: of the engine's arguments.
+    """
 
     run: str
     float8: str = "none"
+    recomputed: str = ""
+    seed: int = 0
     more: str = ""
     base: str = ""
 
@@ -49,9 +54,14 @@ def recipes(run: str) -> Dict[str, Job]:
 
 
 def recomputed(run: str) -> Dict[str, Job]:
-    """bf16 by what of the activations is computed again."""
-    modes = {"bf16, nothing recomputed": "none", "bf16, all recomputed": "full"}
-    return {name: Job(run, "none", f"--activation_checkpoint.mode {mode}", "bf16") for name, mode in modes.items()}
+    """By what of the activations is computed again: nothing in bf16 and in float8, all in bf16."""
+    return {
+        "bf16, nothing recomputed": Job(run, recomputed="none", base="bf16"),
+        "fp8 gathered, nothing recomputed": Job(
+            run, "tensorwise-gathered", recomputed="none", base="bf16, nothing recomputed"
+        ),
+        "bf16, all recomputed": Job(run, recomputed="full", base="bf16"),
+    }
 
 
 LAYOUTS = {
@@ -72,7 +82,7 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
     gpus = torch.cuda.device_count() if cuda else 0
     if "torchtitan" not in releases or quick:
         return []
-    seeds = {"bf16, another seed": Job("llama-1b8", more="--debug.seed 1", base="bf16")}
+    seeds = {"bf16, another seed": Job("llama-1b8", seed=1, base="bf16")}
     found = [
         ("fsdp/8B", 14, {**recipes("llama-8b"), **recomputed("llama-8b")}),
         ("layouts/8B", 3, LAYOUTS),
@@ -113,16 +123,24 @@ def rows(arms: Dict[str, Job], gpus: int, steps: int, known: Dict[str, Row]) -> 
             except Exception as error:
                 said = SAID.search(str(error))
                 found[name] = {"error": said[0][:200] if said else one_line(error)}
-        base = found.get(job.base, {"error": ""})
-        if "error" not in found[name] and "error" not in base:
-            found[name].update(zip(("ratio", "low", "high"), ratio(base["samples_ms"], found[name]["samples_ms"])))
-            found[name].update(base=job.base, comparable=(arms[job.base].run, "") == (job.run, job.more))
-            gaps = [abs(ours - theirs) / theirs for ours, theirs in zip(found[name]["loss"], base["loss"])]
-            # float8 rounds the first step's products already. A pipeline's stages draw other weights than one model.
-            floor = 1e-7 if job.float8 != "none" else 0.0
-            found[name]["checks"] = [list(Check(statistics.mean(gaps), floor, 0.05))]
+        compare(found, name, job.base)
         print(f"  {name}: {told(found[name])}", flush=True)
         yield {"arms": dict(found), **({} if all(arm in found for arm in arms) else {"unfinished": True})}
+
+
+def compare(found: Dict[str, Row], name: str, base: str) -> None:
+    """Put beside an arm how it compares with its base, if both were measured.
+
+    The first step's loss is checked where both draw the same weights and batch: in one layout, from one seed.
+    """
+    arm, other = found[name], found.get(base, {"error": ""})
+    if "error" in arm or "error" in other:
+        return
+    arm.update(zip(("ratio", "low", "high"), ratio(other["samples_ms"], arm["samples_ms"])), base=base)
+    arm["comparable"] = arm["recomputed"] == other["recomputed"] and arm["run"] == other["run"]
+    if (arm["run"], arm["seed"]) == (other["run"], other["seed"]):
+        gap = abs(arm["loss"][0] / other["loss"][0] - 1)
+        arm["checks"] = [list(Check(gap, 1e-6, 1e-2) if arm["precision"] == "fp8" else Check(gap, 0.0, 1e-4))]
 
 
 def told(row: Row) -> str:
@@ -137,6 +155,8 @@ def told(row: Row) -> str:
 def trained(job: Job, gpus: int, steps: int, folder: Path) -> Row:
     """Train that many steps; the numbers of those after the first, which compile, or after the kernels were noted."""
     arguments = [*ON_ONE_HOST[job.run, gpus].split(), *FLOAT8[job.float8].split(), *job.more.split()]
+    arguments += ["--activation_checkpoint.mode", job.recomputed] if job.recomputed else []
+    arguments += ["--debug.seed", str(job.seed)]
     arguments += ["--job.dump_folder", str(folder), "--training.steps", str(steps), "--checkpoint.no-enable", "--look"]
     with jobs.Job(jobs.torchrun("engine.py", [*DEVICE, *arguments], gpus), folder / "log", alone=True) as started:
         code = started.ended(LIMIT)
@@ -154,6 +174,8 @@ def trained(job: Job, gpus: int, steps: int, folder: Path) -> Row:
         "precision": "bf16" if job.float8 == "none" else "fp8",
         "run": job.run,
         "float8": job.float8,
+        "recomputed": job.recomputed,
+        "seed": job.seed,
         "ms": ms,
         "gpu_ms": ms,
         "samples_ms": [shown(sample) for sample in samples],
