@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rich.table import Table
 from recipes import environment
 from recipes.cache import sha256_of, write_json, write_text
 from recipes.model import Refusal, digest_of
-from recipes.plan import Plan
+from recipes.plan import Plan, changed
 from recipes.process import group
 from recipes.progress import console
 
@@ -323,7 +323,7 @@ def promote(plan: Plan) -> list[Path]:
     room, promoted = Room(plan.root), []
     for path in found:
         evidence = read(path)
-        if state(plan, room, evidence, evidence["claims"]) == "stale":
+        if state(built_for(plan, evidence), room, evidence, evidence["claims"]) == "stale":
             raise Refusal(
                 f'{path} was made by another state of this checkout: run `nox -s "smoke({plan.target.name})"` again.'
             )
@@ -369,6 +369,14 @@ def read(path: Path) -> dict[str, Any]:
             f"{path}: its raw log {log.name} is missing or was changed: restore both from the run that made them."
         )
     return evidence
+
+
+def built_for(plan: Plan, evidence: dict[str, Any]) -> Plan:
+    """The plan with the GPU architectures that a run's wheels were compiled for: `--sm` can leave some out."""
+    found = [
+        package["built_with"]["sm"] for package in evidence["packages"].values() if package["built_with"].get("sm")
+    ]
+    return replace(plan, target=changed(plan.target, found[0], None)) if found else plan
 
 
 def state(plan: Plan, room: Room, evidence: dict[str, Any], rows: list[dict[str, Any]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from recipes.cache import write_text
 from recipes.evidence import Room
 from recipes.limits import Reason
 from recipes.model import Catalogue, Pin, Refusal
-from recipes.plan import Grid, Plan, changed, grid, plan
+from recipes.plan import Grid, Plan, grid, plan
 from recipes.progress import console
 
 # The seed inventory: five documents, their ids numbered from 1.
@@ -38,7 +38,7 @@ class Facts:
 
     def state(self, one: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         """The word for some rows of a run, as a run of what was built for it."""
-        return evidence.state(built_for(one, run), self.room, run, rows)
+        return evidence.state(evidence.built_for(one, run), self.room, run, rows)
 
 
 def blocks(catalogue: Catalogue) -> dict[str, str]:
@@ -135,12 +135,6 @@ def _cell(facts: Facts, one: Plan, run: dict[str, Any], package: str) -> tuple[s
         f"{facts.state(one, run, claims)} ({good} of {len(claims)}{f', {missing} claims not run' if missing else ''})"
     )
     return word, how
-
-
-def built_for(one: Plan, run: dict[str, Any]) -> Plan:
-    """The plan with the GPU architectures that a run's wheels were compiled for: `--sm` can leave some out."""
-    found = [package["built_with"]["sm"] for package in run["packages"].values() if package["built_with"].get("sm")]
-    return replace(one, target=changed(one.target, found[0], None)) if found else one
 
 
 def _otherwise(one: Plan, built: Mapping[str, Any]) -> str:

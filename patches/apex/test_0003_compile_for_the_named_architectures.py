@@ -15,8 +15,9 @@ OWN = ["70", "80", "86", "90"]
 @pytest.mark.parametrize(("named", "compiled"), [("9.0", ["90"]), ("8.0;9.0", ["80", "90"])])
 def test_the_named_ones_are_compiled_with_the_patch_only(proof: Proof, named: str, compiled: list[str]) -> None:
     before, after = compiled_for(proof, OPTIONS=OPTIONS, TORCH_CUDA_ARCH_LIST=named)
-    assert before.pop("fast_multihead_attn") == OWN
-    assert after.pop("fast_multihead_attn") == compiled
+    for name in ("fast_multihead_attn", "fused_weight_gradient_mlp_cuda"):
+        assert before.pop(name) == OWN
+        assert after.pop(name) == compiled
     assert before == after
     assert before["amp_C"] == before["fused_layer_norm_cuda"] == compiled
 
@@ -24,4 +25,4 @@ def test_the_named_ones_are_compiled_with_the_patch_only(proof: Proof, named: st
 def test_unnamed_they_are_those_of_setup_on_both(proof: Proof) -> None:
     before, after = compiled_for(proof, OPTIONS=OPTIONS)
     assert before == after
-    assert before["fast_multihead_attn"] == OWN
+    assert before["fast_multihead_attn"] == before["fused_weight_gradient_mlp_cuda"] == OWN

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes import render
+from recipes import evidence, render
 from recipes.model import Catalogue, Refusal
 from recipes.plan import plan
 from recipes.tests.conftest import Checkout
@@ -61,7 +61,7 @@ def test_a_cell_says_what_was_built_otherwise_than_declared() -> None:
     assert render._otherwise(declared, {"compiler": nvcc.format("12.1", "12.1"), "sm": ["8.0", "9.0"]}) == ""
     assert render._otherwise(declared, {"compiler": "c++ 12.2.0"}) == ""
     run = {"packages": {"torch": {"built_with": {}}, "apex": {"built_with": built}}}
-    assert render.built_for(declared, run).stack == fewer.stack != declared.stack
+    assert evidence.built_for(declared, run).stack == fewer.stack != declared.stack
 
 
 @pytest.mark.parametrize(
