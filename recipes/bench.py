@@ -129,8 +129,8 @@ def committed(root: Path) -> list[Path]:
 
 
 def only_committed(root: Path) -> Path:
-    """The one file of committed rows; refused where there are none or several."""
-    found = committed(root)
+    """The one file of committed rows with Linear layers; refused where there are none or several."""
+    found = [path for path in committed(root) if of(read(root, path)[1], "linear/")]
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
         raise Refusal(f"There is no single file of committed rows ({names}): name one with --rows.")
@@ -209,10 +209,12 @@ def text(root: Path) -> str:
         runs, cells = read(root, path)
         place = path.relative_to(root)
         parts.append(f"`{runs[0]['target']}` on {runs[0]['machine']['name']} ([rows]({place})):")
+        missing = {row["key"] for row in cells if row.get("unfinished")}  # some arms of it
         lines = ["| Goal | At least | Found | By | Measured in |", "|---|---|---|---|---|"]
         for goal in goals(cells):
             found = f"**{goal['found']:.3g}**" if goal["met"] else f"{goal['found']:.4g}, not reached"
-            by = f"{found} | {goal['arm']} | `{goal['key']}`" if goal["key"] else f"{goal['arm']} | |"
+            unfinished = ", unfinished" if goal["key"] in missing else ""
+            by = f"{found} | {goal['arm']} | `{goal['key']}`{unfinished}" if goal["key"] else f"{goal['arm']} | |"
             lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} |")
         parts.append("\n".join(lines))
         for name in PICTURES:
@@ -223,17 +225,19 @@ def text(root: Path) -> str:
 
 
 def measured_runs(root: Path) -> dict[str, str]:
-    """The runs of recipes/runs.toml that were measured: name -> the fastest bf16 and FP8, and on how many of which."""
+    """The runs of recipes/runs.toml that were measured as they are: name -> the fastest by precision, on which GPUs."""
     found: dict[str, str] = {}
     for path in committed(root):
         for row in of(read(root, path)[1], "scaling/"):
-            arms, where = list(valid(row).values()), f"{row['facts']['gpus']} × {row['run']['machine']['name']}"
-            for name in dict.fromkeys(arm["run"] for arm in arms):
-                speeds = {arm["precision"]: 0.0 for arm in arms if arm["run"] == name}
-                for arm in arms:
+            as_described = [arm for arm in valid(row).values() if not arm["recomputed"] and not arm["more"]]
+            for name in dict.fromkeys(arm["run"] for arm in as_described):
+                speeds: dict[str, float] = {}
+                for arm in as_described:
                     if arm["run"] == name:
-                        speeds[arm["precision"]] = max(speeds[arm["precision"]], arm["tokens_per_second"])
-                found[name] = ", ".join(f"{kind} {speed:,.0f}" for kind, speed in speeds.items()) + f": {where}"
+                        speeds[arm["precision"]] = max(speeds.get(arm["precision"], 0.0), arm["tokens_per_second"])
+                told = ", ".join(f"{precision} {speed:,.0f}" for precision, speed in speeds.items())
+                where = f"{told}: {row['facts']['gpus']} × {row['run']['machine']['name']}"
+                found[name] = f"{found[name]}; {where}" if name in found else where
     return found
 
 
@@ -265,7 +269,9 @@ def goals(cells: list[Row]) -> list[Row]:
     """What a large GPU, or four, should reach, and the best valid number of these rows for it; 0 where none is."""
     if not cells[0]["run"]["machine"]["gpus"]:
         return []
-    wanted = _wanted_of_several(cells) if of(cells, "scaling/") else _wanted_of_one(cells)
+    several = of(cells, "scaling/")
+    wanted = _wanted_of_several(several) if several else []
+    wanted += _wanted_of_one(cells) if len(cells) > len(several) else []
     return [
         {"goal": goal, "least": least, "found": value, "key": key, "arm": arm, "met": value >= least}
         for goal, least, found in wanted
@@ -279,8 +285,11 @@ def _gains(cells: list[Row]) -> list[Gain]:
 
 def _wanted_of_several(cells: list[Row]) -> list[tuple[str, float, list[Gain]]]:
     """What four GPUs of one host should reach."""
-    alike, fastest, layouts, memory = [], [], [], []
-    for row in of(cells, "scaling/fsdp/8B/"):
+    alike: list[Gain] = []
+    fastest: list[Gain] = []
+    layouts: list[Gain] = []
+    memory: list[Gain] = []
+    for row in of(cells, "scaling/fsdp/8B/4"):
         arms, speed = valid(row), {name: arm["tokens_per_second"] for name, arm in valid(row).items()}
         alike += [
             (ratio, key, f"{name} beside {arms[name]['base']}")
@@ -289,11 +298,12 @@ def _wanted_of_several(cells: list[Row]) -> list[tuple[str, float, list[Gain]]]:
         fp8, bf16 = (sorted((name for name in speed if name.startswith(side)), key=speed.__getitem__) for side in SIDES)
         if fp8 and bf16:
             fastest.append((speed[fp8[-1]] / speed[bf16[-1]], row["key"], f"{fp8[-1]} beside {bf16[-1]}"))
-    for row in of(cells, "scaling/layouts/8B/"):
+    for row in of(cells, "scaling/layouts/8B/4"):
         arms = valid(row)
         layouts += [gain for gain in _gains([row]) if arms[gain[2]]["base"] == "fsdp" and not gain[2].endswith("fp8")]
         held = {name: arm["peak_mib"] for name, arm in arms.items()}
-        memory += [(held["fsdp"] / held[name], row["key"], name) for name in held if "fsdp" in held and "pp2" in name]
+        stages = [name for name in ("pp2", "pp2 resharded") if name in held and "fsdp" in held]
+        memory += [(held["fsdp"] / held[name], row["key"], name) for name in stages]
     return [
         ("FP8 over bf16, the 8B model, sharded", 1.28, alike),
         ("the fastest FP8 over the fastest bf16 of it, whatever is recomputed", 1.28, fastest),

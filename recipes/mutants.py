@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def keep(plan: Plan, path: Path) -> None:
     """Commit-to-be the outcomes of a whole run, wherever it was, with the tests that this checkout has."""
     text = path.read_text(encoding="utf-8") if path.is_file() else "{}"
     outcomes = json.loads(evidence.without_paths(plan, text))
-    others = Room(plan.root).others_than(outcomes.get("files", {}))
+    others = _others_than(plan.root, outcomes.get("files", {}))
     if "clean" not in outcomes or not outcomes["mutants"] or outcomes["target"] != plan.target.name or others:
         raise Refusal(
             f"{path} is no whole run of {plan.target.name} with the tests of this checkout: run smoke_tests/mutants.py "
@@ -119,6 +119,11 @@ def keep(plan: Plan, path: Path) -> None:
         )
     name = f"{outcomes['target']}--{outcomes['hardware']['name']}.json"
     write_json(plan.root / "smoke_tests" / "evidence" / "mutants" / name, outcomes)
+
+
+def _others_than(root: Path, files: Mapping[str, str]) -> list[str]:
+    """The files that the outcomes were made with and that are others now; no claim and no mutant reaches bench/."""
+    return Room(root).others_than({name: key for name, key in files.items() if not name.startswith("bench/")})
 
 
 def committed(root: Path) -> list[Row]:
@@ -137,7 +142,7 @@ def _sections(root: Path, outcomes: Row) -> Iterator[str]:
     counts = collections.Counter(row["outcome"] for row in rows)
     caught = collections.Counter(row["origin"] for row in rows if row["outcome"] == "caught")
     yield f"### `{outcomes['target']}` on {outcomes['hardware']['name']} ({outcomes['hardware']['cpu']})"
-    if stale := Room(root).others_than(outcomes["files"]):
+    if stale := _others_than(root, outcomes["files"]):
         yield f"Stale: {', '.join(f'`{name}`' for name in stale)} changed since."
     yield (
         f"{sum(counts[word] for word in COUNTED)} mutants count: {counts['caught']} caught ({caught['rule']} of them "

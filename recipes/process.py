@@ -17,6 +17,7 @@ GIT_ALONE = {
     "GIT_CONFIG_PARAMETERS": "",
     "GIT_ATTR_NOSYSTEM": "1",
 }
+GRACE = 5  # seconds
 
 
 @contextlib.contextmanager
@@ -34,5 +35,8 @@ def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Ite
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGINT)  # it may have started others apart, and ends them then
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE)
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -178,7 +178,7 @@ def _runs(facts: Facts) -> str:
         layout = ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
         shape = f"{run.shape}, {run.batch} sequences of {run.length:,}"
         if run.seeds:
-            where = measured.get(run.name, "not yet" if run.shape in runs.MEASURED else "needs more")
+            where = measured.get(run.name, "not measured" if run.shape in runs.MEASURED else "needs more GPUs")
             rows.append([f"`{run.name}`", ", ".join(run.seeds), shape, layout, f"{run.hosts} × {run.gpus}", where])
     header = (
         "run|answers|shape, batch|layout|hosts × GPUs described|tokens per second and GPU measured, on how many GPUs"

@@ -24,7 +24,7 @@ TARGET = "cu13.0-torch2.11-dist"
 ENGINE = "/opt/fusebox/smoke_tests/training/engine.py"
 PORT = 29400
 RESTARTS = 3  # of the whole job, each from the last checkpoint
-HOSTS = (2, 4, 8)  # GPUs of one host, on which the runs of these shapes can be measured
+GPUS = (2, 4, 8)  # of one host, on which the runs of these shapes can be measured
 MEASURED = ("1.8B", "8B")
 SHARED = "/out"  # in a container: the storage that all hosts share
 
@@ -178,8 +178,8 @@ def module(root: Path = ROOT) -> str:
         lines.append(f'    "{run.name}": {json.dumps({**shape, "batch": run.batch})},')
     lines += ["}", "ARGUMENTS = {"]
     lines += [f'    "{run.name}": "{" ".join(run.arguments("."))}",' for run in load(root).values()]
-    lines += ["}", "# The same on one host of fewer GPUs.", "ON_ONE_HOST = {"]
-    for run, gpus in itertools.product(load(root).values(), HOSTS):
+    lines += ["}", "# The same on one host of so many GPUs.", "ON_ONE_HOST = {"]
+    for run, gpus in itertools.product(load(root).values(), GPUS):
         if run.shape in MEASURED:
             lines += _on_one_host(run, gpus)
     lines += ["}", "FLOAT8 = {"]

@@ -51,7 +51,16 @@ def first_goal(judged: bench.Row) -> tuple[str, bool]:
 
 
 def job(precision: str, rate: float, gib: int, **others: Any) -> bench.Row:
-    return arm(precision, 1e3 / rate, run="llama-8b", tokens_per_second=rate, peak_mib=gib * 1024, **others)
+    return arm(
+        precision,
+        1e3 / rate,
+        run="llama-8b",
+        recomputed="",
+        more="",
+        tokens_per_second=rate,
+        peak_mib=gib * 1024,
+        **others,
+    )
 
 
 def test_what_four_gpus_reach_beside_each_base() -> None:

@@ -13,8 +13,9 @@ import datetime
 import gc
 import sys
 import time
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
 
@@ -70,9 +71,8 @@ def run(options: argparse.Namespace, start: float) -> int:
     if not wanted:
         raise Refused(f"no cell starts with {' or '.join(options.only)}: --list shows their keys.")
     known = of_this_machine(read(options.out), described, options.quick)
-    # A row of jobs is written again after each; the last one has them all.
-    failed = [cell for cell in wanted if {"error", "unfinished"} & set(known.get(cell.key, {}))]
-    missing = [cell for cell in wanted if cell.key not in known] + failed
+    failed = [cell for cell in wanted if failures(known.get(cell.key, {}), cell)]
+    missing = [cell for cell in wanted if cell not in failed and not whole(known.get(cell.key, {}), cell)] + failed
     if options.list:
         for cell in wanted:
             print(f"{'to run' if cell in missing else 'there':<8}{cell.key}  {cell.seconds:.0f} s, {cell.gib:.0f} GiB")
@@ -101,6 +101,16 @@ def of_this_machine(rows: List[Row], described: Dict[str, Any], quick: bool) -> 
     return {row["key"]: row for row in rows if row["shard"] in shards and (quick or not row.get("quick"))}
 
 
+def failures(row: Row, cell: Cell) -> bool:
+    """Whether all of a cell was tried and it, or one of its jobs, failed."""
+    return "error" in row or (whole(row, cell) and any("error" in row["arms"][name] for name in cell.jobs))
+
+
+def whole(row: Row, cell: Cell) -> bool:
+    """Whether a row has all of a cell: one of jobs is written after each."""
+    return bool(row) and all(name in row.get("arms", {}) for name in cell.jobs)
+
+
 def measured(
     todo: List[Cell], known: Dict[str, Row], described: Dict[str, Any], options: argparse.Namespace, start: float
 ) -> int:
@@ -121,31 +131,57 @@ def measured(
     for number, cell in enumerate(todo, 1):
         pace = max(spent / expected, 0.1) if expected else 1.0
         left = sum(other.seconds for other in todo[number - 1 :]) * pace
-        if options.seconds and time.monotonic() - start + cell.seconds * pace > options.seconds:
-            say(f"the time is over; {len(todo) - number + 1} cells are left: run again to go on.")
-            return 4
-        begun = time.monotonic()
-        for row in attempts(cell, timer, effort, known.get(cell.key, {}), total):
+        for row, seconds in attempts(cell, timer, effort, known.get(cell.key, {}), total):
+            if options.seconds and time.monotonic() - start + seconds * pace > options.seconds:
+                say(f"the time is over; {len(todo) - number + 1} cells are left: run again to go on.")
+                return 4
+            begun = time.monotonic()
+            found = row()
             took = time.monotonic() - begun
-            row.update(shard=head["shard"], quick=options.quick, seconds=round(took, 2))
-            append(options.out, row)
-        spent, expected = spent + took, expected + cell.seconds
-        say(f"[{number}/{len(todo)}] {cell.key}  {told(row, ceilings)}  {took:.1f} s, about {left / 60:.0f} min left")
+            found.update(shard=head["shard"], quick=options.quick, seconds=round(took, 2))
+            append(options.out, found)
+            spent, expected = spent + took, expected + seconds
+        result = f"{told(found, ceilings)}  {took:.1f} s, about {left / 60:.0f} min left"
+        say(f"[{number}/{len(todo)}] {cell.key}  {result}")
         if cuda and broken():
             raise Refused(f"the GPU is in error after {cell.key}: run again, that cell comes last then.")
     return 0
 
 
-def attempts(cell: Cell, timer: Timer, effort: Effort, known: Row, total: float) -> Iterator[Row]:
-    """The row of a cell, or why there is none, with the state of the GPU; of jobs one after each, with all so far."""
+def attempts(
+    cell: Cell, timer: Timer, effort: Effort, known: Row, total: float
+) -> Iterator[Tuple[Callable[[], Row], float]]:
+    """What makes the row of a cell, and how long it should take; of jobs one after another, each the row so far."""
     if cell.gib > 0.95 * total:
-        yield {"key": cell.key, "error": f"needs {cell.gib:.0f} GiB, and this GPU has {total:.0f}"}
-        return
-    if cell.jobs:
+        yield lambda: {"key": cell.key, "error": f"needs {cell.gib:.0f} GiB, and this GPU has {total:.0f}"}, 0.0
+    elif cell.jobs:
+        row: Row = {"key": cell.key, "facts": cell.facts, "pairs": 0, "throttled": known.get("throttled", [])}
+        arms = known.get("arms", {})
+        row["arms"] = {name: arms[name] for name in cell.jobs if "error" not in arms.get(name, {"error": ""})}
         reset(timer.cuda)  # the jobs want the memory
-        for found in cell.jobs(known.get("arms", {})):
-            yield {"key": cell.key, "facts": cell.facts, "pairs": 0, **found}
-        return
+        for name in cell.jobs:
+            if name not in row["arms"]:
+                yield partial(one_job, row, name, cell), cell.seconds / len(cell.jobs)
+    else:
+        yield partial(attempt, cell, timer, effort), cell.seconds
+
+
+def one_job(row: Row, name: str, cell: Cell) -> Row:
+    """Run one job and put it into the row; "unfinished" says that others are still to come."""
+    try:
+        row["arms"][name] = cell.jobs[name]()
+    except Exception as error:
+        row["arms"][name] = {"error": one_line(error)}
+    if cell.compare:
+        cell.compare(row["arms"])
+    slowed = {text for gpu in range(torch.cuda.device_count()) for text in machine.slowed(gpu)}
+    row["throttled"] = sorted({*row["throttled"], *slowed})
+    row.pop("unfinished", None)
+    return {**row, **({} if whole(row, cell) else {"unfinished": True})}
+
+
+def attempt(cell: Cell, timer: Timer, effort: Effort) -> Row:
+    """The row of a cell, or why there is none, with the state of the GPU."""
     try:
         row = measure(cell, timer, effort)
     except Exception as error:
@@ -155,7 +191,7 @@ def attempts(cell: Cell, timer: Timer, effort: Effort, known: Row, total: float)
         row["throttled"] = machine.slowed()
     gc.collect()
     reset(timer.cuda)
-    yield row
+    return row
 
 
 def reset(cuda: bool) -> None:

@@ -22,9 +22,9 @@ STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "utilizatio
 SLOWED = {0x8: "slowed by hardware", 0x20: "slowed by heat", 0x40: "slowed by heat", 0x80: "short of power"}
 
 
-def nvidia_smi(*fields: str) -> List[str]:
-    """What the driver's tool says of GPU 0, one text per field; [] where there is no such tool or field."""
-    query = ["nvidia-smi", "--id=0", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
+def nvidia_smi(*fields: str, gpu: int = 0) -> List[str]:
+    """What the driver's tool says of a GPU, one text per field; [] where there is no such tool or field."""
+    query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -43,10 +43,10 @@ def state() -> Dict[str, float]:
     return known
 
 
-def slowed() -> List[str]:
-    """Why the GPU runs slower than it should, if it does."""
+def slowed(gpu: int = 0) -> List[str]:
+    """Why a GPU runs slower than it should, if it does."""
     for field in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):  # before driver 535 the second
-        answer = nvidia_smi(field)
+        answer = nvidia_smi(field, gpu=gpu)
         if answer and answer[0].startswith("0x"):
             bits = int(answer[0], 16)
             return sorted({text for bit, text in SLOWED.items() if bits & bit})

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from types import MappingProxyType
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -54,9 +55,9 @@ class Arm(NamedTuple):
 class Cell(NamedTuple):
     """One row to be: a key, the facts that the report sorts by, and its arms, each made when it is its turn.
 
-    seconds and gib: what it is expected to take on a large GPU. pairs: how many, 0 for what the run says. jobs: what
-    stands for arms that are measured in processes of their own: given the arms that are known, {"arms": all so far},
-    after each, with "unfinished" but for the last.
+    seconds and gib: what it is expected to take on a large GPU. pairs: how many, 0 for what the run says. jobs: in
+    place of arms, what measures each in processes of its own, `seconds` together; compare: puts beside each how it
+    compares with its base.
     """
 
     key: str
@@ -65,7 +66,8 @@ class Cell(NamedTuple):
     seconds: float = 5.0
     gib: float = 2.0
     pairs: int = 0
-    jobs: Optional[Callable[[Dict[str, Row]], Iterator[Row]]] = None
+    jobs: Mapping[str, Callable[[], Row]] = MappingProxyType({})
+    compare: Optional[Callable[[Dict[str, Row]], None]] = None
 
 
 class Effort(NamedTuple):

@@ -13,13 +13,13 @@ import statistics
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple
 
 import torch
 
 import kernels
 from bench.llama import flops
-from bench.method import Cell, Check, one_line, shown
+from bench.method import Cell, Check, shown
 from bench.rows import Row, ratio
 from training import jobs
 from training.models import MODELS
@@ -85,7 +85,7 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
     seeds = {"bf16, another seed": Job("llama-1b8", seed=1, base="bf16")}
     found = [
         ("fsdp/8B", 14, {**recipes("llama-8b"), **recomputed("llama-8b")}),
-        ("layouts/8B", 3, LAYOUTS),
+        ("layouts/8B", 4, LAYOUTS),
         ("fsdp/1.8B", 60, {**recipes("llama-1b8"), **seeds}),
     ]
     made = []
@@ -93,8 +93,9 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
         arms = {arm: job for arm, job in arms.items() if (job.run, gpus) in ON_ONE_HOST}
         if arms:
             run = next(iter(arms.values())).run
-            made_by = partial(rows, arms, gpus, steps)
-            made.append(Cell(f"scaling/{name}/{gpus}", facts(run, gpus), dict, 90.0 * len(arms), jobs=made_by))
+            made_by = {arm: partial(watched, arm, job, gpus, steps) for arm, job in arms.items()}
+            key, beside = f"scaling/{name}/{gpus}", partial(compare, arms)
+            made.append(Cell(key, facts(run, gpus), dict, 90.0 * len(arms), jobs=made_by, compare=beside))
     return made
 
 
@@ -111,45 +112,30 @@ def facts(run: str, gpus: int) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def rows(arms: Dict[str, Job], gpus: int, steps: int, known: Dict[str, Row]) -> Iterator[Row]:
-    """Each arm's numbers, or the error that ended its job; see Cell.jobs. What is known is not run again."""
-    found = {name: row for name, row in known.items() if "error" not in row}
-    for name, job in arms.items():
-        if name in found:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                found[name] = trained(job, gpus, steps, Path(folder))
-            except Exception as error:
-                said = SAID.search(str(error))
-                found[name] = {"error": said[0][:200] if said else one_line(error)}
-        compare(found, name, job.base)
-        print(f"  {name}: {told(found[name])}", flush=True)
-        yield {"arms": dict(found), **({} if all(arm in found for arm in arms) else {"unfinished": True})}
-
-
-def compare(found: Dict[str, Row], name: str, base: str) -> None:
-    """Put beside an arm how it compares with its base, if both were measured.
+def compare(jobs_of: Dict[str, Job], arms: Dict[str, Row]) -> None:
+    """Put beside each arm how it compares with its base, if both were measured.
 
     The first step's loss is checked where both draw the same weights and batch: in one layout, from one seed.
     """
-    arm, other = found[name], found.get(base, {"error": ""})
-    if "error" in arm or "error" in other:
-        return
-    arm.update(zip(("ratio", "low", "high"), ratio(other["samples_ms"], arm["samples_ms"])), base=base)
-    arm["comparable"] = arm["recomputed"] == other["recomputed"] and arm["run"] == other["run"]
-    if (arm["run"], arm["seed"]) == (other["run"], other["seed"]):
-        gap = abs(arm["loss"][0] / other["loss"][0] - 1)
-        arm["checks"] = [list(Check(gap, 1e-6, 1e-2) if arm["precision"] == "fp8" else Check(gap, 0.0, 1e-4))]
+    for name, arm in arms.items():
+        base = jobs_of[name].base
+        other = arms.get(base, {"error": ""})
+        if "error" in arm or "error" in other:
+            continue
+        arm.update(zip(("ratio", "low", "high"), ratio(other["samples_ms"], arm["samples_ms"])), base=base)
+        arm["comparable"] = all(arm[key] == other[key] for key in ("run", "recomputed", "more"))
+        if (arm["run"], arm["seed"]) == (other["run"], other["seed"]):
+            gap = abs(arm["loss"][0] / other["loss"][0] - 1)
+            arm["checks"] = [list(Check(gap, 1e-6, 1e-2) if arm["precision"] == "fp8" else Check(gap, 0.0, 1e-4))]
 
 
-def told(row: Row) -> str:
-    """A job's numbers for who watches."""
-    if "error" in row:
-        return str(row["error"])
-    ratio = f", {row['ratio']:.2f}x of {row['base']}" if "ratio" in row else ""
+def watched(name: str, job: Job, gpus: int, steps: int) -> Row:
+    """Train, and say what came of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        row = trained(job, gpus, steps, Path(folder))
     numbers = f"{row['ms']:.4g} ms, {row['tokens_per_second']:.5g} tokens/s/GPU, {row['peak_mib'] / 1024:.1f} GiB"
-    return f"{numbers}, loss {row['loss'][-1]:.4f}{ratio}, {row['seconds']:.0f} s"
+    print(f"  {name}: {numbers}, loss {row['loss'][-1]:.4f}, {row['seconds']:.0f} s", flush=True)
+    return row
 
 
 def trained(job: Job, gpus: int, steps: int, folder: Path) -> Row:
@@ -161,7 +147,8 @@ def trained(job: Job, gpus: int, steps: int, folder: Path) -> Row:
     with jobs.Job(jobs.torchrun("engine.py", [*DEVICE, *arguments], gpus), folder / "log", alone=True) as started:
         code = started.ended(LIMIT)
         if code != 0:
-            raise RuntimeError(f"the job ended with code {code}\n{started.said()}")
+            said = SAID.search(started.said())
+            raise RuntimeError(said[0] if said else f"the job ended with code {code}")
     ranks = [jobs.noted(folder, rank) for rank in range(gpus)]
     losses = next(ranked for ranked in ranks if ranked[0]["loss"] > 0)  # in a pipeline the last stage sees it
     first = LOOKED if steps > 2 * LOOKED else 1
@@ -176,6 +163,7 @@ def trained(job: Job, gpus: int, steps: int, folder: Path) -> Row:
         "float8": job.float8,
         "recomputed": job.recomputed,
         "seed": job.seed,
+        "more": job.more,
         "ms": ms,
         "gpu_ms": ms,
         "samples_ms": [shown(sample) for sample in samples],
