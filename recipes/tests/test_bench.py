@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from recipes import bench, charts
 from recipes.model import ROOT, Catalogue, Refusal
 from recipes.plan import plan
+from recipes.process import group
 
 ROWS, RECOMMEND = bench.room(ROOT, "rows"), bench.room(ROOT, "recommend")
 LIMITS = {"copy": 4.0e12, "bf16": 8.0e14, "fp8": 1.5e15}
@@ -61,6 +64,10 @@ def job(precision: str, rate: float, gib: int, **others: Any) -> bench.Row:
         peak_mib=gib * 1024,
         **others,
     )
+
+
+def test_recommend_finds_the_rows_of_linear_layers_among_those_that_are_kept() -> None:
+    assert bench.of(bench.read(ROOT, bench.only_committed(ROOT))[1], "linear/")
 
 
 def test_what_four_gpus_reach_beside_each_base() -> None:
@@ -244,3 +251,25 @@ def test_what_the_machine_cannot_do_is_said_in_its_own_sentence(tmp_path: Path) 
     python.chmod(0o755)
     with pytest.raises(Refusal, match=r"^cpu: The GPU is busy\.$"):
         bench.measure(plan(Catalogue(), "cpu"), tmp_path / "env", [], None, quick=True)
+
+
+APART = """
+import subprocess, time
+job = subprocess.Popen(["sleep", "60"], start_new_session=True)
+try:
+    print(job.pid, flush=True)
+    time.sleep(60)
+finally:
+    job.kill()
+    job.wait()
+"""
+
+
+def test_when_we_are_stopped_bench_ends_the_job_that_it_started_apart(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", APART]
+    with pytest.raises(KeyboardInterrupt), group(command, tmp_path, os.environ) as process:
+        assert process.stdout
+        job = int(process.stdout.readline())
+        raise KeyboardInterrupt
+    with pytest.raises(ProcessLookupError):
+        os.kill(job, 0)
