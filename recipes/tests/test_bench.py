@@ -254,7 +254,8 @@ def test_what_the_machine_cannot_do_is_said_in_its_own_sentence(tmp_path: Path) 
 
 
 APART = """
-import subprocess, time
+import signal, subprocess, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
 job = subprocess.Popen(["sleep", "60"], start_new_session=True)
 try:
     print(job.pid, flush=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import gc
+import signal
 import sys
 import time
 from functools import partial
@@ -39,6 +40,7 @@ def main() -> int:
     described = Path(sys.prefix, "fusebox", "manifest.json")
     parser.add_argument("--manifest", type=Path, default=described, help="what the environment is made of")
     options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # started in the background, it would ignore who stops it
     start = time.monotonic()
     try:
         return run(options, start)
