@@ -290,7 +290,8 @@ def _wanted_of_several(cells: list[Row]) -> list[tuple[str, float, list[Gain]]]:
     layouts: list[Gain] = []
     memory: list[Gain] = []
     for row in of(cells, "scaling/fsdp/8B/4"):
-        arms, speed = valid(row), {name: arm["tokens_per_second"] for name, arm in valid(row).items()}
+        arms = valid(row)
+        speed = {name: arm["tokens_per_second"] for name, arm in arms.items()}
         alike += [
             (ratio, key, f"{name} beside {arms[name]['base']}")
             for ratio, key, name in _in(_gains([row]), "scaling/", "fp8")

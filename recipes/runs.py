@@ -190,7 +190,7 @@ def module(root: Path = ROOT) -> str:
 def _on_one_host(run: Run, gpus: int) -> list[str]:
     """The run on one host of that many GPUs, as a line of the module; none where its layout needs more."""
     try:
-        fewer = validated(Run, {**run.model_dump(), "hosts": 1, "gpus": gpus}, Path("runs.toml"), run.name)
+        fewer = changed(run, {"hosts": 1, "gpus": gpus})
     except Refusal:
         return []
     return [f'    ("{run.name}", {gpus}): "{" ".join(fewer.arguments("."))}",']
@@ -201,8 +201,12 @@ def chosen(name: str, changes: Mapping[str, Any], root: Path = ROOT) -> Run:
     known = load(root)
     if name not in known:
         raise Refusal(f"There is no run {name!r}; choose one of {', '.join(known)}.")
-    given = {key: value for key, value in changes.items() if value is not None}
-    return validated(Run, {**known[name].model_dump(), **given}, "the command line", name)
+    return changed(known[name], {key: value for key, value in changes.items() if value is not None})
+
+
+def changed(run: Run, changes: Mapping[str, Any]) -> Run:
+    """The run with other values; refused where the identity then fails."""
+    return validated(Run, {**run.model_dump(), **changes}, "the command line", run.name)
 
 
 def rendered(run: Run, launcher: Launcher, image: str, out: str) -> str:

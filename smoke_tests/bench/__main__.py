@@ -178,7 +178,6 @@ def one_job(row: Row, name: str, cell: Cell) -> Row:
         cell.compare(row["arms"])
     slowed = {text for gpu in range(torch.cuda.device_count()) for text in machine.slowed(gpu)}
     row["throttled"] = sorted({*row["throttled"], *slowed})
-    row.pop("unfinished", None)
     return {**row, **({} if whole(row, cell) else {"unfinished": True})}
 
 
