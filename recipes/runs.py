@@ -245,7 +245,8 @@ def slurm(run: Run, image: str, out: str) -> str:
     asked = {"job-name": run.name, "nodes": run.hosts, "ntasks-per-node": 1, "gpus-per-node": run.gpus}
     lines = ["#!/usr/bin/env bash", *(f"#SBATCH --{key}={value}" for key, value in asked.items())]
     lines += ["#SBATCH --exclusive", "#SBATCH --requeue", "#SBATCH --open-mode=append", "set -euo pipefail"]
-    lines += ['first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)']
+    # "| head -n 1" would end the job by SIGPIPE where it is done before scontrol has written all names
+    lines += ['hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")', "first=${hosts%%$'\\n'*}"]
     lines += ["# pyxis takes an image as enroot writes it: REGISTRY#NAME:TAG"]
     return "\n".join([*lines, f"srun --kill-on-bad-exit=1 {_shell([*container, *command])}"]) + "\n"
 
