@@ -381,11 +381,19 @@ def test_several_processes_write_the_same_evidence_as_one(room: PlantedRoom) -> 
 
 
 def test_claims_of_one_group_run_in_one_process_and_the_others_anywhere(room: PlantedRoom) -> None:
+    """A claim of no group waits until a second process has run one, so that no process can take them all."""
     ours = '@proves("{0}")\n@pytest.mark.parametrize("row", range(4))\ndef test_{0}(row, measured):\n'
-    ours += '    import os, time\n    measured["process"] = os.environ["PYTEST_XDIST_WORKER"]\n    time.sleep(0.3)\n'
+    ours += '    measured["process"] = os.environ["PYTEST_XDIST_WORKER"]\n'
+    waits = '    pathlib.Path("apart", measured["process"]).touch()\n    until = time.monotonic() + 60\n'
+    waits += '    while len(os.listdir("apart")) < 2 and time.monotonic() < until:\n        time.sleep(0.05)\n'
     room.plant(
-        "import pytest\n" + '@pytest.mark.xdist_group("a group")\n' + ours.format("together") + ours.format("apart")
+        "import os, pathlib, time\nimport pytest\n"
+        + '@pytest.mark.xdist_group("a group")\n'
+        + ours.format("together")
+        + ours.format("apart")
+        + waits
     )
+    (room.folder.parent / "apart").mkdir()
     assert room.run("-n2").returncode == 0
     processes: dict[str, set[str]] = {}
     for claim in room.outcomes()["claims"]:
