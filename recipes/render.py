@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes import bench, evidence, image, mutants, proof, runs
+from recipes import bench, evidence, image, mutants, proof, runs, seeds
 from recipes.cache import write_text
 from recipes.evidence import Room
 from recipes.limits import Reason
 from recipes.model import Catalogue, Pin, Refusal
 from recipes.plan import Grid, Plan, grid, plan
 from recipes.progress import console
-
-# The seed inventory: five documents, their ids numbered from 1.
-SEEDS = {"A": 29, "B": 58, "C": 24, "D": 15, "E": 16}
 
 
 @dataclass(frozen=True)
@@ -49,6 +46,7 @@ def blocks(catalogue: Catalogue) -> dict[str, str]:
         "matrix": _matrix,
         "patches": _patches,
         "ledger": _ledger,
+        "statements": _statements,
         "parity": _parity,
         "runs": _runs,
     }
@@ -154,20 +152,30 @@ def _patches(facts: Facts) -> str:
 
 
 def _ledger(facts: Facts) -> str:
-    """Seed id, claim, state on each hardware; then the ids for which no claim exists yet."""
-    by_id: dict[str, list[list[str]]] = {}
-    for claim in facts.room.claims.values():
-        for seed in claim.seeds:
-            by_id.setdefault(seed, []).append([seed, claim.sentence, _states(facts, claim.id)])
-    known = {f"{letter}{number:02}" for letter, last in SEEDS.items() for number in range(1, last + 1)}
-    if unknown := sorted(set(by_id) - known):
+    """Seed id, claim, state on each hardware."""
+    rows = [(seed, claim) for claim in facts.room.claims.values() for seed in claim.seeds]
+    if unknown := sorted({seed for seed, _ in rows} - set(seeds.IDS)):
         raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, and the inventory is A01 to E16: correct it.")
-    without = [
-        _ranges(letter, [number for number in range(1, last + 1) if f"{letter}{number:02}" not in by_id])
-        for letter, last in SEEDS.items()
+    ordered = sorted(rows, key=lambda row: row[0])
+    return _rows("id|claim|state", [[seed, claim.sentence, _states(facts, claim.id)] for seed, claim in ordered])
+
+
+def _statements(facts: Facts) -> str:
+    """What the documents say beside what was found here; then the ids that nothing answers yet."""
+    found = seeds.answers(facts.root)
+    rows = [
+        [", ".join(one.statement.seeds), one.statement.says, one.found or "not measured", one.where] for one in found
     ]
-    table = _rows("id|claim|state", [row for seed in sorted(by_id) for row in by_id[seed]])
-    return f"{table}\n\nNo claim yet: {', '.join(text for text in without if text)}."
+    answered = {seed for one in found if one.found for seed in one.statement.seeds}
+    answered |= {seed for claim in facts.room.claims.values() for seed in claim.seeds}
+    measured = bench.measured_runs(facts.root)
+    answered |= {seed for run in runs.load(facts.root).values() if run.name in measured for seed in run.seeds}
+    open_ids = [
+        _ranges(letter, [number for number in range(1, last + 1) if f"{letter}{number:02}" not in answered])
+        for letter, last in seeds.DOCUMENTS.items()
+    ]
+    table = _rows("id|the document says|found here|in", rows)
+    return f"{table}\n\nNeither claimed nor measured yet: {', '.join(text for text in open_ids if text)}."
 
 
 def _runs(facts: Facts) -> str:

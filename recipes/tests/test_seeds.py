@@ -1,0 +1,78 @@
+"""A document's statement is answered by one thing, and holds where its numbers say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from recipes import bench, seeds
+from recipes.model import ROOT, Refusal
+from recipes.seeds import Statement
+from recipes.tests.conftest import Checkout
+from recipes.tests.test_bench import SHARD, arm, fast, row
+
+CELLS = ["linear/sweep/*/both"]
+SLOW, FAST = "linear/sweep/1024x1024x1024/both", "linear/sweep/16384x8192x8192/both"
+
+
+def said(cells: list[str] = CELLS, timed: str = "te", **others: Any) -> Statement:
+    return Statement(seeds=["A21"], says="FP8 gains", cells=cells, arm=timed, **others)
+
+
+def found(statement: Statement, *rows: bench.Row) -> list[str]:
+    judged = bench.room(ROOT, "rows").latest([SHARD, *rows]).values()
+    return [answer.found for answer in seeds._measured(statement, "here", [{**one, "run": SHARD} for one in judged])]
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        (said(), "0.50 to 1.50 in 2 cells"),
+        (said(least=1.0), "does not hold: 0.50 to 1.50 in 2 cells"),
+        (said(least=0.5, most=1.5), "holds: 0.50 to 1.50 in 2 cells"),
+        (said([SLOW], most=1.0), "holds: 0.50"),
+        (said([SLOW, FAST], rising=True), "holds: 0.50, 1.50"),
+        (said([FAST, SLOW], rising=True), "does not hold: 1.50, 0.50"),
+        (said([FAST], over="slower"), "3.00"),
+    ],
+)
+def test_a_statement_is_held_against_every_number(statement: Statement, words: str) -> None:
+    rows = row(SLOW, te=fast(0.5)), row(FAST, te=fast(1.5), slower=arm(ms=2.0))
+    assert found(statement, *rows) == [words]
+
+
+def test_what_is_not_valid_or_not_measured_answers_nothing() -> None:
+    slow, invalid = row(SLOW, te=fast(0.5)), row(FAST, te=fast(1.5, fp8_kernels=[]))
+    assert found(said(), slow, invalid) == ["0.50"]
+    assert found(said([SLOW, FAST], rising=True), slow, invalid) == []
+    assert found(said(over="slower"), slow) == []
+    assert found(said(["models/*"]), slow) == []
+
+
+def test_a_time_that_the_host_sets_is_said_to_be_that() -> None:
+    launches = fast(1.5, host_ms=10.0)
+    assert found(said(), row(SLOW, te=launches)) == ["1.50, the host sets its time"]
+    assert found(said(), row(SLOW, te=launches), row(FAST, te=fast(1.5))) == ["1.50 to 1.50 in 2 cells"]
+
+
+def test_a_patch_answers_with_what_its_proof_ran_on() -> None:
+    (answer,) = [one for one in seeds.answers(ROOT) if one.statement.seeds == ["A06"]]
+    assert answer.found.startswith("proved on 1.8.0 (CPython 3.8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('seeds = ["A06"]', 'seeds = ["A60"]', "has no A60"),
+        ('arm = "fp8 te.delayed graph"\n', "", 'give "cells" and "arm"'),
+        ('parity = "fp8/fused"', 'parity = "fp8/fused"\narm = "fp8"', 'give "cells" and "arm"'),
+        ("0001-cache-with-lru-cache.patch", "0001-no.patch", "there is no patches/transformer-engine/0001-no.patch"),
+        ("least = 1.57\n", "leest = 1.57\n", "leest is not a known key"),
+    ],
+)
+def test_a_statement_without_an_answer_is_refused(checkout: Checkout, old: str, new: str, words: str) -> None:
+    path = checkout.root / "recipes" / "seeds.toml"
+    path.write_text(path.read_text().replace(old, new, 1))
+    with pytest.raises(Refusal, match=words):
+        seeds.answers(checkout.root)
