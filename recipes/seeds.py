@@ -1,7 +1,7 @@
-"""The documents' statements in recipes/seeds.toml, each beside what was measured here, or proved of a patch.
+"""The documents' statements in recipes/seeds.toml, each beside what answers it here, or why nothing can.
 
-A claim answers its ids itself (smoke_tests/claims.py); here is the rest: numbers of `bench`, proofs of patches, and
-trainings beside each other.
+A claim answers its ids itself (smoke_tests/claims.py); here is the rest: numbers of `bench`, proofs of patches,
+trainings beside each other, and tests of the tool.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Statement(Strict):
 
     `cells` are patterns of measured cells' keys; in each the number is how many times as fast `arm` is as `over`, or
     as what it was measured beside. `least`, `most` and `rising` say when the statement holds. `patch` is a file of
-    patches/; `parity` an arm of smoke_tests/training/parity.py, whose loss lies above bfloat16's.
+    patches/; `parity` an arm of smoke_tests/training/parity.py, whose loss lies above bfloat16's; `test` a test of the
+    tool (FILE::NAME), which every change has to pass; `beyond` says why none of these can be had here.
     """
 
     seeds: Annotated[list[Text], Field(min_length=1)]
@@ -42,11 +43,14 @@ class Statement(Strict):
     rising: bool = False
     patch: Text | None = None
     parity: Text | None = None
+    test: Annotated[str, Field(pattern=r"^recipes/tests/test_\w+\.py::test_\w+$")] | None = None
+    beyond: Text | None = None
 
     @model_validator(mode="after")
     def _has_one_answer(self) -> Self:
-        if sum(map(bool, (self.cells, self.patch, self.parity))) != 1 or bool(self.cells) != bool(self.arm):
-            raise ValueError('give "cells" and "arm", or "patch", or "parity"')
+        kinds = (self.cells, self.patch, self.parity, self.test, self.beyond)
+        if sum(map(bool, kinds)) != 1 or bool(self.cells) != bool(self.arm):
+            raise ValueError('give "cells" and "arm", or one of "patch", "parity", "test" and "beyond"')
         if unknown := [seed for seed in self.seeds if seed not in IDS]:
             raise ValueError(f"the inventory is A01 to E16, and has no {unknown[0]}")
         return self
@@ -63,7 +67,7 @@ class Statement(Strict):
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found, in words, and where; `found` is empty where nothing was."""
+    """What was found, in words, and where; `found` is empty where nothing was yet."""
 
     statement: Statement
     found: str = ""
@@ -90,6 +94,11 @@ def answers(root: Path) -> list[Answer]:
             mine = [_proved(root, statement)]
         elif statement.parity:
             mine = list(_compared(root, statement))
+        elif statement.test:
+            file, _, name = statement.test.partition("::")
+            mine = [Answer(statement, "tested with every change", f"[{name}]({file})")]
+        elif statement.beyond:
+            mine = [Answer(statement, f"not here: {statement.beyond}")]
         else:
             mine = [answer for place, cells in measured for answer in _measured(statement, place, cells)]
         found += mine or [Answer(statement)]

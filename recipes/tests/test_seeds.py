@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from typing import Any
 
 import pytest
@@ -56,6 +57,13 @@ def test_a_time_that_the_host_sets_is_said_to_be_that() -> None:
     assert found(said(), row(SLOW, te=launches), row(FAST, te=fast(1.5))) == ["1.50 to 1.50 in 2 cells"]
 
 
+def test_the_tests_that_answer_are_there() -> None:
+    for test in (one.test for one in seeds.load() if one.test):
+        file, _, name = test.partition("::")
+        code = ast.parse((ROOT / file).read_text())
+        assert name in [part.name for part in code.body if isinstance(part, ast.FunctionDef)], test
+
+
 def test_a_patch_answers_with_what_its_proof_ran_on() -> None:
     (answer,) = [one for one in seeds.answers(ROOT) if one.statement.seeds == ["A06"]]
     assert answer.found.startswith("proved on 1.8.0 (CPython 3.8")
@@ -67,6 +75,7 @@ def test_a_patch_answers_with_what_its_proof_ran_on() -> None:
         ('seeds = ["A06"]', 'seeds = ["A60"]', "has no A60"),
         ('arm = "fp8 te.delayed graph"\n', "", 'give "cells" and "arm"'),
         ('parity = "fp8/fused"', 'parity = "fp8/fused"\narm = "fp8"', 'give "cells" and "arm"'),
+        ("::test_a_moved_tag_is_refused", "", "does not match"),
         ("0001-cache-with-lru-cache.patch", "0001-no.patch", "there is no patches/transformer-engine/0001-no.patch"),
         ("least = 1.57\n", "leest = 1.57\n", "leest is not a known key"),
     ],
