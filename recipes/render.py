@@ -1,4 +1,4 @@
-"""The READMEs' tables, recipes/compatibility.md, runs and Dockerfiles, from data, patches, claims and evidence."""
+"""The READMEs' tables, the two pages of recipes/, runs and Dockerfiles, from data, patches, claims and evidence."""
 
 from __future__ import annotations
 
@@ -20,37 +20,36 @@ from recipes.progress import console
 
 @dataclass(frozen=True)
 class Facts:
-    """What the tables are made of: all plans, the claims, and every promoted run with its plan."""
+    """What the tables are made of: all plans, claims, promoted runs with their plans, and the documents' statements."""
 
     root: Path
     plans: list[Plan]
     room: Room
     runs: list[tuple[Plan, dict[str, Any]]]
+    statements: list[seeds.Answer]
 
     @classmethod
     def of(cls, catalogue: Catalogue) -> Facts:
         plans = [plan(catalogue, name) for name in catalogue.targets]
         runs = [(one, run) for one in plans for run in evidence.promoted(catalogue.root, one.target.name)]
-        return cls(catalogue.root, plans, Room(catalogue.root), runs)
+        return cls(catalogue.root, plans, Room(catalogue.root), runs, seeds.answers(catalogue.root))
 
     def state(self, one: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         """The word for some rows of a run, as a run of what was built for it."""
         return evidence.state(evidence.built_for(one, run), self.room, run, rows)
 
 
-def blocks(catalogue: Catalogue) -> dict[str, str]:
+def blocks(facts: Facts) -> dict[str, str]:
     """Every rendered block of README.md, by the name in its markers."""
-    facts = Facts.of(catalogue)
     makers = {
         "targets": _targets,
         "matrix": _matrix,
         "patches": _patches,
-        "ledger": _ledger,
-        "statements": _statements,
+        "documents": _documents,
         "parity": _parity,
         "runs": _runs,
     }
-    return {**{name: make(facts) for name, make in makers.items()}, "bench": bench.text(catalogue.root)}
+    return {**{name: make(facts) for name, make in makers.items()}, "bench": bench.text(facts.root)}
 
 
 def _rows(header: str, rows: Iterable[Iterable[str]]) -> str:
@@ -151,31 +150,78 @@ def _patches(facts: Facts) -> str:
     return _rows("patch|what it does|versions|upstream|proved on|targets", rows)
 
 
-def _ledger(facts: Facts) -> str:
-    """Seed id, claim, state on each hardware."""
-    rows = [(seed, claim) for claim in facts.room.claims.values() for seed in claim.seeds]
-    if unknown := sorted({seed for seed, _ in rows} - set(seeds.IDS)):
+def _documents(facts: Facts) -> str:
+    """How far each document is answered: ids by the best that there is for them."""
+    answered, rows = _answered(facts), []
+    for letter, (name, last) in seeds.DOCUMENTS.items():
+        counts = [str(sum(seed[0] == letter for seed in found)) for found in answered.values()]
+        rows.append([name, f"{letter}01 to {letter}{last}", *counts])
+    return _rows("|".join(["document", "ids", *answered]), rows)
+
+
+def _answered(facts: Facts) -> dict[str, list[str]]:
+    """The ids by what answers them, each once: the words of README's columns."""
+    claimed = {seed for claim in facts.room.claims.values() for seed in claim.seeds}
+    if unknown := sorted(claimed - set(seeds.IDS)):
         raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, and the inventory is A01 to E16: correct it.")
-    ordered = sorted(rows, key=lambda row: row[0])
-    return _rows("id|claim|state", [[seed, claim.sentence, _states(facts, claim.id)] for seed, claim in ordered])
+    proved = {
+        seed for claim in facts.room.claims.values() for seed in claim.seeds if "proved on" in _states(facts, claim.id)
+    }
+    statements = [one for one in facts.statements if one.found]
+    measured = {seed for one in statements if not one.statement.beyond for seed in one.statement.seeds}
+    ran = bench.measured_runs(facts.root)
+    measured |= {seed for run in runs.load(facts.root).values() if run.name in ran for seed in run.seeds}
+    kinds = {
+        "a claim proved it": proved,
+        "measured, or tested": measured,
+        "claimed, not run yet": claimed,
+        "not to be had here": {seed for one in statements for seed in one.statement.seeds},
+        "open": set(seeds.IDS),
+    }
+    found: dict[str, list[str]] = {}
+    for word, ids in kinds.items():
+        found[word] = sorted(ids.difference(*found.values()))
+    return found
 
 
-def _statements(facts: Facts) -> str:
-    """What the documents say beside what was found here; then the ids that nothing answers yet."""
-    found = seeds.answers(facts.root)
-    rows = [
-        [", ".join(one.statement.seeds), one.statement.says, one.found or "not measured", one.where] for one in found
+def ledger(facts: Facts) -> tuple[Path, str]:
+    """recipes/seeds.md and the text it should have: claims and statements of every id, and the ids without any."""
+    claims = [(seed, claim) for claim in facts.room.claims.values() for seed in claim.seeds]
+    claimed = [
+        [seed, claim.sentence, _states(facts, claim.id)] for seed, claim in sorted(claims, key=lambda one: one[0])
     ]
-    answered = {seed for one in found if one.found for seed in one.statement.seeds}
-    answered |= {seed for claim in facts.room.claims.values() for seed in claim.seeds}
-    measured = bench.measured_runs(facts.root)
-    answered |= {seed for run in runs.load(facts.root).values() if run.name in measured for seed in run.seeds}
-    open_ids = [
-        _ranges(letter, [number for number in range(1, last + 1) if f"{letter}{number:02}" not in answered])
-        for letter, last in seeds.DOCUMENTS.items()
+    others = [
+        [", ".join(one.statement.seeds), one.statement.says, one.found or "not measured", one.where]
+        for one in facts.statements
     ]
-    table = _rows("id|the document says|found here|in", rows)
-    return f"{table}\n\nNeither claimed nor measured yet: {', '.join(text for text in open_ids if text)}."
+    text = _LEDGER.format(
+        claims=_rows("id|claim|state", claimed),
+        statements=_rows("id|the document says|found here|in", others),
+        open=", ".join(_ranges(_answered(facts)["open"])),
+    )
+    return facts.root / "recipes" / "seeds.md", text
+
+
+_LEDGER = """\
+# What the documents say, and what answers it
+
+Rendered by `nox -s render` from the claims of smoke_tests/, their evidence, and seeds.toml.
+
+## Claims
+
+{claims}
+
+## What else they say
+
+Beside what was found: by `bench`, by a patch's proof, by trainings beside each other, or by a test of the tool. The
+documents' own numbers, in brackets, are of other GPUs and older releases.
+
+{statements}
+
+## Open
+
+Neither claimed nor measured yet: {open}.
+"""
 
 
 def _runs(facts: Facts) -> str:
@@ -210,15 +256,15 @@ def _where(machine: Mapping[str, Any]) -> str:
     return f"{count} × {machine['name']}" if count > 1 else str(machine["name"])
 
 
-def _ranges(letter: str, numbers: list[int]) -> str:
+def _ranges(ids: list[str]) -> list[str]:
     """A01-A08, A11."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
+    found: list[list[str]] = []
+    for one in ids:
+        if found and one == f"{found[-1][1][0]}{int(found[-1][1][1:]) + 1:02}":
+            found[-1][1] = one
         else:
-            runs.append([number, number])
-    return ", ".join(f"{letter}{first:02}" + (f"-{letter}{last:02}" if last > first else "") for first, last in runs)
+            found.append([one, one])
+    return [first if first == last else f"{first}-{last}" for first, last in found]
 
 
 _HEAD = """\
@@ -279,13 +325,13 @@ def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
     dockerfiles = [
         (folder / f"{name}.Dockerfile", image.dockerfile(plan(catalogue, name))) for name in catalogue.targets
     ]
-    root = catalogue.root
+    root, facts = catalogue.root, Facts.of(catalogue)
     readmes = [
-        readme(root / "README.md", blocks(catalogue)),
+        readme(root / "README.md", blocks(facts)),
         readme(root / "smoke_tests" / "README.md", {"mutants": mutants.text(root)}),
     ]
     told = (root / "smoke_tests" / "training" / "runs.py", runs.module(root))
-    return [*readmes, compatibility(catalogue), told, *dockerfiles]
+    return [*readmes, compatibility(catalogue), ledger(facts), told, *dockerfiles]
 
 
 def write(catalogue: Catalogue) -> int:

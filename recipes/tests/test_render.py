@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes import evidence, render
+from recipes import evidence, render, seeds
 from recipes.model import Catalogue, Refusal
 from recipes.plan import plan
 from recipes.tests.conftest import Checkout
@@ -32,8 +32,8 @@ def test_the_check_names_the_command_that_mends_it(checkout: Checkout) -> None:
 
 def test_a_lost_marker_is_named(checkout: Checkout) -> None:
     readme = checkout.root / "README.md"
-    readme.write_text(readme.read_text().replace("<!-- /ledger -->", ""))
-    with pytest.raises(Refusal, match="/ledger"):
+    readme.write_text(readme.read_text().replace("<!-- /documents -->", ""))
+    with pytest.raises(Refusal, match="/documents"):
         render.check(Catalogue(checkout.root))
 
 
@@ -47,9 +47,8 @@ def test_a_seed_outside_the_inventory_is_refused(checkout: Checkout) -> None:
 def test_a_patch_for_no_target_shows_none(checkout: Checkout) -> None:
     patch = checkout.root / "patches" / "deepspeed" / "0001-let-the-builder-name-the-cpu.patch"
     patch.write_text(patch.read_text().replace("==0.19.8", "==0.1"))
-    row = next(
-        line for line in render.blocks(Catalogue(checkout.root))["patches"].splitlines() if "deepspeed 0001" in line
-    )
+    table = render.blocks(render.Facts.of(Catalogue(checkout.root)))["patches"]
+    row = next(line for line in table.splitlines() if "deepspeed 0001" in line)
     assert row.endswith("|  |")
 
 
@@ -65,10 +64,22 @@ def test_a_cell_says_what_was_built_otherwise_than_declared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "text"), [([], ""), ([1], "A01"), ([1, 2, 3], "A01-A03"), ([1, 2, 5, 7, 8], "A01-A02, A05, A07-A08")]
+    ("ids", "text"),
+    [("", ""), ("A01", "A01"), ("A01 A02 A03", "A01-A03"), ("A01 A02 A05 B06", "A01-A02 A05 B06")],
 )
-def test_ranges(numbers: list[int], text: str) -> None:
-    assert render._ranges("A", numbers) == text
+def test_ranges(ids: str, text: str) -> None:
+    assert render._ranges(ids.split()) == text.split()
+
+
+def test_every_id_is_answered_once_and_by_the_best_that_there_is() -> None:
+    answered = render._answered(render.Facts.of(Catalogue()))
+    assert sorted(seed for found in answered.values() for seed in found) == sorted(seeds.IDS)
+    proved, measured, claimed, beyond, left = answered.values()
+    assert "A12" in proved  # a claim that an H200 proved
+    assert "A06" in measured  # the proof of a patch
+    assert "A13" in claimed  # ms-amp was on no GPU yet
+    assert "D12" in beyond  # 512 GPUs
+    assert "C09" in left
 
 
 @pytest.mark.parametrize("report", sorted(TRAINING.glob("*--*--*.json")), ids=lambda path: path.stem)
