@@ -113,7 +113,7 @@ def publish(session, target):
 @verb()
 @for_each_target
 def promote(session, target):
-    """Keep the evidence of the last smoke run, or of one elsewhere (-- --from DIR), and render README."""
+    """Keep the evidence of the last smoke run, or of one elsewhere, and render README; -- [--from DIR] [--built]."""
     recipes(session, "promote", target, *session.posargs)
 
 

@@ -89,12 +89,14 @@ def _parser() -> argparse.ArgumentParser:
     verb("patches", _patches, target=False)
     verb("build", _build, mirror=True, sm=True)
     verb("smoke", _smoke, mirror=True, sm=True)
-    verb("promote", _promote).add_argument(
+    kept = verb("promote", _promote)
+    kept.add_argument(
         "--from",
         dest="folder",
         type=Path,
         help="outcomes.json, smoke.log, manifest.json of a run elsewhere",
     )
+    kept.add_argument("--built", action="store_true", help="only that it was built: manifest.json, without any claim")
     planted = verb("mutants", _mutants, mirror=True, sm=True)
     planted.add_argument("--seeds", type=int, default=100, help="of the runs on correct code (%(default)s)")
     planted.add_argument("--compile", action="store_true", help="compile the faults that are compiled, and stop")
@@ -266,6 +268,9 @@ def _smoke(options: argparse.Namespace) -> int:
 def _promote(options: argparse.Namespace) -> int:
     """Copy the evidence of the last smoke run into smoke_tests/evidence/, to be committed, and render README."""
     chosen = _chosen(options)
+    if options.built:
+        console.print(f"promoted {evidence.keep_built(chosen, options.folder)}")
+        return render.write(Catalogue())
     if options.folder:
         evidence.bring(chosen, options.folder)
     for path in evidence.promote(chosen):

@@ -345,6 +345,29 @@ def promote(plan: Plan) -> list[Path]:
     return promoted
 
 
+def keep_built(plan: Plan, folder: Path | None) -> Path:
+    """Keep what a target's environment was made of and with, to be committed; no claim need have run in it."""
+    source = (folder or environment.folder(plan.root, plan.target) / "env" / "fusebox") / "manifest.json"
+    if not source.is_file():
+        raise Refusal(f'{source} is missing: run `nox -s "build({plan.target.name})"` first.')
+    manifest = json.loads(source.read_text(encoding="utf-8"))
+    if manifest["target"] != plan.target.name or manifest["stack"] != built_for(plan, manifest).stack:
+        raise Refusal(f'{source} is of another state of this checkout: run `nox -s "build({plan.target.name})"` again.')
+    final = _built_path(plan.root, plan.target.name)
+    write_json(final, manifest)
+    return final.relative_to(plan.root)
+
+
+def built(root: Path, target: str) -> dict[str, Any] | None:
+    """The committed manifest of a target's environment, if one is kept."""
+    path = _built_path(root, target)
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def _built_path(root: Path, target: str) -> Path:
+    return root / "smoke_tests" / "evidence" / "built" / f"{target}.json"
+
+
 def promoted(root: Path, target: str) -> list[dict[str, Any]]:
     """The committed evidence of a target, one per hardware."""
     return [read(path) for path in sorted((root / "smoke_tests" / "evidence").glob(f"{target}--*.json"))]

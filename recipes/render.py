@@ -96,13 +96,7 @@ def _matrix(facts: Facts) -> str:
     for one in facts.plans:
         runs = [run for other, run in facts.runs if other is one]
         if not runs:
-            patched = [pin.label for pin in one.pins if _proofs_ran(one, pin)]
-            others = [pin.label for pin in one.pins if not _proofs_ran(one, pin)]
-            rows += [
-                [f"`{one.target.name}`", "", ", ".join(labels), word, ""]
-                for word, labels in (("patched", patched), ("declared", others))
-                if labels
-            ]
+            rows += _not_run(facts.root, one)
         for run in runs:
             machine = run["hardware"]
             hardware = f"{_where(machine)} ({'driver ' + machine['driver'] if machine['gpus'] else machine['cpu']})"
@@ -110,6 +104,19 @@ def _matrix(facts: Facts) -> str:
                 [f"`{one.target.name}`", hardware, pin.label, *_cell(facts, one, run, pin.name)] for pin in one.pins
             ]
     return _rows("target|hardware|package|state|built with", rows)
+
+
+def _not_run(root: Path, one: Plan) -> list[list[str]]:
+    """Of a target without any run: its packages by how far they are, and what they were built with."""
+    found: dict[tuple[str, str], list[str]] = {}
+    built = evidence.built(root, one.target.name)
+    for pin in one.pins:
+        cell = "patched" if _proofs_ran(one, pin) else "declared", ""
+        if built and pin.name in built["packages"]:
+            current = built["stack"] == evidence.built_for(one, built).stack
+            cell = "built" if current else "stale", _how(one, built["packages"][pin.name]["built_with"])
+        found.setdefault(cell, []).append(pin.label)
+    return [[f"`{one.target.name}`", "", ", ".join(labels), word, how] for (word, how), labels in found.items()]
 
 
 def _proofs_ran(one: Plan, pin: Pin) -> bool:
@@ -124,14 +131,18 @@ def _cell(facts: Facts, one: Plan, run: dict[str, Any], package: str) -> tuple[s
     if not claims:
         return "declared", ""
     good = sum(row["outcome"] == "proved" for row in claims)
-    built = run["packages"].get(package, {}).get("built_with", {})
-    compiled = built.get("compiler", "none") != "none"
-    how = f"{_otherwise(one, built)}{built['compiler']}, {built['where']}" if compiled else ""
+    how = _how(one, run["packages"].get(package, {}).get("built_with", {}))
     missing = sum(claim.about(one) in (None, package) for claim in evidence.missing_claims(one, facts.room, run))
     word = (
         f"{facts.state(one, run, claims)} ({good} of {len(claims)}{f', {missing} claims not run' if missing else ''})"
     )
     return word, how
+
+
+def _how(one: Plan, built: Mapping[str, Any]) -> str:
+    """The compilers of a package and where they ran; nothing of one that is not compiled."""
+    compiled = built.get("compiler", "none") != "none"
+    return f"{_otherwise(one, built)}{built['compiler']}, {built['where']}" if compiled else ""
 
 
 def _otherwise(one: Plan, built: Mapping[str, Any]) -> str:

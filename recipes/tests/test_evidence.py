@@ -14,6 +14,7 @@ from recipes.cache import sha256_of
 from recipes.evidence import Room
 from recipes.model import Catalogue, Refusal
 from recipes.plan import Plan, plan
+from recipes.tests.conftest import Checkout
 
 CLAIMS = """
 from claims import proves
@@ -196,6 +197,21 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     (tmp_path / "smoke_tests" / "references.py").write_text("# another\n")
     with pytest.raises(Refusal, match=r"of other tests than .* \(references\.py\)"):
         evidence.bring(here, tmp_path / "away")
+
+
+def test_what_was_built_is_kept_of_this_stack_only(checkout: Checkout, tmp_path: Path) -> None:
+    built = plan(Catalogue(checkout.root), "cu12.1-torch2.1")
+    with pytest.raises(Refusal, match=r'manifest\.json is missing: run `nox -s "build\(cu12\.1-torch2\.1\)"`'):
+        evidence.keep_built(built, tmp_path)
+    manifest = evidence.built(checkout.root, "cu12.1-torch2.1")
+    assert manifest
+    for changes in ({"stack": "0" * 64}, {"target": "ms-amp"}):
+        (tmp_path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+        with pytest.raises(Refusal, match="another state of this checkout"):
+            evidence.keep_built(built, tmp_path)
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    kept = checkout.root / evidence.keep_built(built, tmp_path)
+    assert json.loads(kept.read_text()) == manifest
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,19 @@ def test_a_cell_says_what_was_built_otherwise_than_declared() -> None:
     assert evidence.built_for(declared, run).stack == fewer.stack != declared.stack
 
 
+def test_a_target_that_was_built_and_never_run_says_with_what(checkout: Checkout) -> None:
+    def states() -> set[str]:
+        lines = render.blocks(render.Facts.of(Catalogue(checkout.root)))["matrix"].splitlines()
+        cells = [line.split(" | ") for line in lines if line.startswith("| `cu12.1-torch2.1`")]
+        assert any(cell[4].startswith("CUDA 12.4 in place of 12.1; sm 9.0 only; c++ ") for cell in cells)
+        return {cell[3] for cell in cells}
+
+    assert states() == {"built"}
+    with (checkout.root / "recipes" / "lock" / "cu12.1-torch2.1.txt").open("a") as lock:
+        lock.write("# more\n")
+    assert states() == {"stale"}
+
+
 @pytest.mark.parametrize(
     ("ids", "text"),
     [("", ""), ("A01", "A01"), ("A01 A02 A03", "A01-A03"), ("A01 A02 A05 B06", "A01-A02 A05 B06")],
