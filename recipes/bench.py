@@ -12,6 +12,7 @@ import importlib
 import io
 import json
 import re
+import statistics
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -310,7 +311,28 @@ def _wanted_of_several(cells: list[Row]) -> list[tuple[str, float, list[Gain]]]:
         ("the fastest FP8 over the fastest bf16 of it, whatever is recomputed", 1.28, fastest),
         ("another layout over FSDP, the 8B model in bf16", 1.0, layouts),
         ("memory of FSDP over that of two pipeline stages", 1.25, memory),
+        ("how far bf16's seeds are apart, over how far FP8 is from bf16: loss of the 1.8B model", 1.0, _parity(cells)),
     ]
+
+
+def _parity(cells: list[Row]) -> list[Gain]:
+    """By how much two seeds of bf16 are farther apart than FP8 is from bf16."""
+
+    def apart(one: Row, other: Row) -> float:
+        """The largest distance of the losses, each the mean of ten steps."""
+        means = [
+            [statistics.mean(arm["loss"][at : at + 10]) for at in range(len(arm["loss"]) - 9)] for arm in (one, other)
+        ]
+        return float(max(abs(mine - its) for mine, its in zip(*means, strict=True)))
+
+    found = []
+    for row in of(cells, "scaling/fsdp/1.8B/"):
+        arms = valid(row)
+        if {"bf16", "bf16, another seed"} <= set(arms):
+            spread = apart(arms["bf16"], arms["bf16, another seed"])
+            fp8 = [name for name, arm in arms.items() if arm["precision"] == "fp8"]
+            found += [(spread / apart(arms["bf16"], arms[name]), row["key"], name) for name in fp8]
+    return found
 
 
 def _wanted_of_one(cells: list[Row]) -> list[tuple[str, float, list[Gain]]]:

@@ -81,12 +81,19 @@ def test_what_four_gpus_reach_beside_each_base() -> None:
         row("scaling/layouts/8B/4", fsdp=job("bf16", 10, 70), pp2=pp2),
     ]
     cells[0]["arms"]["bf16, nothing recomputed"] = plain
+    curves = {"bf16": 0.0, "bf16, another seed": 0.3, "fp8": 0.1, "fp8 gathered": 0.2}
+    arms = {
+        name: job(name[:4].strip(), 9, 60, loss=[8.0 + off - 0.05 * step for step in range(60)])
+        for name, off in curves.items()
+    }
+    cells.append(row("scaling/fsdp/1.8B/4", **arms))
     found = bench.goals([{**ROWS.judge(one, LIMITS), "run": run} for one in cells])
     assert [(round(goal["found"], 2), goal["arm"]) for goal in found] == [
         (1.33, "fp8 beside bf16"),
         (1.2, "fp8 beside bf16, nothing recomputed"),
         (1.1, "pp2"),
         (1.4, "pp2"),
+        (3.0, "fp8"),
     ]
 
 

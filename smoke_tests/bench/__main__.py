@@ -80,7 +80,7 @@ def run(options: argparse.Namespace, start: float) -> int:
             print(f"{'to run' if cell in missing else 'there':<8}{cell.key}  {cell.seconds:.0f} s, {cell.gib:.0f} GiB")
         return 0
     if cuda and missing:
-        occupied = machine.busy()
+        occupied = machine.busy(torch.cuda.device_count() if any(cell.jobs for cell in missing) else 1)
         if occupied:
             raise Refused(occupied)
     return measured(missing, known, described, options, start) if missing else 0

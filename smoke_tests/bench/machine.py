@@ -32,10 +32,10 @@ def nvidia_smi(*fields: str, gpu: int = 0) -> List[str]:
     return [text.strip() for text in answer.stdout.decode().split(",")]
 
 
-def state() -> Dict[str, float]:
-    """Clocks (MHz), power (W), temperature (C), utilization (%) and memory in use (MiB) of GPU 0, as far as known."""
+def state(gpu: int = 0) -> Dict[str, float]:
+    """Clocks (MHz), power (W), temperature (C), utilization (%) and memory in use (MiB) of a GPU, as far as known."""
     known = {}
-    for name, text in zip(STATE, nvidia_smi(*STATE)):
+    for name, text in zip(STATE, nvidia_smi(*STATE, gpu=gpu)):
         try:
             known[name] = float(text)
         except ValueError:  # "[N/A]"
@@ -53,15 +53,16 @@ def slowed(gpu: int = 0) -> List[str]:
     return []
 
 
-def busy() -> str:
-    """One sentence if others use the GPU, else "". To be asked before this process uses it."""
-    now = state()
-    used, load = now.get("memory.used", 0), now.get("utilization.gpu", 0)
-    if used > 1024 or load > 10:
-        return (
-            f"The GPU is busy ({used:.0f} MiB in use, {load:.0f} % load): numbers made beside other work are worth "
-            "nothing; end that and run again."
-        )
+def busy(gpus: int) -> str:
+    """One sentence if others use one of the first GPUs, else "". To be asked before this process uses them."""
+    for gpu in range(gpus):
+        now = state(gpu)
+        used, load = now.get("memory.used", 0), now.get("utilization.gpu", 0)
+        if used > 1024 or load > 10:
+            return (
+                f"GPU {gpu} is busy ({used:.0f} MiB in use, {load:.0f} % load): numbers made beside other work are "
+                "worth nothing; end that and run again."
+            )
     return ""
 
 
