@@ -174,7 +174,7 @@ def compat(session):
 
 @verb()
 def render(session):
-    """Write README's tables and recipes/compatibility.md; -- --check fails if they are not current."""
+    """Write README's tables and all other rendered files; -- --check fails if they are not current."""
     recipes(session, "render", *session.posargs)
 
 

@@ -342,6 +342,7 @@ def promote(plan: Plan) -> list[Path]:
             final.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, final)
             promoted.append(final.relative_to(plan.root))
+    _built_path(plan.root, plan.target.name).unlink(missing_ok=True)  # that claims ran in it says more
     return promoted
 
 
@@ -349,7 +350,8 @@ def keep_built(plan: Plan, folder: Path | None) -> Path:
     """Keep what a target's environment was made of and with, to be committed; no claim need have run in it."""
     source = (folder or environment.folder(plan.root, plan.target) / "env" / "fusebox") / "manifest.json"
     if not source.is_file():
-        raise Refusal(f'{source} is missing: run `nox -s "build({plan.target.name})"` first.')
+        how = "bring it from where the environment is" if folder else f'run `nox -s "build({plan.target.name})"` first'
+        raise Refusal(f"{source} is missing: {how}.")
     manifest = json.loads(source.read_text(encoding="utf-8"))
     if manifest["target"] != plan.target.name or manifest["stack"] != built_for(plan, manifest).stack:
         raise Refusal(f'{source} is of another state of this checkout: run `nox -s "build({plan.target.name})"` again.')

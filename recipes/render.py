@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -62,17 +61,13 @@ def _rows(header: str, rows: Iterable[Iterable[str]]) -> str:
 def _parity(facts: Facts) -> str:
     """How far training in other precisions ends from bfloat16: what smoke_tests/training/parity.py reported."""
     rows = []
-    for path in sorted((facts.root / "smoke_tests" / "evidence" / "training").glob("*--*--*.json")):
-        (target, machine, model), report = path.stem.split("--"), json.loads(path.read_text(encoding="utf-8"))
-        place = path.relative_to(facts.root).as_posix().removesuffix(".json")
+    for target, machine, model, place, report in seeds.trainings(facts.root):
         curves = f"[{model}]({place}.jsonl), [plot]({place}.svg)"
         for arm, found in report["arms"].items():
             if arm != report["reference"]:
-                low, high = found["interval"]
-                above = f"{found['above']:+.4f} ({low:+.4f} to {high:+.4f})"
                 ratio = f"{found['gap']:.3f} of {found['spread']:.3f}: {found['ratio']:.2f}"
-                sides = f"{arm} beside {report['reference']}"
-                rows.append([f"`{target}`, {machine}", curves, sides, str(len(found["seeds"])), ratio, above])
+                sides, count = f"{arm} beside {report['reference']}", str(len(found["seeds"]))
+                rows.append([f"`{target}`, {machine}", curves, sides, count, ratio, seeds.above(found)])
     header = "Where|Curves|Runs|Seeds|Largest gap of the seeds' spread|Above, nats per token (95 %)"
     return _rows(header, rows) if rows else "Nothing trained on a GPU is committed yet."
 
@@ -116,7 +111,8 @@ def _not_run(root: Path, one: Plan) -> list[list[str]]:
             current = built["stack"] == evidence.built_for(one, built).stack
             cell = "built" if current else "stale", _how(one, built["packages"][pin.name]["built_with"])
         found.setdefault(cell, []).append(pin.label)
-    return [[f"`{one.target.name}`", "", ", ".join(labels), word, how] for (word, how), labels in found.items()]
+    cells = sorted(found, key=lambda cell: ("built", "stale", "patched", "declared").index(cell[0]))  # down the ladder
+    return [[f"`{one.target.name}`", "", ", ".join(found[cell]), *cell] for cell in cells]
 
 
 def _proofs_ran(one: Plan, pin: Pin) -> bool:
@@ -162,12 +158,14 @@ def _patches(facts: Facts) -> str:
 
 
 def _documents(facts: Facts) -> str:
-    """How far each document is answered: ids by the best that there is for them."""
+    """How far each document is answered: its ids by the best that there is for them."""
     answered, rows = _answered(facts), []
+    denied = {seed for one in facts.statements if one.holds is False for seed in one.statement.seeds}
     for letter, (name, last) in seeds.DOCUMENTS.items():
-        counts = [str(sum(seed[0] == letter for seed in found)) for found in answered.values()]
-        rows.append([name, f"{letter}01 to {letter}{last}", *counts])
-    return _rows("|".join(["document", "ids", *answered]), rows)
+        counted = [*answered.values(), sorted(denied)]
+        counts = [str(sum(seed[0] == letter for seed in found)) for found in counted]
+        rows.append([f"{letter}01 to {letter}{last}: {name}", *counts])
+    return _rows("|".join(["document", *answered, "of all: a statement does not hold"]), rows)
 
 
 def _answered(facts: Facts) -> dict[str, list[str]]:
@@ -178,21 +176,18 @@ def _answered(facts: Facts) -> dict[str, list[str]]:
     proved = {
         seed for claim in facts.room.claims.values() for seed in claim.seeds if "proved on" in _states(facts, claim.id)
     }
-    statements = [one for one in facts.statements if one.found]
-    measured = {seed for one in statements if not one.statement.beyond for seed in one.statement.seeds}
-    ran = bench.measured_runs(facts.root)
-    measured |= {seed for run in runs.load(facts.root).values() if run.name in ran for seed in run.seeds}
+    found = [one.statement for one in facts.statements if one.found]
     kinds = {
-        "a claim proved it": proved,
-        "measured, or tested": measured,
+        "a claim is proved": proved,
+        "measured, patched or tested": {seed for one in found if not one.beyond for seed in one.seeds},
         "claimed, not run yet": claimed,
-        "not to be had here": {seed for one in statements for seed in one.statement.seeds},
+        "not to be had here": {seed for one in found for seed in one.seeds},
         "open": set(seeds.IDS),
     }
-    found: dict[str, list[str]] = {}
-    for word, ids in kinds.items():
-        found[word] = sorted(ids.difference(*found.values()))
-    return found
+    ids: dict[str, list[str]] = {}
+    for word, some in kinds.items():
+        ids[word] = sorted(some.difference(*ids.values()))
+    return ids
 
 
 def ledger(facts: Facts) -> tuple[Path, str]:
@@ -206,6 +201,7 @@ def ledger(facts: Facts) -> tuple[Path, str]:
         for one in facts.statements
     ]
     text = _LEDGER.format(
+        documents="\n".join(f"- {letter}: {name}" for letter, (name, _) in seeds.DOCUMENTS.items()),
         claims=_rows("id|claim|state", claimed),
         statements=_rows("id|the document says|found here|in", others),
         open=", ".join(_ranges(_answered(facts)["open"])),
@@ -216,7 +212,9 @@ def ledger(facts: Facts) -> tuple[Path, str]:
 _LEDGER = """\
 # What the documents say, and what answers it
 
-Rendered by `nox -s render` from the claims of smoke_tests/, their evidence, and seeds.toml.
+Rendered by `nox -s render` from the claims of smoke_tests/, their evidence, and seeds.toml. The documents are:
+
+{documents}
 
 ## Claims
 
@@ -224,8 +222,10 @@ Rendered by `nox -s render` from the claims of smoke_tests/, their evidence, and
 
 ## What else they say
 
-Beside what was found: by `bench`, by a patch's proof, by trainings beside each other, or by a test of the tool. The
-documents' own numbers, in brackets, are of other GPUs and older releases.
+Beside what was found: by `bench` (how many times as fast), by a patch's proof, by trainings beside each other, or by a
+test of the tool. The documents' numbers are of other GPUs and older releases. A cell is a row of
+[the measurements](../smoke_tests/evidence/bench); where the host sets the time, to launch kernels took longer than to
+run them.
 
 {statements}
 

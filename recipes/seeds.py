@@ -6,12 +6,13 @@ trainings beside each other, and tests of the tool.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -57,27 +58,37 @@ class Statement(Strict):
         kinds = (self.cells, self.patch, self.parity, self.test, self.beyond)
         if sum(map(bool, kinds)) != 1 or bool(self.cells) != bool(self.arm):
             raise ValueError('give "cells" and "arm", or one of "patch", "parity", "test" and "beyond"')
+        if not self.cells and (self.over or self.bound):
+            raise ValueError('"over", "least", "most" and "rising" are of numbers: give "cells", or leave them out')
         if unknown := [seed for seed in self.seeds if seed not in IDS]:
             raise ValueError(f"the inventory is A01 to E16, and has no {unknown[0]}")
         return self
 
-    def holds(self, numbers: list[float]) -> bool | None:
-        """Whether these numbers are what the document says; None where it says no more than a number."""
-        said = [
-            numbers == sorted(numbers) if self.rising else None,
-            min(numbers) >= self.least if self.least is not None else None,
-            max(numbers) <= self.most if self.most is not None else None,
-        ]
-        return None if said == [None, None, None] else False not in said
+    @property
+    def bound(self) -> str:
+        """When it holds, in words; nothing where the document says no more than a number."""
+        said = (
+            "rising" if self.rising else "",
+            f"at least {self.least:g}" if self.least is not None else "",
+            f"at most {self.most:g}" if self.most is not None else "",
+        )
+        return ", ".join(filter(None, said))
+
+    def holds(self, numbers: list[float]) -> bool:
+        """Whether these numbers are within the bounds."""
+        rises = all(first < second for first, second in itertools.pairwise(numbers))
+        low = self.least is None or min(numbers) >= self.least
+        return (rises or not self.rising) and low and (self.most is None or max(numbers) <= self.most)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found, in words, and where; `found` is empty where nothing was yet."""
+    """What was found, in words, and where; `found` is empty where nothing was yet. `holds` is None without bounds."""
 
     statement: Statement
     found: str = ""
     where: str = ""
+    holds: bool | None = None
 
 
 def load(root: Path = ROOT) -> list[Statement]:
@@ -97,51 +108,72 @@ def answers(root: Path) -> list[Answer]:
     found = []
     for statement in load(root):
         if statement.patch:
-            mine = [_proved(root, statement)]
+            mine = [_proved(root, statement, statement.patch)]
         elif statement.parity:
             mine = list(_compared(root, statement))
         elif statement.test:
-            file, _, name = statement.test.partition("::")
+            file, _, name = statement.test.removeprefix("recipes/").partition("::")
             mine = [Answer(statement, "tested with every change", f"[{name}]({file})")]
         elif statement.beyond:
             mine = [Answer(statement, f"not here: {statement.beyond}")]
         else:
             mine = [answer for place, cells in measured for answer in _measured(statement, place, cells)]
-        found += mine or [Answer(statement)]
+        found += mine or [Answer(statement, where=_places(statement.cells))]
     return found
 
 
-def _proved(root: Path, statement: Statement) -> Answer:
-    path = root / "patches" / str(statement.patch)
+def trainings(root: Path) -> Iterator[tuple[str, str, str, str, dict[str, Any]]]:
+    """What smoke_tests/training/parity.py reported: target, machine, model, the curves' path, and the report."""
+    for path in sorted((root / "smoke_tests" / "evidence" / "training").glob("*--*--*.json")):
+        target, machine, model = path.stem.split("--")
+        place = path.relative_to(root).as_posix().removesuffix(".json")
+        yield target, machine, model, place, json.loads(path.read_text(encoding="utf-8"))
+
+
+def above(arm: dict[str, Any]) -> str:
+    """How far an arm's loss lies above bfloat16's, with its interval of 95 %."""
+    low, high = arm["interval"]
+    return f"{arm['above']:+.4f} ({low:+.4f} to {high:+.4f})"
+
+
+def _proved(root: Path, statement: Statement, name: str) -> Answer:
+    path = root / "patches" / name
     if not path.is_file():
-        raise Refusal(f"recipes/seeds.toml: there is no patches/{statement.patch}: correct it.")
-    return Answer(statement, f"proved on {proof.told(patch.read(path))}", f"[patch](patches/{statement.patch})")
+        raise Refusal(f"recipes/seeds.toml: there is no patches/{name}: correct it.")
+    one, link = patch.read(path), f"[patch](../patches/{name})"
+    ran = [each for each in (proof.written(one) or {"releases": []})["releases"] if "unproven" not in each]
+    return Answer(statement, f"proved on {proof.told(one)}" if ran else "", link)
 
 
 def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
-    for path in sorted((root / "smoke_tests" / "evidence" / "training").glob("*--*--*.json")):
-        target, machine, model = path.stem.split("--")
-        arm = json.loads(path.read_text(encoding="utf-8"))["arms"].get(statement.parity)
-        if arm:
-            low, high = arm["interval"]
-            found = f"{arm['above']:+.4f} nats per token ({low:+.4f} to {high:+.4f})"
-            yield Answer(statement, f"{found}, {model}", f"{target}, {machine}")
+    for target, machine, model, _, report in trainings(root):
+        arm = report["arms"].get(statement.parity, {})
+        if "interval" in arm:
+            yield Answer(statement, f"{above(arm)} nats per token, {model}", f"{target}, {machine}")
 
 
 def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[Answer]:
-    numbers, waits = [], []
-    for pattern in statement.cells:
-        for row in cells:
-            arm = bench.valid(row).get(str(statement.arm)) if fnmatch(row["key"], pattern) else None
-            over = bench.valid(row).get(statement.over or "") if arm else None
-            if arm and (over or (not statement.over and "ratio" in arm)):
-                numbers.append(over["ms"] / arm["ms"] if over else arm["ratio"])
-                waits.append(arm["launch_bound"])
-    if not numbers or (statement.rising and len(numbers) < len(statement.cells)):
+    rows = list({row["key"]: row for one in statement.cells for row in cells if fnmatch(row["key"], one)}.values())
+    numbers, keys, waits = [], [], 0
+    for row in rows:
+        arms = bench.valid(row)
+        arm = arms.get(str(statement.arm), {})
+        base = arms.get(statement.over or arm.get("base") or "")
+        if arm and base:
+            numbers.append(base["ms"] / arm["ms"] if statement.over else arm["ratio"])
+            keys.append(row["key"])
+            waits += arm["launch_bound"] or base["launch_bound"]
+    if not numbers or (statement.rising and len(numbers) != len(statement.cells)):
         return
     listed = ", ".join(f"{number:.2f}" for number in numbers)
-    if len(numbers) > 1 and not statement.rising:
+    if len(numbers) > 4:
         listed = f"{min(numbers):.2f} to {max(numbers):.2f} in {len(numbers)} cells"
-    words = {True: "holds: ", False: "does not hold: ", None: ""}
-    listed = f"{words[statement.holds(numbers)]}{listed}" + (", the host sets its time" if all(waits) else "")
-    yield Answer(statement, listed, f"{place}: {statement.arm} in {', '.join(f'`{cell}`' for cell in statement.cells)}")
+    holds = statement.holds(numbers) if statement.bound else None
+    verdict = f"{'holds' if holds else 'does not hold'} ({statement.bound}): " if statement.bound else ""
+    host = f"; the host sets the time in {waits}" if waits else ""
+    where = f"{place}: {statement.arm} in {_places(keys if len(keys) <= 4 else statement.cells)}"
+    yield Answer(statement, f"{verdict}{listed}{host}", where, holds)
+
+
+def _places(keys: list[str]) -> str:
+    return ", ".join(f"`{key}`" for key in keys)

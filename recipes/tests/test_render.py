@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes import evidence, render, seeds
+from recipes import evidence, render
 from recipes.model import Catalogue, Refusal
 from recipes.plan import plan
 from recipes.tests.conftest import Checkout
@@ -64,10 +64,19 @@ def test_a_cell_says_what_was_built_otherwise_than_declared() -> None:
 
 
 def test_a_target_that_was_built_and_never_run_says_with_what(checkout: Checkout) -> None:
+    for run in (checkout.root / "smoke_tests" / "evidence").glob("cu12.1-torch2.1--*"):
+        run.unlink()
+    one = plan(Catalogue(checkout.root), "cu12.1-torch2.1", sm=["9.0"])
+    made = {"compiler": "c++ 12.2.0; Cuda compilation tools, release 12.4, V12.4.131", "where": "bare", "sm": ["9.0"]}
+    packages = {pin.name: {"built_with": made} for pin in one.pins}
+    path = checkout.root / "smoke_tests" / "evidence" / "built" / "cu12.1-torch2.1.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({"target": one.target.name, "stack": one.stack, "packages": packages}))
+
     def states() -> set[str]:
         lines = render.blocks(render.Facts.of(Catalogue(checkout.root)))["matrix"].splitlines()
         cells = [line.split(" | ") for line in lines if line.startswith("| `cu12.1-torch2.1`")]
-        assert any(cell[4].startswith("CUDA 12.4 in place of 12.1; sm 9.0 only; c++ ") for cell in cells)
+        assert all(cell[4].startswith("CUDA 12.4 in place of 12.1; sm 9.0 only; c++ ") for cell in cells)
         return {cell[3] for cell in cells}
 
     assert states() == {"built"}
@@ -84,9 +93,8 @@ def test_ranges(ids: str, text: str) -> None:
     assert render._ranges(ids.split()) == text.split()
 
 
-def test_every_id_is_answered_once_and_by_the_best_that_there_is() -> None:
+def test_an_id_is_answered_by_the_best_that_there_is_for_it() -> None:
     answered = render._answered(render.Facts.of(Catalogue()))
-    assert sorted(seed for found in answered.values() for seed in found) == sorted(seeds.IDS)
     proved, measured, claimed, beyond, left = answered.values()
     assert "A12" in proved  # a claim that an H200 proved
     assert "A06" in measured  # the proof of a patch
