@@ -194,7 +194,7 @@ def clean(session):
 def tests(session):
     """Test Fusebox itself: unit tests, the catalogue, bad input, the patches' proofs."""
     install(session, "tests")
-    everything = ["-n", "auto", "--dist", "worksteal", "recipes/tests", "patches"]
+    everything = ["-n", "auto", "--dist", "worksteal", "--durations", "15", "recipes/tests", "patches"]
     session.run("python", "-m", "pytest", *(session.posargs or everything))
 
 
