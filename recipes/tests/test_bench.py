@@ -238,6 +238,15 @@ def test_a_configuration_of_transformers_and_a_model_of_ours_have_the_same_layer
     assert list(RECOMMEND.layers_of(config).values()) == list(ours.values())
 
 
+def test_the_1_26b_model_trains_as_its_article_says() -> None:
+    """A step is 16 micro-batches of 2 sequences of 2048, and the vocabulary a multiple of 8 (B02, B04)."""
+    *_, vocabulary, length = bench.shapes(ROOT)["z2all-1.26b"]
+    text = (ROOT / "smoke_tests" / "bench" / "ablation.py").read_text()
+    (tokens,) = re.findall(r"^TOKENS = (\d+)", text, re.MULTILINE)
+    assert int(tokens) == 16 * 2 * length == 65536
+    assert vocabulary == 64320 and vocabulary % 8 == 0
+
+
 @pytest.mark.parametrize("config", ["none.json", "{}", "[]"])
 def test_another_configuration_is_refused_in_one_sentence(tmp_path: Path, config: str) -> None:
     if config[0] in "[{":
