@@ -102,6 +102,8 @@ def compiled(releases: Dict[str, str], cuda: bool) -> Dict[str, Config]:
     arms["fused without attention compiled"] = Config({**ops, "attention": "naive"}, compile="blocks")
     arms["fused without merged projections compiled"] = Config(ops, compile="blocks", merged=False)
     arms["fused kernels compiled"] = Config(kernels, compile="blocks")
+    for name in FUSED if cuda else ():
+        arms[f"fused kernels without {name} compiled"] = Config({**kernels, name: "naive"}, compile="blocks")
     return arms
 
 
