@@ -153,11 +153,10 @@ def gather(plan: Plan, out: Path, wheels: Path, built_in: Path, into: Path) -> N
         if pin.release.kind == "wheel":
             record = json.loads((out / "given" / f"{pin.name}.json").read_text())
             path = house / str(pin.release.file)
+            audit.check_metadata(path, pin, plan.target)
             made.append(Wheel(pin, path, sha256_of(path), record))
         elif pin.release.kind == "source":
             made.append(_audited(plan, pin, out, wheels / pin.name, beside, into))
-    for wheel in made:
-        audit.check_metadata(wheel.path, wheel.pin, plan.target)
     environment.describe(into, plan, made)
     whole = sorted([*house.glob("*.whl"), *(into / "wheelhouse").glob("*.whl")])
     write_json(into / "fusebox" / "bytes.json", {parse_wheel_filename(path.name)[0]: _unpacked(path) for path in whole})
@@ -188,6 +187,7 @@ def _audited(plan: Plan, pin: Pin, out: Path, built: Path, beside: Path | None, 
         if len(found) != 1:
             raise Refusal(f"{pin.label}: its stage left {len(found)} wheels, and one was expected: read its build.log.")
         path = found[0]
+    audit.check_metadata(path, pin, plan.target)  # before another package's wheel is judged and kept as this one's
     compiled, glibc = pin.build.compiler != "none", plan.target.base.glibc or plan.target.glibc
     checked = audit.audit(path, pin, plan.target, beside, glibc)
     if not cached:

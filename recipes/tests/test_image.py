@@ -158,8 +158,10 @@ def test_what_was_built_is_audited_and_described(tiny: Tiny, laid_out: tuple[Pla
 def test_a_wheel_of_something_else_is_refused(tiny: Tiny, laid_out: tuple[Plan, Path], tmp_path: Path) -> None:
     _, out = laid_out
     (tmp_path / "wheels" / "tinypkg").mkdir(parents=True)
-    wheel(tmp_path / "wheels" / "tinypkg", "tinywheel")
+    other = wheel(tmp_path / "wheels" / "tinypkg", "tinywheel")
     (tmp_path / "wheels" / "tinypkg" / "compiler.txt").write_text("")
+    (tmp_path / "install" / "wheelhouse").mkdir(parents=True)
+    (tmp_path / "install" / "wheelhouse" / other.name).touch()  # as of the package that it is the wheel of
     tiny.refuse(*audited(out, tmp_path), naming=("tinywheel", "tinypkg 1.0"))
 
 
