@@ -353,7 +353,7 @@ def keep_built(plan: Plan, folder: Path | None) -> Path:
         how = "bring it from where the environment is" if folder else f'run `nox -s "build({plan.target.name})"` first'
         raise Refusal(f"{source} is missing: {how}.")
     manifest = json.loads(source.read_text(encoding="utf-8"))
-    if manifest["target"] != plan.target.name or manifest["stack"] != built_for(plan, manifest).stack:
+    if manifest.get("target") != plan.target.name or manifest.get("stack") != built_for(plan, manifest).stack:
         raise Refusal(f'{source} is of another state of this checkout: run `nox -s "build({plan.target.name})"` again.')
     final = _built_path(plan.root, plan.target.name)
     write_json(final, manifest)

@@ -136,6 +136,11 @@ def write(one: Patch, releases: list[dict[str, Any]]) -> Path:
     return record_of(one)
 
 
+def ran(one: Patch) -> list[dict[str, Any]]:
+    """The releases that a patch's proof ran on, as its record has them; none without a record."""
+    return [each for each in (written(one) or {"releases": []})["releases"] if "unproven" not in each]
+
+
 def entry(record: dict[str, Any] | None, source: Source) -> dict[str, Any] | None:
     """What a record says of a release."""
     known = record["releases"] if record else []
@@ -257,7 +262,7 @@ def told(one: Patch) -> str:
     record = written(one)
     if record is None:
         return "nowhere yet"
-    proved = [each for each in record["releases"] if "unproven" not in each]
+    proved = ran(one)
     versions = [each["version"] for each in proved]
     count = f"{len(versions)} releases, {versions[0]} to {versions[-1]}" if len(versions) > 3 else ", ".join(versions)
     where = ", ".join(sorted({each["interpreter"] for each in proved}))

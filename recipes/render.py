@@ -105,11 +105,11 @@ def _not_run(root: Path, one: Plan) -> list[list[str]]:
     """Of a target without any run: its packages by how far they are, and what they were built with."""
     found: dict[tuple[str, str], list[str]] = {}
     built = evidence.built(root, one.target.name)
+    state = "built" if built and built["stack"] == evidence.built_for(one, built).stack else "stale"
     for pin in one.pins:
         cell = "patched" if _proofs_ran(one, pin) else "declared", ""
         if built and pin.name in built["packages"]:
-            current = built["stack"] == evidence.built_for(one, built).stack
-            cell = "built" if current else "stale", _how(one, built["packages"][pin.name]["built_with"])
+            cell = state, _how(one, built["packages"][pin.name]["built_with"])
         found.setdefault(cell, []).append(pin.label)
     cells = sorted(found, key=lambda cell: ("built", "stale", "patched", "declared").index(cell[0]))  # down the ladder
     return [[f"`{one.target.name}`", "", ", ".join(found[cell]), *cell] for cell in cells]

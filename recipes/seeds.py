@@ -141,8 +141,7 @@ def _proved(root: Path, statement: Statement, name: str) -> Answer:
     if not path.is_file():
         raise Refusal(f"recipes/seeds.toml: there is no patches/{name}: correct it.")
     one, link = patch.read(path), f"[patch](../patches/{name})"
-    ran = [each for each in (proof.written(one) or {"releases": []})["releases"] if "unproven" not in each]
-    return Answer(statement, f"proved on {proof.told(one)}" if ran else "", link)
+    return Answer(statement, f"proved on {proof.told(one)}" if proof.ran(one) else "", link)
 
 
 def _compared(root: Path, statement: Statement) -> Iterator[Answer]:

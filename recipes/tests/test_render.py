@@ -87,7 +87,7 @@ def test_a_target_that_was_built_and_never_run_says_with_what(checkout: Checkout
 
 @pytest.mark.parametrize(
     ("ids", "text"),
-    [("", ""), ("A01", "A01"), ("A01 A02 A03", "A01-A03"), ("A01 A02 A05 B06", "A01-A02 A05 B06")],
+    [("", ""), ("A01", "A01"), ("A01 A02 A03", "A01-A03"), ("A01 A02 A05 A07 A08 B09", "A01-A02 A05 A07-A08 B09")],
 )
 def test_ranges(ids: str, text: str) -> None:
     assert render._ranges(ids.split()) == text.split()
