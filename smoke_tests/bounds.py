@@ -84,7 +84,20 @@ def assert_as_in_float64(
     most = also + ceiling(dtype, roundings)
     assert len(found) == len(truth)
     assert all(tensor.dtype == dtype for tensor in found)
-    measured["error"] = max(assert_rounded_like(*pair, floor, most) for pair in zip(found, truth))
+    errors = []
+    for one, true in zip(found, truth):
+        off = scatter(true.numel())
+        errors.append(assert_rounded_like(one, true, floor * (1 - off), most * (1 + off)))
+    measured["error"] = max(errors)
+
+
+def scatter(count: int) -> float:
+    """How far, as a share of itself, a root mean square of so many rounding errors may be from what it is of many.
+
+    Such errors are uniform: their squares scatter by 2 / sqrt(5) of their mean, and the root of their mean by half of
+    that over sqrt(count). This is some seven times as much, but no more than the largest of uniform errors.
+    """
+    return min(math.sqrt(3) - 1, 3 / math.sqrt(max(1, count)))
 
 
 def ceiling(dtype: torch.dtype, roundings: int) -> float:

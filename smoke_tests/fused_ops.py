@@ -90,6 +90,14 @@ def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
     return attended.transpose(1, 2)
 
 
+def flash_attention_4(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    from flash_attn.cute import flash_attn_func
+
+    attended = flash_attn_func(*[tensor.transpose(1, 2) for tensor in (query, key, value)], causal=True)
+    result: torch.Tensor = attended[0] if isinstance(attended, tuple) else attended
+    return result.transpose(1, 2)
+
+
 def te_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     from transformer_engine.pytorch import DotProductAttention
 
@@ -579,9 +587,9 @@ class Entry(NamedTuple):
     cpu, cuda: the dtypes that it is proved with on a CPU and on a GPU; none where it does not run there.
     forward, backward: regular expressions of a GPU kernel that it alone runs; none where it is not known by one, or
     where the gradient is computed forward.
-    limits: input that it is known not to take: "one row", "no rows".
+    limits: input that it is known not to take: "one row", "no rows", "head size 40".
     since, until: the first version of its distribution that has it, and the first that does not; "" is no end.
-    features: the row length that it is tried with; other than 73 where it does not take every length.
+    size: the length of a row, or of a head, that it is tried with where it does not take every one.
     isa: a CPU feature without which it cannot run.
     """
 
@@ -594,11 +602,14 @@ class Entry(NamedTuple):
     isa: str = ""
     limits: Tuple[str, ...] = ()
     until: str = ""
-    features: int = 73
+    size: int = 0
 
 
 # flash-attn's kernels; before 2.6, and in xformers' copy of it, outside any namespace.
 FLASH_FORWARD, FLASH_BACKWARD = (rf"(\bflash::|^void )flash_{way}" for way in ("fwd", "bwd"))
+
+# torch 2.1.2 fails without rows, 2.11 does not: which release between was the first that did not is not known.
+OLD_TORCH = ("no rows",) if version_of_torch() < (2, 2) else ()
 
 OPERATORS: Dict[str, Dict[str, Entry]] = {
     "attention": {
@@ -610,6 +621,7 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
             "pytorch_flash::flash_fwd|pytorch_fmha::fmha_fwd",  # FlashAttention 2; before torch 2.2 the first one
             "pytorch_flash::flash_bwd|pytorch_fmha::fmha_bwd",
             "2.0",
+            limits=OLD_TORCH,
         ),
         "torch.cudnn": Entry(
             partial(sdpa, backend="CUDNN_ATTENTION"),
@@ -621,9 +633,16 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
             limits=("one row", "no rows"),
         ),
         "torch.efficient": Entry(
-            partial(sdpa, backend="EFFICIENT_ATTENTION"), (), HALF, "fmha_cutlassF", "fmha_cutlassB", "2.0"
+            partial(sdpa, backend="EFFICIENT_ATTENTION"),
+            (),
+            HALF,
+            "fmha_cutlassF",
+            "fmha_cutlassB",
+            "2.0",
+            limits=OLD_TORCH,
         ),
         "flash-attn": Entry(flash_attention, (), HALF, FLASH_FORWARD, FLASH_BACKWARD, limits=("no rows",)),
+        "flash-attn-4": Entry(flash_attention_4, (), HALF, "FlashAttentionForward", "FlashAttentionBackward"),
         "transformer-engine": Entry(
             te_attention, (), HALF, "cudnn.*sdpa.*fprop", "cudnn.*sdpa.*bprop", "2.0", limits=("one row", "no rows")
         ),
@@ -631,7 +650,13 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
             te_attention, (), HALF, FLASH_FORWARD, FLASH_BACKWARD, limits=("no rows",), until="2.0"
         ),
         "xformers.flash": Entry(
-            partial(xformers_attention, backend="flash"), (), HALF, FLASH_FORWARD, FLASH_BACKWARD, limits=("no rows",)
+            partial(xformers_attention, backend="flash"),
+            (),
+            HALF,
+            FLASH_FORWARD,
+            FLASH_BACKWARD,
+            limits=("head size 40",),  # backward it takes powers of two from 8 to 256
+            size=64,
         ),
         "xformers.cutlass": Entry(
             partial(xformers_attention, backend="cutlass"), (), HALF, "fmha_cutlassF", "fmha_cutlassB"
@@ -644,14 +669,14 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
         "flash-attn": Entry(flash_rms_norm, (), HALF, "_layer_norm_fwd_1pass", "_layer_norm_bwd"),
         "apex": Entry(apex_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",)),
         "apex.mixed": Entry(apex_mixed_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",)),
-        "dropout-layer-norm": Entry(dropout_rms_norm, (), ALL, "ln_fwd_kernel", "ln_bwd_kernel", features=1024),
+        "dropout-layer-norm": Entry(dropout_rms_norm, (), ALL, "ln_fwd_kernel", "ln_bwd_kernel", size=1024),
         "liger-kernel": Entry(liger_rms_norm, (), HALF, "_rms_norm_forward_kernel", "_rms_norm_backward_kernel"),
     },
     "add_rms_norm": {
         "torch": Entry(torch_add_rms_norm, MIXED, ALL, "LayerNormForward", "layer_norm_grad_input", "2.4"),
         "torch.compile": Entry(compiled(torch_add_rms_norm), (), HALF, "^triton_", "^triton_", "2.4"),
         "flash-attn": Entry(flash_add_rms_norm, (), HALF, "_layer_norm_fwd_1pass", "_layer_norm_bwd"),
-        "dropout-layer-norm": Entry(dropout_add_rms_norm, (), ALL, "ln_fwd_kernel", "ln_bwd_kernel", features=1024),
+        "dropout-layer-norm": Entry(dropout_add_rms_norm, (), ALL, "ln_fwd_kernel", "ln_bwd_kernel", size=1024),
         "liger-kernel": Entry(liger_add_rms_norm, (), HALF, "fused_add_rms_norm_forw", "fused_add_rms_norm_back"),
     },
     "cross_entropy": {

@@ -456,6 +456,8 @@ def main() -> int:
     parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)  # the part of one of them
     parser.add_argument("--name", default="", help=argparse.SUPPRESS)  # the one compiled fault of this process
     options = parser.parse_args()
+    if options.compiled and not (options.compiled / "faults.json").is_file():  # before the seeds, which take minutes
+        parser.error(f"{options.compiled} holds no faults.json: README.md beside this says what puts it there.")
     if options.name:
         (alone,) = selected(options)
         alone.plant()

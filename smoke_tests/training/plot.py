@@ -14,7 +14,7 @@ WIDTH, HEIGHT, LEFT, TOP = 640, 280, 60, 34  # of one panel, its left and its up
 def figure(panels: Dict[str, Curves]) -> str:
     """Panels, one below the other: title -> curves. A point that is not finite is left out."""
     shown = "".join(_panel(title, curves, index * HEIGHT) for index, (title, curves) in enumerate(panels.items()))
-    size = f'width="{WIDTH + 190}" height="{HEIGHT * len(panels)}"'
+    size = f'width="{WIDTH + 240}" height="{HEIGHT * len(panels)}"'
     style = 'font-family="sans-serif" font-size="11"'
     white = '<rect width="100%" height="100%" fill="white"/>'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n{white}\n{shown}</svg>\n'

@@ -1,0 +1,73 @@
+# Rendered by `nox -s render` from docker/Dockerfile.template and recipes/: change those.
+# cu13.0-torch2.11-fa4: FlashAttention 4, which cannot stand beside flash-attn 2.8.3: both write flash_attn/cute
+#
+#   docker build -f docker/cu13.0-torch2.11-fa4.Dockerfile -t fusebox:cu13.0-torch2.11-fa4 .
+
+# Both are empty here: --build-context mirror=DIR (or wheelcache=DIR) puts a folder in their place.
+FROM scratch AS mirror
+FROM scratch AS wheelcache
+
+# All that comes from the network, fetched, verified and patched by the tool on a Python of its own.
+FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254 AS sources
+RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
+    apt-get update && apt-get install --yes --no-install-recommends git
+WORKDIR /fusebox
+COPY docker/tool.sh docker/
+COPY pyproject.toml ./
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf docker/tool.sh install
+COPY patches patches
+COPY recipes/packages recipes/packages
+COPY recipes/*.py recipes/*.toml recipes/
+COPY recipes/lock/cu13.0-torch2.11-fa4.txt recipes/lock/
+COPY docker/build-wheel.sh docker/
+ARG SM=
+RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
+    --mount=from=mirror,target=/mirror --mount=from=wheelcache,target=/wheelcache \
+    --mount=type=cache,id=fusebox,target=/cache,sharing=locked \
+    docker/tool.sh patch cu13.0-torch2.11-fa4 --sm "$SM" --mirror /mirror --wheelcache /wheelcache --into /out
+
+# Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
+FROM nvidia/cuda:13.0.0-cudnn-devel-ubuntu24.04@sha256:c2621d98e7de80c2aec5eb8403b19c67454c8f5b0c929e8588fd3563c9b6558d AS toolchain
+RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
+    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.12-dev
+COPY docker/make-environment.sh /fusebox/docker/
+RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
+    --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
+    /fusebox/docker/make-environment.sh /opt/build /in /in/wheelhouse
+COPY docker/build-wheel.sh docker/build-package.sh /fusebox/docker/
+
+# Is each wheel what it says, and will it load? Then what the image holds is written down.
+FROM sources AS audit
+RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
+    docker/tool.sh audit cu13.0-torch2.11-fa4 --sm "$SM" --out /out --wheels /wheels --built-in /opt/build --into /install
+
+FROM ubuntu:24.04@sha256:4fbb8e6a8395de5a7550b33509421a2bafbc0aab6c06ba2cef9ebffbc7092d90 AS runtime
+RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
+    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3.12-dev
+RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \
+    --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
+    --mount=from=audit,source=/install,target=/in \
+    --mount=type=bind,source=docker/make-environment.sh,target=/make-environment.sh \
+    /make-environment.sh /opt/fusebox /in /in/wheelhouse /wheelhouse && \
+    # for whoever runs the image, also after root installed something on top of it
+    mkdir --mode=1777 /tmp/cache && \
+    # a login shell, as enroot starts one, makes a PATH of its own
+    echo "PATH=/opt/fusebox/bin:\$PATH" > /etc/profile.d/fusebox.sh
+COPY docker/smoke.sh /usr/local/bin/smoke
+COPY smoke_tests /opt/fusebox/smoke_tests
+ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
+    HOME=/tmp USER=fusebox XDG_CACHE_HOME=/tmp/cache PYTHONPYCACHEPREFIX=/tmp/cache/python \
+    TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
+LABEL org.opencontainers.image.title="fusebox cu13.0-torch2.11-fa4"
+LABEL org.opencontainers.image.description="FlashAttention 4, which cannot stand beside flash-attn 2.8.3: both write flash_attn/cute"
+LABEL org.opencontainers.image.base.name="ubuntu:24.04"
+LABEL org.opencontainers.image.base.digest="sha256:4fbb8e6a8395de5a7550b33509421a2bafbc0aab6c06ba2cef9ebffbc7092d90"
+LABEL fusebox.target="cu13.0-torch2.11-fa4"
+LABEL fusebox.python="3.12"
+LABEL fusebox.cuda="13.0"
+LABEL fusebox.sm="9.0"
+LABEL fusebox.driver="580"
+LABEL fusebox.packages="torch 2.11.0, flash-attn-4 4.0.0b36"
+USER 10001:10001
+WORKDIR /tmp
+CMD ["bash"]
