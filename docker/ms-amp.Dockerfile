@@ -94,6 +94,7 @@ COPY smoke_tests /opt/fusebox/smoke_tests
 ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
     HOME=/tmp USER=fusebox XDG_CACHE_HOME=/tmp/cache PYTHONPYCACHEPREFIX=/tmp/cache/python \
     TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
+ENV NVTE_CUDA_INCLUDE_DIR="/opt/fusebox/lib/python3.10/site-packages/nvidia/cuda_runtime/include"
 LABEL org.opencontainers.image.title="fusebox ms-amp"
 LABEL org.opencontainers.image.description="FP8 optimizer states; MS-AMP needs its own transformer-engine"
 LABEL org.opencontainers.image.base.name="ubuntu:22.04"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import inspect
 import math
 import os
 from functools import lru_cache, partial
@@ -226,7 +227,10 @@ def liger_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index
 def flash_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
     from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
 
-    losses: torch.Tensor = cross_entropy_loss(logits, labels, ignore_index=ignore_index)[0]
+    named = {"ignore_index", "ignored_index"} & set(
+        inspect.signature(cross_entropy_loss).parameters
+    )  # 2.3.3 the second
+    losses: torch.Tensor = cross_entropy_loss(logits, labels, **dict.fromkeys(named, ignore_index))[0]
     return losses.sum() / (labels != ignore_index).sum()
 
 
@@ -666,7 +670,7 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
         "torch": Entry(torch_rms_norm, MIXED, ALL, "LayerNormForward", "layer_norm_grad_input", "2.4"),
         "torch.compile": Entry(compiled(torch_rms_norm), (), HALF, "^triton_", "^triton_", "2.4"),
         "transformer-engine": Entry(te_rms_norm, (), ALL, "rmsnorm_fwd", "rmsnorm_bwd", limits=("no rows",)),
-        "flash-attn": Entry(flash_rms_norm, (), HALF, "_layer_norm_fwd_1pass", "_layer_norm_bwd"),
+        "flash-attn": Entry(flash_rms_norm, (), HALF, "_layer_norm_fwd_1pass", "_layer_norm_bwd", "2.5"),
         "apex": Entry(apex_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",)),
         "apex.mixed": Entry(apex_mixed_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",)),
         "dropout-layer-norm": Entry(dropout_rms_norm, (), ALL, "ln_fwd_kernel", "ln_bwd_kernel", size=1024),
@@ -675,7 +679,7 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
     "add_rms_norm": {
         "torch": Entry(torch_add_rms_norm, MIXED, ALL, "LayerNormForward", "layer_norm_grad_input", "2.4"),
         "torch.compile": Entry(compiled(torch_add_rms_norm), (), HALF, "^triton_", "^triton_", "2.4"),
-        "flash-attn": Entry(flash_add_rms_norm, (), HALF, "_layer_norm_fwd_1pass", "_layer_norm_bwd"),
+        "flash-attn": Entry(flash_add_rms_norm, (), HALF, "_layer_norm_fwd_1pass", "_layer_norm_bwd", "2.5"),
         "dropout-layer-norm": Entry(dropout_add_rms_norm, (), ALL, "ln_fwd_kernel", "ln_bwd_kernel", size=1024),
         "liger-kernel": Entry(liger_add_rms_norm, (), HALF, "fused_add_rms_norm_forw", "fused_add_rms_norm_back"),
     },
@@ -710,7 +714,7 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
         "torch": Entry(TorchRope, MIXED, ALL),
         "torch.compile": Entry(CompiledRope, (), HALF, "^triton_", "^triton_", "2.0"),
         "transformers": Entry(TransformersRope, SINGLE),
-        "transformer-engine": Entry(TransformerEngineRope, (), ALL, "fused_rope_forward", "fused_rope_backward"),
+        "transformer-engine": Entry(TransformerEngineRope, (), ALL, "fused_rope_forward", "fused_rope_backward", "1.3"),
         "flash-attn": Entry(FlashRope, (), HALF, "rotary_kernel", "rotary_kernel"),
         "rotary-emb": Entry(RotaryEmbRope, (), ALL),
         "liger-kernel": Entry(LigerRope, (), HALF, "_triton_rope", "_triton_rope"),

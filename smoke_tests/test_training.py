@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 # The fused operators of the model, the first that the target has; on a CPU all are torch's.
 FUSED = {
     "attention": ("flash-attn", "transformer-engine", "torch.flash"),
-    "rms_norm": ("liger-kernel", "apex", "torch"),
+    "rms_norm": ("liger-kernel", "apex", "torch", "transformer-engine"),
     "rope": ("liger-kernel", "flash-attn", "torch"),
     "swiglu": ("liger-kernel", "flash-attn", "torch"),
     "cross_entropy": ("liger-kernel", "flash-attn", "torch"),

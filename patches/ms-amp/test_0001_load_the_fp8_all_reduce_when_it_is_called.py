@@ -1,4 +1,4 @@
-"""Without the library of the FP8 all-reduce the module is imported with the patch only; reducing ends with its error."""
+"""Without the library of the FP8 all-reduce the module is imported with the patch only; reducing names what lacks."""
 
 from patches.proof import Proof
 

@@ -354,8 +354,7 @@ def test_perplexity(tmp_path: Path, measured: Dict[str, Any]) -> None:
 @proves(
     "weights, gradients and moments hold the bytes per parameter of the sum on paper",
     seed="B05",
-    package="torch",
-    since="2.4",
+    package="torchao",
 )
 def test_memory(measured: Dict[str, Any]) -> None:
     for precision in ("bf16", *FP8):
