@@ -36,6 +36,8 @@ class Claim:
     """One test's sentence, read from its source. `id` is FILE::TEST, without parameters.
 
     `rows` are the test's parameters; `package`, `since`, `until` and `needs_gpu` are what smoke_tests/claims.py says.
+    `operators` are those of smoke_tests/fused_ops.py whose implementations are the rows, where it is about such; `only`
+    and `seen` say which implementations.
     """
 
     id: str
@@ -46,6 +48,9 @@ class Claim:
     since: str
     until: str
     needs_gpu: bool
+    operators: tuple[str, ...]
+    only: str
+    seen: bool
 
     def about(self, plan: Plan) -> str | None:
         """The package of the target that it is about; None where it speaks of each, or of none that the target has."""
@@ -58,9 +63,11 @@ class Claim:
             return None
         return None if self.until and held >= Version(self.until).release else name
 
-    def is_expected(self, plan: Plan) -> bool:
+    def is_expected(self, plan: Plan, room: Room) -> bool:
         """Whether a run of the target has to have it. One row per patched file may be none; one per package is not."""
         if self.needs_gpu and plan.target.cuda == "none":
+            return False
+        if self.operators and not any(room.has(name, plan, self.only, self.seen) for name in self.operators):
             return False
         return self.rows & {"package", "patch"} == {"package"} or self.about(plan) is not None
 
@@ -109,6 +116,41 @@ class Room:
         if identity not in self._keys:
             self._keys[identity] = self._key(self.claims[identity]) if identity in self.claims else None
         return self._keys[identity]
+
+    def has(self, operator: str, plan: Plan, only: str = "", seen: bool = False) -> bool:
+        """Whether a target has an implementation of an operator, by the table in fused_ops.py.
+
+        only: by this package; seen: one that is known by its kernels. As `every` of smoke_tests/claims.py has them.
+        """
+        versions = {pin.name: Version(pin.release.version).release for pin in plan.pins}
+        dtypes = "cpu" if plan.target.cuda == "none" else "cuda"
+        for column, entry in self._table[operator].items():
+            package = column.partition(".")[0]
+            held, until = versions.get(package), entry["until"]
+            if held is None or only not in ("", package) or not entry[dtypes] or (seen and not entry["forward"]):
+                continue
+            if Version(entry["since"]).release <= held and (not until or held < Version(until).release):
+                return True
+        return False
+
+    @cached_property
+    def _table(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Operator -> implementation -> the fields of its Entry; what is no literal stands there as its text."""
+        entry, table = (self._definitions["fused_ops"][name] for name in ("Entry", "OPERATORS"))
+        assert isinstance(entry, ast.ClassDef) and isinstance(table, ast.AnnAssign) and table.value
+        fields = [one for one in entry.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+        names = [ast.unparse(one.target) for one in fields]
+        defaults = {name: one.value for name, one in zip(names, fields, strict=True) if one.value}
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for operator, columns in _pairs(table.value):
+            for column, call in _pairs(columns):
+                assert isinstance(call, ast.Call)
+                given = dict(zip(names, call.args, strict=False)) | {
+                    str(pair.arg): pair.value for pair in call.keywords
+                }
+                row = {name: _literal(value) for name, value in (defaults | given).items()}
+                found.setdefault(operator, {})[column] = row
+        return found
 
     def _key(self, claim: Claim) -> str:
         file, name = claim.id.split("::")
@@ -169,6 +211,21 @@ def _names(statement: Definition) -> list[str]:
             return [part.id for target in statement.targets for part in ast.walk(target) if isinstance(part, ast.Name)]
 
 
+def _pairs(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """The entries of a dictionary whose keys are strings, as it is written down."""
+    assert isinstance(node, ast.Dict)
+    for key, value in zip(node.keys, node.values, strict=True):
+        assert key
+        yield ast.literal_eval(key), value
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:  # a name
+        return ast.unparse(node)
+
+
 def _mark(node: ast.FunctionDef, name: str) -> ast.Call | None:
     calls = (call for call in node.decorator_list if isinstance(call, ast.Call) and isinstance(call.func, ast.Name))
     return next((call for call in calls if isinstance(call.func, ast.Name) and call.func.id == name), None)
@@ -176,7 +233,8 @@ def _mark(node: ast.FunctionDef, name: str) -> ast.Call | None:
 
 def _claim(identity: str, node: ast.FunctionDef, mark: ast.Call) -> Claim:
     named = {pair.arg: ast.literal_eval(pair.value) for pair in mark.keywords}
-    seeds, needs = named.get("seed", ()), _mark(node, "needs")
+    seeds, needs, every = named.get("seed", ()), _mark(node, "needs"), _mark(node, "every")
+    chosen = {pair.arg: ast.literal_eval(pair.value) for pair in every.keywords} if every else {}
     gpu = {pair.arg for pair in needs.keywords} & {"cuda", "sm", "gpus"} if needs else set()
     return Claim(
         id=identity,
@@ -187,6 +245,9 @@ def _claim(identity: str, node: ast.FunctionDef, mark: ast.Call) -> Claim:
         since=named.get("since", "0"),
         until=named.get("until", ""),
         needs_gpu=bool(gpu),
+        operators=tuple(ast.literal_eval(name) for name in every.args) if every else (),
+        only=chosen.get("only", ""),
+        seen=chosen.get("seen", False),
     )
 
 
@@ -392,7 +453,7 @@ def against_moving(plan: Plan) -> str | None:
 def missing_claims(plan: Plan, room: Room, run: dict[str, Any]) -> list[Claim]:
     """The claims that a run of the target should have and has not."""
     ran = {row["id"].split("[")[0] for row in run["claims"]}
-    return [claim for claim in room.claims.values() if claim.is_expected(plan) and claim.id not in ran]
+    return [claim for claim in room.claims.values() if claim.is_expected(plan, room) and claim.id not in ran]
 
 
 def read(path: Path) -> dict[str, Any]:

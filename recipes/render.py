@@ -129,9 +129,7 @@ def _cell(facts: Facts, one: Plan, run: dict[str, Any], package: str) -> tuple[s
     good = sum(row["outcome"] == "proved" for row in claims)
     how = _how(one, run["packages"].get(package, {}).get("built_with", {}))
     missing = sum(claim.about(one) in (None, package) for claim in evidence.missing_claims(one, facts.room, run))
-    word = (
-        f"{facts.state(one, run, claims)} ({good} of {len(claims)}{f', {missing} claims not run' if missing else ''})"
-    )
+    word = f"{facts.state(one, run, claims)} ({good} of {len(claims)}{f', {missing} not run' if missing else ''})"
     return word, how
 
 

@@ -231,7 +231,7 @@ def test_a_floating_tag_moves_only_where_every_claim_is_proved(
     rows: list[dict[str, Any]] = [
         {"id": claim.id, "claim": claim.sentence, "outcome": "proved", "key": room.key(claim.id)}
         for claim in room.claims.values()
-        if claim.is_expected(chosen)
+        if claim.is_expected(chosen, room)
     ]
     assert len(rows) > 10
     rows = rows[1:] if change is None else [rows[0] | change, *rows[1:]]
@@ -247,5 +247,58 @@ def test_the_claims_of_a_run_are_those_that_are_expected(chosen: Plan) -> None:
     """What is read from the source, without importing it, is what pytest selected for the committed run."""
     room, (run,) = Room(chosen.root), evidence.promoted(chosen.root, "cpu")
     ran = {row["id"].split("[")[0] for row in run["claims"]}
-    expected = {claim.id for claim in room.claims.values() if claim.is_expected(chosen)}
+    expected = {claim.id for claim in room.claims.values() if claim.is_expected(chosen, room)}
     assert expected == {name for name in ran if "patch" not in room.claims[name].rows}
+
+
+TABLE = """
+from typing import Any, NamedTuple, Tuple
+
+class Entry(NamedTuple):
+    call: Any
+    cpu: Tuple[str, ...] = ()
+    cuda: Tuple[str, ...] = ()
+    forward: str = ""
+    since: str = "0"
+    until: str = ""
+
+HALF = ("bfloat16",)
+OPERATORS: Any = {
+    "plain": {"torch": Entry(print, HALF, HALF)},
+    "on_gpu": {"torch": Entry(print, (), HALF, "kernel")},
+    "later": {"torch.new": Entry(print, HALF, since="99")},
+    "over": {"torch.old": Entry(print, HALF, until="2.0")},
+    "elsewhere": {"apex": Entry(print, HALF, HALF)},
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "has"),
+    [
+        ("cpu", {}, {"plain"}),
+        ("cpu", {"only": "apex"}, set()),
+        ("cu13.0-torch2.11", {}, {"plain", "on_gpu", "elsewhere"}),
+        ("cu13.0-torch2.11", {"only": "apex"}, {"elsewhere"}),
+        ("cu13.0-torch2.11", {"seen": True}, {"on_gpu"}),
+    ],
+)
+def test_a_target_has_an_operator_whose_version_and_dtypes_fit(
+    tmp_path: Path, target: str, options: dict[str, Any], has: set[str]
+) -> None:
+    """As conftest.py makes the rows of a test: from the table, here read without importing it."""
+    (tmp_path / "smoke_tests").mkdir()
+    (tmp_path / "smoke_tests" / "fused_ops.py").write_text(TABLE)
+    room, chosen = Room(tmp_path), plan(Catalogue(), target)
+    every = ("plain", "on_gpu", "later", "over", "elsewhere")
+    assert {name for name in every if room.has(name, chosen, **options)} == has
+
+
+@pytest.mark.parametrize(("target", "expected"), [("ms-amp", True), ("cu13.0-torch2.11-fa4", False)])
+def test_a_claim_of_each_implementation_is_expected_where_there_is_one(target: str, expected: bool) -> None:
+    """FP8 linear layers: of Transformer Engine, and none in an image that has only FlashAttention 4."""
+    chosen = plan(Catalogue(), target)
+    room = Room(chosen.root)
+    claim = room.claims["test_training.py::test_llama_follows_high_precision"]
+    assert claim.operators == ("linear",)
+    assert claim.is_expected(chosen, room) is expected
