@@ -59,9 +59,7 @@ class Claim:
         stem = self.id.split("::")[0].rpartition("/")[2].removeprefix("test_").removesuffix(".py")
         name = self.package or next((pin.name for pin in plan.pins if pin.package.module == stem), stem)
         held = next((Version(pin.release.version).release for pin in plan.pins if pin.name == name), None)
-        if held is None or held < Version(self.since).release:
-            return None
-        return None if self.until and held >= Version(self.until).release else name
+        return name if held is not None and _holds(held, self.since, self.until) else None
 
     def is_expected(self, plan: Plan, room: Room) -> bool:
         """Whether a run of the target has to have it. One row per patched file may be none; one per package is not."""
@@ -70,6 +68,11 @@ class Claim:
         if self.operators and not any(room.has(name, plan, self.only, self.seen) for name in self.operators):
             return False
         return self.rows & {"package", "patch"} == {"package"} or self.about(plan) is not None
+
+
+def _holds(held: tuple[int, ...], since: str, until: str) -> bool:
+    """Whether a release is one from since up to until, which is out; "" is no end. As claims.py has it."""
+    return held >= Version(since).release and not (until and held >= Version(until).release)
 
 
 class Room:
@@ -126,10 +129,8 @@ class Room:
         dtypes = "cpu" if plan.target.cuda == "none" else "cuda"
         for column, entry in self._table[operator].items():
             package = column.partition(".")[0]
-            held, until = versions.get(package), entry["until"]
-            if held is None or only not in ("", package) or not entry[dtypes] or (seen and not entry["forward"]):
-                continue
-            if Version(entry["since"]).release <= held and (not until or held < Version(until).release):
+            taken = only in ("", package) and entry[dtypes] and (entry["forward"] or not seen)
+            if taken and package in versions and _holds(versions[package], entry["since"], entry["until"]):
                 return True
         return False
 
