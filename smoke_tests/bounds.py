@@ -81,31 +81,32 @@ def assert_as_in_float64(
     also: a further relative error that the operator may make.
     """
     floor, _ = rounding_noise(MANTISSA[dtype])
-    most = also + ceiling(dtype, roundings)
     assert len(found) == len(truth)
     assert all(tensor.dtype == dtype for tensor in found)
     errors = []
     for one, true in zip(found, truth):
-        off = scatter(true.numel())
-        errors.append(assert_rounded_like(one, true, floor * (1 - off), most * (1 + off)))
+        least = floor * max(0.0, 1 - scatter(true.numel()))
+        errors.append(assert_rounded_like(one, true, least, also + ceiling(dtype, roundings, true.numel())))
     measured["error"] = max(errors)
 
 
-def scatter(count: int) -> float:
+def scatter(count: float) -> float:
     """How far, as a share of itself, a root mean square of so many rounding errors may be from what it is of many.
 
     Such errors are uniform: their squares scatter by 2 / sqrt(5) of their mean, and the root of their mean by half of
-    that over sqrt(count). This is some seven times as much, but no more than the largest of uniform errors.
+    that over sqrt(count). This is four times as much.
     """
-    return min(math.sqrt(3) - 1, 3 / math.sqrt(max(1, count)))
+    return 1.8 / math.sqrt(max(1.0, count))
 
 
-def ceiling(dtype: torch.dtype, roundings: int) -> float:
-    """The greatest relative error after so many independent roundings to dtype.
+def ceiling(dtype: torch.dtype, roundings: int, count: float = math.inf) -> float:
+    """The greatest relative error of so many numbers after so many independent roundings to dtype.
 
-    float32 also accumulates in float32: there the 64 or so terms of a sum each count as one more.
+    float32 also accumulates in float32: there the 64 or so terms of a sum each count as one more. Of few numbers it is
+    greater by `scatter`, up to where each of them errs by the most that a uniform error can be, sqrt(3) of its mean.
     """
-    return rounding_noise(MANTISSA[dtype])[1] * math.sqrt(64 * roundings if dtype is torch.float32 else roundings)
+    most = rounding_noise(MANTISSA[dtype])[1] * math.sqrt(64 * roundings if dtype is torch.float32 else roundings)
+    return most * min(math.sqrt(3), 1 + scatter(count))
 
 
 def assert_rope_as_in_float64(

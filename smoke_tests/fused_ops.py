@@ -84,18 +84,12 @@ def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, backend: s
         return attend(query, key, value)
 
 
-def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    from flash_attn import flash_attn_func
-
-    attended: torch.Tensor = flash_attn_func(*[tensor.transpose(1, 2) for tensor in (query, key, value)], causal=True)
-    return attended.transpose(1, 2)
-
-
-def flash_attention_4(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    from flash_attn.cute import flash_attn_func
-
-    attended = flash_attn_func(*[tensor.transpose(1, 2) for tensor in (query, key, value)], causal=True)
-    result: torch.Tensor = attended[0] if isinstance(attended, tuple) else attended
+def flash_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, module: str = "flash_attn"
+) -> torch.Tensor:
+    attend = importlib.import_module(module).flash_attn_func
+    attended = attend(*[tensor.transpose(1, 2) for tensor in (query, key, value)], causal=True)
+    result: torch.Tensor = attended[0] if isinstance(attended, tuple) else attended  # FlashAttention 4's logsumexp
     return result.transpose(1, 2)
 
 
@@ -227,10 +221,10 @@ def liger_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index
 def flash_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
     from flash_attn.ops.triton.cross_entropy import cross_entropy_loss
 
-    named = {"ignore_index", "ignored_index"} & set(
-        inspect.signature(cross_entropy_loss).parameters
-    )  # 2.3.3 the second
-    losses: torch.Tensor = cross_entropy_loss(logits, labels, **dict.fromkeys(named, ignore_index))[0]
+    new = "ignore_index" in inspect.signature(cross_entropy_loss).parameters
+    name = "ignore_index" if new else "ignored_index"  # 2.3.3
+    found = cross_entropy_loss(logits, labels, **{name: ignore_index})
+    losses: torch.Tensor = found[0] if isinstance(found, tuple) else found  # 2.3.3 returns them alone
     return losses.sum() / (labels != ignore_index).sum()
 
 
@@ -612,7 +606,7 @@ class Entry(NamedTuple):
 # flash-attn's kernels; before 2.6, and in xformers' copy of it, outside any namespace.
 FLASH_FORWARD, FLASH_BACKWARD = (rf"(\bflash::|^void )flash_{way}" for way in ("fwd", "bwd"))
 
-# torch 2.1.2 fails without rows, 2.11 does not: which release between was the first that did not is not known.
+# A guess: 2.1.2 fails without rows and 2.11 does not, and nothing between them was tried.
 OLD_TORCH = ("no rows",) if version_of_torch() < (2, 2) else ()
 
 OPERATORS: Dict[str, Dict[str, Entry]] = {
@@ -646,7 +640,13 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
             limits=OLD_TORCH,
         ),
         "flash-attn": Entry(flash_attention, (), HALF, FLASH_FORWARD, FLASH_BACKWARD, limits=("no rows",)),
-        "flash-attn-4": Entry(flash_attention_4, (), HALF, "FlashAttentionForward", "FlashAttentionBackward"),
+        "flash-attn-4": Entry(
+            partial(flash_attention, module="flash_attn.cute"),
+            (),
+            HALF,
+            "FlashAttentionForward",
+            "FlashAttentionBackward",
+        ),
         "transformer-engine": Entry(
             te_attention, (), HALF, "cudnn.*sdpa.*fprop", "cudnn.*sdpa.*bprop", "2.0", limits=("one row", "no rows")
         ),

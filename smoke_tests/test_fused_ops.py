@@ -258,8 +258,7 @@ def test_one_row(name: str, column: str, dtype: torch.dtype, device: str, measur
     # input, for a loss, which is the difference of two logits and no more exact than those.
     of_loss = given.inputs if truth[0].dim() == 0 else []
     largest = max([float(tensor.norm()) for tensor in truth] + [float(tensor.abs().max()) for tensor in of_loss])
-    most = max(tensor.numel() for tensor in truth)
-    ceiling = bounds.ceiling(dtype, given.roundings) * (1 + bounds.scatter(most))
+    ceiling = bounds.ceiling(dtype, given.roundings, max(tensor.numel() for tensor in truth))
     measured["error"] = max(float((one.double() - true).norm()) / largest for one, true in zip(found, truth))
     assert measured["error"] <= ceiling, f"relative error {measured['error']:.3g} is above {ceiling:.3g}"
 

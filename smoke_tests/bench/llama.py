@@ -300,12 +300,17 @@ def build(shape: Shape, config: Config, weights: Dict[str, torch.Tensor], device
 
 
 def draw(shape: Shape, device: str) -> Dict[str, torch.Tensor]:
-    """Random weights by the names of a model with separate projections, normal with 0.02, norms 1."""
+    """Random weights by the names of a model with separate projections, normal with 0.02, norms 1.
+
+    Those of a model wider than 2048 are smaller, by the root of how much: else its attention is saturated, and what
+    rounding leaves of a gradient checks nothing.
+    """
+    std = 0.02 * min(1.0, (2048 / shape.width) ** 0.5)
     with torch.device(device), torch.no_grad():
         model = Llama(shape, Config(NAIVE, merged=False))
         for parameter in model.parameters():
             if parameter.dim() == 2:
-                parameter.normal_(std=0.02)
+                parameter.normal_(std=std)
     weights: Dict[str, torch.Tensor] = model.state_dict()
     return weights
 
