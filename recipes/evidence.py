@@ -321,6 +321,8 @@ def _assemble(
     for claim in outcomes["claims"]:
         claim["key"] = room.key(claim["id"].split("[")[0])
         claim["reason"] = without_paths(plan, claim["reason"])
+        texts = {name: value for name, value in claim["measured"].items() if isinstance(value, str)}
+        claim["measured"].update({name: without_paths(plan, value) for name, value in texts.items()})
     evidence = {
         "name": name,
         **outcomes,
@@ -333,8 +335,9 @@ def _assemble(
 
 
 def without_paths(plan: Plan, text: str) -> str:
-    """A text to be committed, without the places of checkout and home folder here, and of environments anywhere."""
+    """A text to be committed, without the places of checkout and home folder here, and of anything built anywhere."""
     text = text.replace(str(plan.root), ".").replace(str(Path.home()), "~")
+    text = re.sub(r"[/~.][^\s'\":]*/(?=outcomes\.json)|[/~.][^\s'\":]*/partial/build/", "", text)
     return re.sub(r"[/~.][^\s'\":]*(?=/lib/python3\.\d+/)", "ENV", text)
 
 

@@ -177,6 +177,11 @@ def test_no_place_of_a_machine_stays(chosen: Plan, place: str) -> None:
     said = f"{place}/lib/python3.12/site-packages/torch/_ops.py:7: in call; '{chosen.root}/smoke_tests/claims.py'"
     kept = "ENV/lib/python3.12/site-packages/torch/_ops.py:7: in call; './smoke_tests/claims.py'"
     assert evidence.without_paths(chosen, said) == kept
+    built = f"Error: {place}/partial/build/apex-23.05/csrc/a.cu:12 in function b; outcomes in {place}/outcomes.json"
+    assert (
+        evidence.without_paths(chosen, built)
+        == "Error: apex-23.05/csrc/a.cu:12 in function b; outcomes in outcomes.json"
+    )
 
 
 def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Path) -> None:
@@ -188,12 +193,16 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     ran = record(chosen)
     hardware = {"name": "x86-64", "cpu": "some CPU"}
     row = ran["claims"][0] | {"package": "torch", "seed": [], "seconds": 0.1, "reason": "", "measured": {}}
+    row["measured"] = {"limit": f"raised in {tmp_path}/partial/build/apex-23.05/a.cu:3", "error": 0.5}
     files = {"references.py": sha256_of(tmp_path / "smoke_tests" / "references.py")}
     outcomes = {"target": "cpu", "files": files, "hardware": hardware, **ran, "claims": [row]}
     (tmp_path / "away" / "smoke.log").write_text("proved\n")
     (tmp_path / "away" / "manifest.json").write_text('{"packages": {}}')
     (tmp_path / "away" / "outcomes.json").write_text(json.dumps(outcomes))
     assert evidence.bring(here, tmp_path / "away") == 0
+    (path,) = (tmp_path / "build").rglob("cpu--x86-64.json")
+    kept = json.loads(path.read_text())["claims"][0]["measured"]
+    assert kept == {"limit": "raised in apex-23.05/a.cu:3", "error": 0.5}
     (tmp_path / "smoke_tests" / "references.py").write_text("# another\n")
     with pytest.raises(Refusal, match=r"of other tests than .* \(references\.py\)"):
         evidence.bring(here, tmp_path / "away")

@@ -302,8 +302,8 @@ def build(shape: Shape, config: Config, weights: Dict[str, torch.Tensor], device
 def draw(shape: Shape, device: str) -> Dict[str, torch.Tensor]:
     """Random weights by the names of a model with separate projections, normal with 0.02, norms 1.
 
-    Those of a model wider than 2048 are smaller, by the root of how much: else its attention is saturated, and what
-    rounding leaves of a gradient checks nothing.
+    Those of a model wider than 2048 are smaller, so that attention's scores scatter by no more than there, 0.8. By 3.3,
+    at 8192, it is saturated, and what rounding leaves of a gradient checks nothing.
     """
     std = 0.02 * min(1.0, (2048 / shape.width) ** 0.5)
     with torch.device(device), torch.no_grad():
