@@ -104,6 +104,7 @@ LABEL fusebox.cuda="11.4"
 LABEL fusebox.sm="8.0"
 LABEL fusebox.driver="450"
 LABEL fusebox.packages="torch 2.0.1+cu117, flash-attn 2.1.0, rotary-emb 2.1.0, xentropy-cuda-lib 2.1.0, dropout-layer-norm 2.1.0, apex 23.05, xformers 0.0.23"
+LABEL fusebox.option.flash-attn="head sizes 64 and 128 only (they serve 33 to 64 and 97 to 128); another is refused"
 LABEL fusebox.option.dropout-layer-norm="hidden sizes 769 to 1024, 1537 to 2048, 3073 to 4096 and 7169 to 8192 only, without parallel residuals; another is refused"
 USER 10001:10001
 WORKDIR /tmp
