@@ -2,6 +2,8 @@
 
 import re
 
+import pytest
+
 from patches.proof import Proof
 from patches.scripts import SETUP
 
@@ -42,3 +44,18 @@ def compiled_for(proof: Proof, **variables: str) -> tuple[dict[str, list[str]], 
     assert pristine, tried[0].stderr
     assert patched, tried[1].stderr
     return pristine, patched
+
+
+# --- of both releases of flash-attn whose setup.py fixes them ---
+
+
+@pytest.mark.parametrize(("named", "compiled"), [("90", ["90"]), ("80", ["80"]), ("80;90", ["80", "90"])])
+def test_the_named_ones_are_compiled_with_the_patch_only(proof: Proof, named: str, compiled: list[str]) -> None:
+    before, after = compiled_for(proof, FLASH_ATTN_CUDA_ARCHS=named)
+    assert before == {"flash_attn_2_cuda": ["80", "90"]}
+    assert after == {"flash_attn_2_cuda": compiled}
+
+
+def test_unnamed_they_are_the_same_on_both(proof: Proof) -> None:
+    before, after = compiled_for(proof)
+    assert before == after == {"flash_attn_2_cuda": ["80", "90"]}

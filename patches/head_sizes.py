@@ -136,6 +136,15 @@ def test_with_every_size_each_runs_its_own_kernel_on_both(proof: Proof) -> None:
     assert after.stdout.splitlines() == [f"{size}: {kernel_of(proof, size)}" for size in TRIED]
 
 
+def test_the_backward_goes_through_the_same_switch_with_the_patch_only(proof: Proof) -> None:
+    pristine, patched = (
+        (tree / "csrc" / "flash_attn" / "flash_api.cpp").read_text().split("void run_mha_bwd(")[1].split("\n}\n")[0]
+        for tree in (proof.pristine, proof.patched)
+    )
+    assert ("FWD_HEADDIM_SWITCH" in pristine, "FWD_HEADDIM_SWITCH" in patched) == (False, True)
+    assert (pristine.count("run_mha_bwd_<"), patched.count("run_mha_bwd_<elem_type, kHeadDim>")) == (8, 1)
+
+
 def test_the_option_says_what_the_recipe_builds(proof: Proof) -> None:
     missing = [size for size in SIZES[proof.version] if size not in BUILT]
     assert named(proof.version) == {f"FLASH_ATTENTION_DISABLE_HDIM{size}": "TRUE" for size in missing}
