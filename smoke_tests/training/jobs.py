@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -76,10 +77,13 @@ class Job:
 
     def kill(self) -> None:
         """SIGKILL to the command and to all that it started: torchrun's workers would outlive it."""
-        for process in self.processes():
-            os.kill(process, signal.SIGKILL)
-        self.process.wait()
-        self.turn.close()
+        try:
+            for process in self.processes():
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.kill(process, signal.SIGKILL)
+            self.process.wait()
+        finally:
+            self.turn.close()
 
     def processes(self, variable: str = "") -> List[int]:
         """The process ids of all of it that still run, or of those with a variable such as "RANK=1"."""
