@@ -969,6 +969,13 @@ WHY = {
     r"^TransformersRope .*: 8: ": "the table starts a little longer or shorter, and still has to grow",
     r"^TransformersRope .*: (self.apply|0: 0)": "queries and keys are the same there",
     r"^torch_scaled_mm .*: 0: 0 becomes": "what it chooses from is a tuple before torch 2.5 only",
+    r"^flash_attention .*: 0: 0 becomes": "what it chooses from is a tuple in FlashAttention 4 only",
+    r"^liger_add_rms_norm .* 1 swapped with 2": "a sum is the same either way round",
+    r"^LigerRope .*: \[t, t\]: ": "the two are equal",
+    r"^LigerRope .*: -1: ": "of two dimensions the second is the last",
+    r"^TransformerEngineRope .*: 10000.0: ": "the base it leaves out is its own, and one beside that is given as well",
+    r"^te_recipe .*: 16: ": "a history one step longer or shorter holds the same largest value",
+    r"^te_linear .*: parent, _, leaf: 2 swapped": "a name without a dot has nothing before its leaf",
     r"^te_cross_entropy .*: :, None: ": "labels of one row each or of one row: they are flattened",
     r"^torchao_linear .*: (torch.cuda|\(8, 9\)|8:|9:)": "emulated or not, the numbers are the same",
 }

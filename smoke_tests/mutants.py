@@ -8,7 +8,7 @@ claim about what it touches runs. It is caught if such a claim, which passes wit
 room and not by a crash. Those of faults.py are chosen; so are those of compiled_faults.toml, which upstream's own code
 has when it is compiled; the others are made by a rule that changes every constant, sign, comparison, transpose and
 order of the wrappers in fused_ops.py, one at a time. The same claims run on correct code as well, with one seed after
-another in a process: there each failure is a false alarm.
+another, all in one process: there each failure is a false alarm.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ from claims import claim_of
 from conftest import files_of_the_room, read_manifest, write_whole
 from training.llama import Shape, train
 
+# One compiles for itself: what torch keeps to compile with is waited for at the end, for up to five minutes.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 ROOM = Path(__file__).resolve().parent
 MANIFEST = read_manifest(Path(sys.prefix, "fusebox", "manifest.json"))
 VERSIONS = {name: entry["version"] for name, entry in MANIFEST["packages"].items()}
@@ -410,18 +412,18 @@ def begun(options: argparse.Namespace) -> Dict[str, Any]:
 
 
 def in_processes(outcomes: Dict[str, Any], options: argparse.Namespace) -> Dict[str, Any]:
-    """The outcomes of several processes, which share the seeds and the mutants."""
+    """The outcomes of several processes: the first tries every seed, since the next meets what one leaves behind."""
     # Another number of processes shares otherwise, and begins anew.
     of = options.processes
-    shares = [options.out.with_name(f"{options.out.name}.{share}-of-{of}") for share in range(of)]
+    seeds = [["--seeds", str(options.seeds), "--share", "0/0"]] if options.seeds else []
+    sharing = of - len(seeds)
+    tasks = seeds + [["--seeds", "0", "--share", f"{share}/{sharing}"] for share in range(sharing)]
+    shares = [options.out.with_name(f"{options.out.name}.{number}-of-{of}") for number in range(of)]
     for path in shares:
         if not path.exists():
             keep(path, outcomes)
     command = [sys.executable, *sys.argv, "--processes", "1"]
-    running = [
-        subprocess.Popen([*command, "--out", str(path), "--share", f"{share}/{of}"])
-        for share, path in enumerate(shares)
-    ]
+    running = [subprocess.Popen([*command, "--out", str(path), *task]) for path, task in zip(shares, tasks)]
     codes = [process.wait() for process in running]
     if max(codes) > 1 or min(codes) < 0:
         sys.exit(f"a process ended with {codes}: read what it printed and run again, it goes on")
@@ -440,7 +442,7 @@ def selected(options: argparse.Namespace) -> List[Mutant]:
     if options.name:
         return [mutant for mutant in mutants if mutant.name == options.name]
     share, of = map(int, options.share.split("/"))
-    return mutants[share::of]
+    return mutants[share::of] if of else []
 
 
 def main() -> int:
@@ -468,8 +470,7 @@ def main() -> int:
     else:
         torch.set_num_threads(1)  # what is computed is too small to share
         run(Watch(column="nothing"), ".")  # imports the tests, so that pytest rewrites their assertions
-        share, of = map(int, options.share.split("/"))
-        try_seeds(outcomes, range(share, options.seeds, of), options.out)
+        try_seeds(outcomes, range(options.seeds), options.out)
         try_mutants(outcomes, selected(options), options)
     counts = collections.Counter(one["outcome"] for one in outcomes["mutants"])
     print(", ".join(f"{count} {word}" for word, count in counts.most_common()))

@@ -69,6 +69,7 @@ LAYOUTS = [
     "tiny",
     "tiny-tp2",
     "tiny-pp2",
+    pytest.param("tiny-fsdp2-pp2", marks=[needs(gpus=4)]),
     pytest.param("tiny-tp2-pp2", marks=[needs(gpus=4)]),
 ]
 BAND = 0.02  # nats; see test_layouts_agree
@@ -136,15 +137,17 @@ IN_FLOAT8 = [
     ("tiny", "tensorwise-gathered"),
     ("tiny", "rowwise"),
     ("tiny-tp2", "tensorwise"),
-    ("tiny-pp2", "tensorwise-gathered"),
+    ("tiny-pp2", "tensorwise"),
+    pytest.param("tiny-fsdp2-pp2", "tensorwise-gathered", marks=[needs(gpus=4)]),
+    pytest.param("tiny-tp2-pp2", "tensorwise", marks=[needs(gpus=4)]),
 ]
 
 
 @needs(gpus=2, sm=(8, 9))
 @pytest.mark.parametrize(("name", "recipe"), IN_FLOAT8)
 @proves(
-    "each layout in float8, a sharded one's weights gathered in float8 or not, learns as in bfloat16",
-    seed=("D01", "E06"),
+    "each layout in float8, where it is sharded also with its weights gathered in float8, learns as in bfloat16",
+    seed=("D01", "E06", "E09"),
 )
 def test_float8_learns(name: str, recipe: str, one: Path, tmp_path: Path, measured: Dict[str, Any]) -> None:
     found = finished(name, tmp_path, *FLOAT8[recipe].split(), *resumed(START, one))
