@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,8 @@ def _matrix(facts: Facts) -> str:
             rows += _not_run(facts.root, one)
         for run in runs:
             machine = run["hardware"]
-            hardware = f"{_where(machine)} ({'driver ' + machine['driver'] if machine['gpus'] else machine['cpu']})"
+            host = f"driver {machine['driver']}" if machine["gpus"] else machine["cpu"]
+            hardware = f"{evidence.machine_name(machine)} ({host})"
             rows += [
                 [f"`{one.target.name}`", hardware, pin.label, *_cell(facts, one, run, pin.name)] for pin in one.pins
             ]
@@ -255,14 +256,8 @@ def _states(facts: Facts, claim: str) -> str:
     for one, run in facts.runs:
         rows = [row for row in run["claims"] if row["id"].split("[")[0] == claim]
         if rows:
-            places.setdefault(facts.state(one, run, rows), []).append(f"{one.target.name} ({_where(run['hardware'])})")
+            places.setdefault(facts.state(one, run, rows), []).append(f"{one.target.name} ({evidence.machine_name(run['hardware'])})")
     return "; ".join(f"{state} on {', '.join(found)}" for state, found in places.items()) or "not run"
-
-
-def _where(machine: Mapping[str, Any]) -> str:
-    """The name of the hardware, and how many GPUs there were if several."""
-    count = len(machine["gpus"]) if machine["name"] != machine["arch"] else 1
-    return f"{count} × {machine['name']}" if count > 1 else str(machine["name"])
 
 
 def _ranges(ids: list[str]) -> list[str]:
@@ -328,32 +323,31 @@ def readme(path: Path, blocks: Mapping[str, str]) -> tuple[Path, str]:
     return path, text
 
 
-def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
-    """Every rendered file and the text it should have."""
-    folder = catalogue.root / "docker"
-    dockerfiles = [
-        (folder / f"{name}.Dockerfile", image.dockerfile(plan(catalogue, name))) for name in catalogue.targets
-    ]
-    root, facts = catalogue.root, Facts.of(catalogue)
-    readmes = [
-        readme(root / "README.md", blocks(facts)),
-        readme(root / "smoke_tests" / "README.md", {"mutants": mutants.text(root)}),
-    ]
-    told = (root / "smoke_tests" / "training" / "runs.py", runs.module(root))
-    return [*readmes, compatibility(catalogue), ledger(facts), told, *dockerfiles]
+def every(catalogue: Catalogue) -> Iterator[tuple[Path, str]]:
+    """Every rendered file and the text it should have; claims reach the first, and the others say which are stale."""
+    root = catalogue.root
+    yield root / "smoke_tests" / "training" / "runs.py", runs.module(root)
+    facts = Facts.of(catalogue)
+    yield readme(root / "README.md", blocks(facts))
+    yield readme(root / "smoke_tests" / "README.md", {"mutants": mutants.text(root)})
+    yield compatibility(catalogue)
+    yield ledger(facts)
+    for name in catalogue.targets:
+        yield root / "docker" / f"{name}.Dockerfile", image.dockerfile(plan(catalogue, name))
 
 
 def write(catalogue: Catalogue) -> int:
     """Write every rendered file that is not current and return 0; the Dockerfile of no target is removed."""
-    texts = dict(every(catalogue))
+    texts = {}
+    for path, text in every(catalogue):
+        texts[path] = text
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            write_text(path, text)
+            console.print(f"rendered {path.name}")
     for path in catalogue.root.glob("docker/*.Dockerfile"):
         if path not in texts:
             path.unlink()
             console.print(f"removed {path.name}")
-    for path, text in texts.items():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            write_text(path, text)
-            console.print(f"rendered {path.name}")
     return 0
 
 
