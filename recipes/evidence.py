@@ -316,7 +316,7 @@ def _assemble(
             f"{plan.target.name}: these outcomes are of other tests than {room.folder} holds ({', '.join(others)}): "
             "run those, where the environment is."
         )
-    name = f"{plan.target.name}--{outcomes['hardware']['name']}"
+    name = f"{plan.target.name}--{machine_name(outcomes['hardware'], 'x')}"
     write_text(folder / f"{name}.log", without_paths(plan, re.sub(r"\x1b\[[\d;]*m", "", log)))
     for claim in outcomes["claims"]:
         claim["key"] = room.key(claim["id"].split("[")[0])
@@ -332,6 +332,12 @@ def _assemble(
     }
     write_json(folder / f"{name}.json", evidence)
     return evidence
+
+
+def machine_name(machine: Mapping[str, Any], times: str = " × ") -> str:
+    """The name of the hardware, before it how many GPUs there were if several."""
+    count = len(machine["gpus"]) if machine["name"] != machine["arch"] else 1
+    return f"{count}{times}{machine['name']}" if count > 1 else str(machine["name"])
 
 
 def without_paths(plan: Plan, text: str) -> str:

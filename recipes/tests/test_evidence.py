@@ -191,7 +191,7 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     with pytest.raises(Refusal, match=r"outcomes\.json is missing: bring it"):
         evidence.bring(here, tmp_path / "away")
     ran = record(chosen)
-    hardware = {"name": "x86-64", "cpu": "some CPU"}
+    hardware = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
     row = ran["claims"][0] | {"package": "torch", "seed": [], "seconds": 0.1, "reason": "", "measured": {}}
     row["measured"] = {"limit": f"raised in {tmp_path}/partial/build/apex-23.05/a.cu:3", "error": 0.5}
     files = {"references.py": sha256_of(tmp_path / "smoke_tests" / "references.py")}
@@ -206,6 +206,13 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     (tmp_path / "smoke_tests" / "references.py").write_text("# another\n")
     with pytest.raises(Refusal, match=r"of other tests than .* \(references\.py\)"):
         evidence.bring(here, tmp_path / "away")
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "said"), [("H200", 1, "H200"), ("H200", 4, "4xH200"), ("x86-64", 4, "x86-64")]
+)
+def test_a_machine_of_several_gpus_has_evidence_of_its_own(name: str, gpus: int, said: str) -> None:
+    assert evidence.machine_name({"name": name, "arch": "x86-64", "gpus": [{}] * gpus}, "x") == said
 
 
 def test_what_was_built_is_kept_of_this_stack_only(checkout: Checkout, tmp_path: Path) -> None:
