@@ -333,6 +333,7 @@ class Builder:
         return {
             "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
             "peak_mib_per_process": usage.ru_maxrss // 1024,
+            **longest_step(scratch),
             "jobs": jobs(pin),
         }
 
@@ -362,6 +363,13 @@ class Builder:
                 f"{pin.label}: the build left {len(wheels)} wheels, and one was expected: see docker/build-wheel.sh."
             )
         return wheels[0]
+
+
+def longest_step(scratch: Path) -> dict[str, float]:
+    """The seconds of the longest step that ninja took; its log has a line per step, begun and ended in milliseconds."""
+    lines = [line for log in scratch.rglob(".ninja_log") for line in log.read_text().splitlines() if line[:1] != "#"]
+    times = [(int(end) - int(begun)) / 1e3 for begun, end, *_ in (line.split("\t") for line in lines)]
+    return {"longest_seconds": round(max(times), 1)} if times else {}
 
 
 def _settings(pin: Pin) -> dict[str, Any]:

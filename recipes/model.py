@@ -71,6 +71,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # of a fo
 Repository = Annotated[str, Field(pattern=r"^https://[^/]+(/\w[\w.-]*)+$")]
 Variables = dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], Annotated[str, Field(pattern=r"^[^\x00]*$")]]
 MiB = Annotated[int, Field(ge=0, le=2**24)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 Folder = Annotated[str, Field(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]  # inside a source tree
 
@@ -182,24 +183,33 @@ class Build(Strict):
     """How a package of kind "source" becomes a wheel.
 
     `requires` are distributions the build imports, `needs` packages of the target that are installed first, `env` its
-    environment ("{sm}" and the like are filled in), `options` arguments of its setup.py, `minutes` the time of two jobs
-    for one GPU architecture and `mib_per_job` one job's memory.
+    environment ("{sm}" and the like are filled in), `options` arguments of its setup.py. For one GPU architecture it takes
+    a core `core_seconds`, of them `longest_seconds` for what no second core shortens, the longest file (by default all
+    of it); `mib_per_job` is one job's memory.
     """
 
     requires: list[RequirementText] = []
     needs: list[Text] = []
     compiler: Literal["none", "c++", "nvcc"]
-    minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    core_seconds: Seconds
+    longest_seconds: Seconds | None = None
     mib_per_job: Annotated[MiB, Field(gt=0)]
     env: Variables = {}
     options: list[Annotated[str, Field(pattern=r"^--\w[\w=-]*$")]] = []
+
+    @model_validator(mode="after")
+    def _longest_is_a_part(self) -> Self:
+        if (self.longest_seconds or 0) > self.core_seconds:
+            raise ValueError("longest_seconds is a part of core_seconds, and is more: correct one of them")
+        return self
 
 
 class BuildChanges(Strict):
     """What one release builds otherwise than its package's [build] says."""
 
     compiler: Literal["none", "c++", "nvcc"] | None = None
-    minutes: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    core_seconds: Seconds | None = None
+    longest_seconds: Seconds | None = None
     options: list[Annotated[str, Field(pattern=r"^--\w[\w=-]*$")]] | None = None
 
 

@@ -22,7 +22,7 @@ from recipes.patch import Patch
 from recipes.progress import console, size
 
 # What a release says of its size and of the cost of building it: no part of what it is.
-ESTIMATES: dict[str, Any] = {"mib": True, "build": {"minutes": True, "mib_per_job": True}}
+ESTIMATES: dict[str, Any] = {"mib": True, "build": {"core_seconds": True, "longest_seconds": True, "mib_per_job": True}}
 
 
 @dataclass(frozen=True)
@@ -161,12 +161,15 @@ def jobs(pin: Pin) -> int:
     return max(1, min(len(os.sched_getaffinity(0)), memory_limit() // 2**20 // pin.build.mib_per_job))
 
 
-def minutes(pin: Pin, target: Target) -> float:
-    """How long building a pin takes on this machine; its recipe says it for two jobs and one GPU architecture."""
-    if pin.build.compiler == "none":
-        return pin.build.minutes
+def build_seconds(pin: Pin, target: Target) -> float:
+    """How long building a pin takes on this machine.
+
+    Of W seconds of work, L of them for the longest file, m jobs in any order take at most L + (W - L) / m (Graham,
+    "Bounds on multiprocessing timing anomalies", 1969).
+    """
     architectures = len(target.sm) if pin.build.compiler == "nvcc" else 1
-    return pin.build.minutes * architectures * 2 / jobs(pin)
+    longest = pin.build.longest_seconds or pin.build.core_seconds
+    return architectures * (longest + (pin.build.core_seconds - longest) / jobs(pin))
 
 
 def show(chosen: Plan, cache: Cache) -> None:
@@ -201,7 +204,7 @@ def show(chosen: Plan, cache: Cache) -> None:
     for pin in chosen.pins:
         if pin.release.kind == "source":
             compiler = "no compiler" if pin.build.compiler == "none" else f"{pin.build.compiler}, {jobs(pin)} jobs"
-            table.add_row("build", pin.label, compiler, f"{round(minutes(pin, target), 1):g} min")
+            table.add_row("build", pin.label, compiler, f"{round(build_seconds(pin, target) / 60, 1):g} min")
     if chosen.on_base:
         table.add_row("install", target.name, "onto the base's Python; what is replaced is uninstalled first", "")
     else:
@@ -236,7 +239,7 @@ def _show_cost(chosen: Plan, cache: Cache) -> None:
     installed = sum(pin.release.mib.installed for pin in chosen.pins) * 2**20 + 3 * locked
     built = [pin for pin in chosen.pins if pin.release.kind == "source"]
     peak = max((pin.build.mib_per_job * jobs(pin) for pin in built), default=0)
-    whole = sum(minutes(pin, chosen.target) for pin in built) + 1 + download / 2**20 / 60 / 5  # downloads at 5 MiB/s
+    whole = sum(build_seconds(pin, chosen.target) for pin in built) / 60 + 1 + download / 2**20 / 60 / 5  # at 5 MiB/s
     place = next(parent for parent in [cache.root, *cache.root.parents] if parent.exists())
     free = shutil.disk_usage(place).free
     console.print(

@@ -296,7 +296,7 @@ mib = {{ download = 1, installed = 1 }}
 BUILD = """
 [build]
 compiler = "{compiler}"
-minutes = 0.1
+core_seconds = 6
 mib_per_job = 100
 requires = {requires}
 

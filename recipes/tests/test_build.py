@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from recipes import patch
-from recipes.build import Builder, Tree
+from recipes.build import Builder, Tree, longest_step
 from recipes.cache import Cache
 from recipes.model import ROOT, Catalogue
 from recipes.plan import plan
@@ -39,7 +39,7 @@ def test_what_is_installed_is_patched_and_says_so(tiny: Tiny) -> None:
         ("patches/tinypkg/0001-say-two.patch", "+value = 2", "+value = 3", True),
         ("docker/build-wheel.sh", "# One patched", "# A patched", True),
         ("patches/tinypkg/0001-say-two.patch", "Description: Say two", "Description: Say 2", False),
-        ("recipes/packages/tinypkg.toml", "minutes = 0.1", "minutes = 0.2", False),
+        ("recipes/packages/tinypkg.toml", "core_seconds = 6", "core_seconds = 9", False),
         ("recipes/targets.toml", "a test: everything", "a test: all", False),
     ],
     ids=["a variable", "a patch's change", "the script", "a patch's words", "an estimate", "a reason"],
@@ -79,3 +79,11 @@ def test_what_is_compiled_for_a_patched_torch_is_compiled_for_no_other(tmp_path:
         chosen.patches["torch"] = patch.of_package(ROOT, "torch")
         after = builder.inputs(pin, tree, "c++", "bare")
     assert after == before | {"torch_patches": [one.sha256 for one in chosen.patches["torch"]]} != before
+
+
+def test_the_longest_step_is_read_in_the_log_of_ninja(tmp_path: Path) -> None:
+    assert longest_step(tmp_path) == {}
+    for name, end in (("a", 61250), ("b", 7000)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".ninja_log").write_text(f"# ninja log v5\n3\t40\t0\tx.o\tff\n250\t{end}\t0\ty.o\tfe\n")
+    assert longest_step(tmp_path) == {"longest_seconds": 61.0}

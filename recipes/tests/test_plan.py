@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 import pytest
 
 from recipes.model import ROOT, Catalogue, Refusal
-from recipes.plan import changed, jobs, memory_limit, minutes, plan
+from recipes.plan import build_seconds, changed, jobs, memory_limit, plan
 from recipes.tests.conftest import Checkout
 
 
@@ -78,7 +79,7 @@ def test_the_stack_key_follows_every_input(checkout: Checkout, file: str, old: s
 def test_the_stack_key_ignores_estimates(checkout: Checkout) -> None:
     before = plan(Catalogue(checkout.root), "cpu").stack
     path = checkout.root / "recipes" / "packages" / "deepspeed.toml"
-    path.write_text(path.read_text().replace("minutes = 1.5", "minutes = 9"))
+    path.write_text(path.read_text().replace("core_seconds = 150", "core_seconds = 900"))
     assert plan(Catalogue(checkout.root), "cpu").stack == before
 
 
@@ -95,14 +96,35 @@ def test_jobs_fit_memory_and_cores() -> None:
     assert 1 <= jobs(pin) <= len(os.sched_getaffinity(0))
 
 
-def test_time_follows_jobs_and_architectures() -> None:
-    """A recipe's minutes are of two jobs and one GPU architecture; what compiles nothing takes the same anywhere."""
+def test_time_follows_cores_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One core takes all of the work; many take the longest file, for each GPU architecture that nvcc compiles for."""
+    monkeypatch.setattr("recipes.plan.memory_limit", lambda: 2**50)
     chosen = plan(Catalogue(), "cu12.1-torch2.1")
-    assert len(chosen.target.sm) == 2
     one = changed(chosen.target, ["9.0"], None)
-    for pin in chosen.pins:
-        if pin.release.kind == "source" and pin.build.compiler == "nvcc":
-            assert minutes(pin, chosen.target) == 2 * minutes(pin, one)
-            assert minutes(pin, one) * jobs(pin) == pytest.approx(2 * pin.build.minutes)
-        elif pin.release.kind == "source":
-            assert minutes(pin, chosen.target) == minutes(pin, one) == pin.build.minutes
+    assert len(chosen.target.sm) == 2
+    for pin in [pin for pin in chosen.pins if pin.release.kind == "source"]:
+        longest = pin.build.longest_seconds or pin.build.core_seconds
+        for cores, least in ((1, pin.build.core_seconds), (16, pin.build.core_seconds / 16), (10**6, longest)):
+            monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: range(cores))
+            seconds = build_seconds(pin, one)
+            assert max(longest, least) <= seconds <= least + longest
+            assert build_seconds(pin, chosen.target) == seconds * (2 if pin.build.compiler == "nvcc" else 1)
+
+
+def test_costs_are_what_was_measured() -> None:
+    """What a recipe says of a core's seconds and of memory is what the builds that the evidence holds have taken."""
+    catalogue = Catalogue()
+    found = 0
+    for path in (catalogue.root / "smoke_tests" / "evidence").rglob("*.json"):
+        packages = json.loads(path.read_text()).get("packages", {})
+        for name, row in packages.items() if isinstance(packages, dict) else ():
+            built = row["built_with"]
+            if "cpu_seconds" not in built:
+                continue
+            found += 1
+            chosen = plan(catalogue, path.stem.partition("--")[0])
+            (pin,) = [pin for pin in chosen.pins if pin.name == name]
+            said = pin.build.core_seconds * len(built.get("sm", [""]))
+            assert 1 / 1.5 < built["cpu_seconds"] / said < 1.5 or said < 10, (path.name, name)
+            assert built["peak_mib_per_process"] <= pin.build.mib_per_job, (path.name, name)
+    assert found > 20
