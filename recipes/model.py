@@ -183,9 +183,9 @@ class Build(Strict):
     """How a package of kind "source" becomes a wheel.
 
     `requires` are distributions the build imports, `needs` packages of the target that are installed first, `env` its
-    environment ("{sm}" and the like are filled in), `options` arguments of its setup.py. For one GPU architecture it takes
-    a core `core_seconds`, of them `longest_seconds` for what no second core shortens, the longest file (by default all
-    of it); `mib_per_job` is one job's memory.
+    environment ("{sm}" and the like are filled in), `options` arguments of its setup.py. For one GPU architecture it
+    takes a core `core_seconds`, of them `longest_seconds` for the longest file, which no second core shortens (by
+    default all of it is that); `mib_per_job` is one job's memory.
     """
 
     requires: list[RequirementText] = []

@@ -256,7 +256,8 @@ def _states(facts: Facts, claim: str) -> str:
     for one, run in facts.runs:
         rows = [row for row in run["claims"] if row["id"].split("[")[0] == claim]
         if rows:
-            places.setdefault(facts.state(one, run, rows), []).append(f"{one.target.name} ({evidence.machine_name(run['hardware'])})")
+            place = f"{one.target.name} ({evidence.machine_name(run['hardware'])})"
+            places.setdefault(facts.state(one, run, rows), []).append(place)
     return "; ".join(f"{state} on {', '.join(found)}" for state, found in places.items()) or "not run"
 
 

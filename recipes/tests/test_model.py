@@ -27,7 +27,12 @@ TEXTS = {
     "unknown-key": (TARGETS, "glibc = ", "gilbc = ", ("targets.toml", "cpu.", "glibc")),
     "unknown-key-nearest": (TARGETS, "publish = true", "publish = true\npublsh = true", ("cpu.publsh", "'publish'")),
     "unknown-key-in-recipe": (RECIPE, "mib = {", "mob = {", ("deepspeed.toml", "release[0].")),
-    "unknown-key-in-build": (RECIPE, "core_seconds = 150", "core_seconds = 150\ncore_second = 2", ("build.core_second", "'core_seconds'")),
+    "unknown-key-in-build": (
+        RECIPE, "core_seconds = 150", "core_seconds = 150\ncore_second = 2", ("build.core_second", "'core_seconds'"),
+    ),
+    "longest-file-of-more-than-all": (
+        RECIPE, "core_seconds = 150", "core_seconds = 50", ("deepspeed.toml", "longest_seconds is a part of"),
+    ),
     "unknown-key-in-list": (
         RECIPE, "installed = 30", "installed = 30, instaled = 3", ("release[0].mib.instaled", "'installed'"),
     ),
