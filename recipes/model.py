@@ -197,12 +197,6 @@ class Build(Strict):
     env: Variables = {}
     options: list[Annotated[str, Field(pattern=r"^--\w[\w=-]*$")]] = []
 
-    @model_validator(mode="after")
-    def _longest_is_a_part(self) -> Self:
-        if (self.longest_seconds or 0) > self.core_seconds:
-            raise ValueError("longest_seconds is a part of core_seconds, and is more: correct one of them")
-        return self
-
 
 class BuildChanges(Strict):
     """What one release builds otherwise than its package's [build] says."""
@@ -338,9 +332,18 @@ class Package(Strict):
     def _sources_can_be_built(self) -> Self:
         if self.build is None and any(release.kind == "source" for release in self.release):
             raise ValueError('a release of kind "source" needs a [build] table')
+        for release in [one for one in self.release if one.kind == "source"]:
+            build = self.build_of(release)
+            if (build.longest_seconds or 0) > build.core_seconds:
+                raise ValueError(f"of {release.version} longest_seconds is a part of core_seconds, and is more")
         if unknown := [one.version for one in self.proved_on if one._is_file == one._is_git]:
             raise ValueError(f'proved_on {unknown[0]} needs either "file" and "sha256" or "repository" and "commit"')
         return self
+
+    def build_of(self, release: Release) -> Build:
+        """How one of its source releases is built; the model saw that it has a [build] table."""
+        assert self.build is not None
+        return self.build.model_copy(update=release.build.model_dump(exclude_none=True))
 
 
 class Pin(Strict):
@@ -359,9 +362,8 @@ class Pin(Strict):
 
     @property
     def build(self) -> Build:
-        """How it is built; only a source release is asked, and the model saw that it has one."""
-        assert self.package.build is not None
-        return self.package.build.model_copy(update=self.release.build.model_dump(exclude_none=True))
+        """How it is built; only a source release is asked."""
+        return self.package.build_of(self.release)
 
 
 class Limit(Strict):

@@ -31,7 +31,8 @@ TEXTS = {
         RECIPE, "core_seconds = 150", "core_seconds = 150\ncore_second = 2", ("build.core_second", "'core_seconds'"),
     ),
     "longest-file-of-more-than-all": (
-        RECIPE, "core_seconds = 150", "core_seconds = 50", ("deepspeed.toml", "longest_seconds is a part of"),
+        RECIPE, "core_seconds = 58, longest_seconds = 15", "core_seconds = 58",
+        ("deepspeed.toml", "of 0.19.8 longest_seconds is a part of"),
     ),
     "unknown-key-in-list": (
         RECIPE, "installed = 30", "installed = 30, instaled = 3", ("release[0].mib.instaled", "'installed'"),

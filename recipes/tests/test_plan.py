@@ -121,10 +121,11 @@ def test_costs_are_what_was_measured() -> None:
             built = row["built_with"]
             if "cpu_seconds" not in built:
                 continue
-            found += 1
             chosen = plan(catalogue, path.stem.partition("--")[0])
-            (pin,) = [pin for pin in chosen.pins if pin.name == name]
-            said = pin.build.core_seconds * len(built.get("sm", [""]))
-            assert 1 / 1.5 < built["cpu_seconds"] / said < 1.5 or said < 10, (path.name, name)
-            assert built["peak_mib_per_process"] <= pin.build.mib_per_job, (path.name, name)
+            held = {pin.name: pin for pin in chosen.pins if pin.label == f"{name} {row['release']}"}
+            if pin := held.get(name):  # of an older stack the costs may be others
+                found += 1
+                said = pin.build.core_seconds * len(built.get("sm", [""]))
+                assert 1 / 1.5 < built["cpu_seconds"] / said < 1.5, (path.name, name)
+                assert built["peak_mib_per_process"] <= pin.build.mib_per_job, (path.name, name)
     assert found > 20
