@@ -975,7 +975,6 @@ WHY = {
     r"^LigerRope .*: -1: ": "of two dimensions the second is the last",
     r"^TransformerEngineRope .*: 10000.0: ": "the base it leaves out is its own, and one beside that is given as well",
     r"^te_recipe .*: 16: ": "a history one step longer or shorter holds the same largest value",
-    r"^te_linear .*: parent, _, leaf: 2 swapped": "a name without a dot has nothing before its leaf",
     r"^te_cross_entropy .*: :, None: ": "labels of one row each or of one row: they are flattened",
     r"^torchao_linear .*: (torch.cuda|\(8, 9\)|8:|9:)": "emulated or not, the numbers are the same",
 }

@@ -413,15 +413,14 @@ def begun(options: argparse.Namespace) -> Dict[str, Any]:
 
 def in_processes(outcomes: Dict[str, Any], options: argparse.Namespace) -> Dict[str, Any]:
     """The outcomes of several processes: the first tries every seed, since the next meets what one leaves behind."""
-    # Another number of processes shares otherwise, and begins anew.
     of = options.processes
     seeds = [["--seeds", str(options.seeds), "--share", "0/0"]] if options.seeds else []
     sharing = of - len(seeds)
     tasks = seeds + [["--seeds", "0", "--share", f"{share}/{sharing}"] for share in range(sharing)]
     shares = [options.out.with_name(f"{options.out.name}.{number}-of-{of}") for number in range(of)]
     for path in shares:
-        if not path.exists():
-            keep(path, outcomes)
+        if not path.exists():  # another number of processes shares otherwise, and begins anew
+            keep(path, {**{key: value for key, value in outcomes.items() if key != "clean"}, "mutants": []})
     command = [sys.executable, *sys.argv, "--processes", "1"]
     running = [subprocess.Popen([*command, "--out", str(path), *task]) for path, task in zip(shares, tasks)]
     codes = [process.wait() for process in running]

@@ -138,6 +138,7 @@ IN_FLOAT8 = [
     ("tiny", "rowwise"),
     ("tiny-tp2", "tensorwise"),
     ("tiny-pp2", "tensorwise"),
+    pytest.param("tiny-fsdp2-pp2", "tensorwise", marks=[needs(gpus=4)]),
     pytest.param("tiny-fsdp2-pp2", "tensorwise-gathered", marks=[needs(gpus=4)]),
     pytest.param("tiny-tp2-pp2", "tensorwise", marks=[needs(gpus=4)]),
 ]
