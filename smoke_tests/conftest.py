@@ -45,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "every(operators, only, seen, once): one row per implementation and dtype")
     config.addinivalue_line("markers", "long: one of those that take longest")
     config.addinivalue_line("markers", "needs(cuda, sm, gpus, isa): the hardware without which it cannot run")
+    config.option.loadscopereorder = False  # long ones begin first; Python 3.8's pytest-xdist lacks the option for it
     config.stash[MANIFEST] = read_manifest(config.getoption("--manifest"))
     config.pluginmanager.register(Ledger(config), "ledger")
 

@@ -402,6 +402,21 @@ def test_claims_of_one_group_run_in_one_process_and_the_others_anywhere(room: Pl
     assert len(processes["apart"]) == 2
 
 
+def test_the_pytest_of_python_3_8_runs_them_too(room: PlantedRoom, tmp_path: Path) -> None:
+    """What a lock for Python 3.8 pins, older than every other, lacks some options."""
+    pinned = re.findall(r"^(pytest(?:-xdist)?==\S+)", (ROOT / "recipes" / "lock" / "ngc-23.04.txt").read_text(), re.M)
+    older = tmp_path / "older"
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", older, *pinned], check=True)
+    room.plant(GOOD)
+    result = room.run("-n2", PYTHONPATH=str(older))
+    assert result.returncode == 0, result.stderr
+    assert room.claims() == {"test_alpha.py::test_sum": ("proved", "")}
+    asked = "import pytest, xdist; print(f'pytest=={pytest.__version__} pytest-xdist=={xdist.__version__}')"
+    env = {**os.environ, "PYTHONPATH": str(older)}
+    said = subprocess.run([sys.executable, "-c", asked], env=env, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == pinned
+
+
 def test_a_claim_whose_process_dies_is_refuted_and_the_others_run(room: PlantedRoom) -> None:
     dies = 'import os\n@proves("b")\ndef test_b():\n    os._exit(3)\n'
     room.plant(GOOD + dies + '@proves("c")\ndef test_c():\n    pass\n')
