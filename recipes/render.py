@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -324,32 +324,45 @@ def readme(path: Path, blocks: Mapping[str, str]) -> tuple[Path, str]:
     return path, text
 
 
-def every(catalogue: Catalogue) -> Iterator[tuple[Path, str]]:
-    """Every rendered file and the text it should have; claims reach the first, and the others say which are stale."""
-    root = catalogue.root
-    yield root / "smoke_tests" / "training" / "runs.py", runs.module(root)
-    facts = Facts.of(catalogue)
-    yield readme(root / "README.md", blocks(facts))
-    yield readme(root / "smoke_tests" / "README.md", {"mutants": mutants.text(root)})
-    yield compatibility(catalogue)
-    yield ledger(facts)
-    for name in catalogue.targets:
-        yield root / "docker" / f"{name}.Dockerfile", image.dockerfile(plan(catalogue, name))
+def told(root: Path) -> tuple[Path, str]:
+    """The runs as the claims are told them, and the text that file should have."""
+    return root / "smoke_tests" / "training" / "runs.py", runs.module(root)
+
+
+def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
+    """Every rendered file and the text it should have."""
+    root, facts = catalogue.root, Facts.of(catalogue)
+    dockerfiles = [
+        (root / "docker" / f"{name}.Dockerfile", image.dockerfile(plan(catalogue, name))) for name in catalogue.targets
+    ]
+    readmes = [
+        readme(root / "README.md", blocks(facts)),
+        readme(root / "smoke_tests" / "README.md", {"mutants": mutants.text(root)}),
+    ]
+    return [*readmes, compatibility(catalogue), ledger(facts), told(root), *dockerfiles]
 
 
 def write(catalogue: Catalogue) -> int:
     """Write every rendered file that is not current and return 0; the Dockerfile of no target is removed."""
-    texts = {}
-    for path, text in every(catalogue):
-        texts[path] = text
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            write_text(path, text)
-            console.print(f"rendered {path.name}")
+    _write([told(catalogue.root)])  # before the others are made: claims reach it, and they say which of those are stale
+    texts = dict(every(catalogue))
     for path in catalogue.root.glob("docker/*.Dockerfile"):
         if path not in texts:
             path.unlink()
             console.print(f"removed {path.name}")
+    _write(texts.items())
     return 0
+
+
+def _write(texts: Iterable[tuple[Path, str]]) -> None:
+    for path, text in texts:
+        if not _is_current(path, text):
+            write_text(path, text)
+            console.print(f"rendered {path.name}")
+
+
+def _is_current(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text(encoding="utf-8") == text
 
 
 def check(catalogue: Catalogue) -> int:
@@ -358,6 +371,6 @@ def check(catalogue: Catalogue) -> int:
     if stray := next((path for path in catalogue.root.glob("docker/*.Dockerfile") if path not in texts), None):
         raise Refusal(f"{stray.name} is of no target: run `nox -s render` and commit it.")
     for path, text in texts.items():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not _is_current(path, text):
             raise Refusal(f"{path.name} is not what the data and the evidence say: run `nox -s render` and commit it.")
     return 0

@@ -102,7 +102,7 @@ def test_every_package_of_a_target_with_evidence_has_its_smoke_test() -> None:
         assert (ROOT / "smoke_tests" / f"test_{pin.package.module.split('.')[0]}.py").exists(), pin.name
 
 
-def test_what_compiles_by_torch_has_ninja_and_packaging() -> None:
+def test_flash_attention_is_compiled_with_ninja_and_packaging() -> None:
     """flash-attention's parts, as its guide asks; without ninja torch compiles one file after another, for hours."""
     upstream = "https://github.com/Dao-AILab/flash-attention"
     pins = {pin.label: pin for one in PLANS for pin in one.pins if pin.release.repository == upstream}
