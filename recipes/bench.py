@@ -218,6 +218,7 @@ def text(root: Path) -> str:
             by = f"{found} | {goal['arm']} | `{goal['key']}`{unfinished}" if goal["key"] else f"{goal['arm']} | |"
             lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} |")
         parts.append("\n".join(lines))
+        parts += [f"Not reached: {goal['goal']}, {goal['profile']}." for goal in goals(cells) if goal["profile"]]
         for name in PICTURES:
             picture = place.with_name(f"{place.stem}-{name}.svg")
             if (root / picture).exists():
@@ -267,17 +268,41 @@ def share(arm: Row, row: Row) -> float:
 
 
 def goals(cells: list[Row]) -> list[Row]:
-    """What a large GPU, or four, should reach, and the best valid number of these rows for it; 0 where none is."""
+    """What a large GPU, or four, should reach, and the best valid number of these rows for it; 0 where none is.
+
+    "profile" says of one that was not reached where the arm's time went, as far as its row tells.
+    """
     if not cells[0]["run"]["machine"]["gpus"]:
         return []
     several = of(cells, "scaling/")
     wanted = _wanted_of_several(several) if several else []
     wanted += _wanted_of_one(cells) if len(cells) > len(several) else []
-    return [
-        {"goal": goal, "least": least, "found": value, "key": key, "arm": arm, "met": value >= least}
-        for goal, least, found in wanted
-        for value, key, arm in [max(found, default=(0.0, "", "not measured"))]
-    ]
+    arms = {row["key"]: row.get("arms", {}) for row in cells}
+    found = []
+    for goal, least, values in wanted:
+        value, key, arm = max(values, default=(0.0, "", "not measured"))
+        told = _profile(arms.get(key, {}).get(arm, {})) if value < least else ""
+        found.append(
+            {
+                "goal": goal,
+                "least": least,
+                "found": value,
+                "key": key,
+                "arm": arm,
+                "met": value >= least,
+                "profile": told,
+            }
+        )
+    return found
+
+
+def _profile(arm: Row) -> str:
+    """Where a call's time on the GPU went: the kernels that took longest, 1 % and more, as a profiler saw one call."""
+    if not arm.get("kernels"):
+        return ""
+    longest = ", ".join(f"`{name}` {ms:.3g}" for name, ms in arm["kernels"] if ms >= 0.01 * arm["gpu_ms"])
+    moved = " for {:.3g} GB".format(arm["bytes"] / 1e9) if "bytes" in arm else ""
+    return f"of {arm['gpu_ms']:.3g} ms{moved} on the GPU: {longest}"
 
 
 def _gains(cells: list[Row]) -> list[Gain]:

@@ -33,15 +33,24 @@ def operators_run(function: Callable[[], object]) -> Set[str]:
 
 def gpu_kernels_run(function: Callable[[], object]) -> Set[str]:
     """Names of the kernels that a call ran on the GPU, as CUPTI gives them; copies, fills and notes are none."""
+    return set(gpu_times(function))
+
+
+def gpu_times(function: Callable[[], object]) -> Dict[str, float]:
+    """How many ms each of these kernels ran for, all its launches together."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiler:
         torch.empty(1, device="cuda").fill_(0)  # the first kernel may be lost
         torch.cuda.synchronize()
         function()
         torch.cuda.synchronize()
-    on_gpu = (event.name for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA)
-    # Optimizer.step#AdamW.step is a note, {lambda()#1} part of a kernel's name.
-    return {name for name in on_gpu if not name.startswith(("Memcpy", "Memset")) and "#" not in name.partition("(")[0]}
+    times: Dict[str, float] = {}
+    for event in profiler.events():
+        # Optimizer.step#AdamW.step is a note, {lambda()#1} part of a kernel's name.
+        none = event.name.startswith(("Memcpy", "Memset")) or "#" in event.name.partition("(")[0]
+        if event.device_type == torch.autograd.DeviceType.CUDA and not none:
+            times[event.name] = times.get(event.name, 0.0) + event.time_range.elapsed_us() / 1e3
+    return times
 
 
 def cuda_errors() -> List[str]:

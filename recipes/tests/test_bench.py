@@ -97,6 +97,13 @@ def test_what_four_gpus_reach_beside_each_base() -> None:
     ]
 
 
+def test_a_goal_that_is_not_reached_says_where_the_time_went() -> None:
+    run = {**SHARD, "machine": {**SHARD["machine"], "gpus": [{}]}}
+    slow = row(LARGE, fp8=fast(1.25, kernels=[["nvjet_qqtst", 0.5], ["quantize", 0.25]]))
+    goal = bench.goals([{**ROWS.judge(slow, LIMITS), "run": run}])[0]
+    assert (goal["met"], goal["profile"]) == (False, "of 0.8 ms on the GPU: `nvjet_qqtst` 0.5, `quantize` 0.25")
+
+
 # --- what may be believed ---
 
 

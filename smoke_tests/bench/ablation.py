@@ -59,6 +59,7 @@ def step_pairs(releases: Dict[str, str]) -> Dict[str, List[str]]:
     has = best(releases)
     pairs = {"te": ["naive", "fused te graph"], "compiled": ["naive", "fused compiled graph"]}
     pairs["eager"] = ["naive", "fused"]
+    pairs["te-chunked"] = ["naive", "fused te graph, loss chunked"]
     pairs["te-fp8"] = ["fused te graph", "fp8 te.delayed graph"]
     pairs["torchao-fp8"] = ["fused compiled graph", "fp8 torchao.tensorwise compiled graph"]
     return {name: arms for name, arms in pairs.items() if all(arm == "naive" or arm in has for arm in arms)}
@@ -120,6 +121,8 @@ def best(releases: Dict[str, str]) -> Dict[str, Config]:
     if "transformer-engine" in releases:
         te = Config(kernels, layers="transformer-engine", graph=True)
         arms["fused te graph"] = te
+        if version_of_torch() >= (2, 5):
+            arms["fused te graph, loss chunked"] = te._replace(ops={**kernels, "cross_entropy": "chunked"})
         in_fp8 = te._replace(linear="transformer-engine.delayed", base="fused te graph")
         arms["fp8 te.delayed graph"] = in_fp8
         arms["fp8 te.delayed and the head graph"] = in_fp8._replace(head=True)

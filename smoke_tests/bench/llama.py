@@ -116,6 +116,9 @@ def chosen(name: str, column: str, head_size: int) -> Callable[..., torch.Tensor
     return rope.rotate if hasattr(rope, "rotate") else lambda x, *tables: rope(x, 0)
 
 
+CHUNK = 512  # tokens whose logits are held at a time: as few as a product computes at full speed
+
+
 class ChunkedLoss(torch.autograd.Function):  # type: ignore[misc]
     """Cross entropy of x weight^T that holds the logits of `size` tokens at a time; forward makes the gradients."""
 
@@ -255,7 +258,7 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
                 x = block(x, *self.tables) if self.config.layers == "torch" else block(x, rotary_pos_emb=self.tables[0])
             x = self.norm(x).flatten(0, 1)
             if self.loss is None:
-                lost: torch.Tensor = ChunkedLoss.apply(x, self.head.weight, labels.flatten(), 4096)
+                lost: torch.Tensor = ChunkedLoss.apply(x, self.head.weight, labels.flatten(), CHUNK)
                 return lost
             logits = self.head(x)
         loss: torch.Tensor = self.loss(logits, labels.flatten(), -100)

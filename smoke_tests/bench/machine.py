@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
@@ -22,20 +21,16 @@ STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "utilizatio
 SLOWED = {0x8: "slowed by hardware", 0x20: "slowed by heat", 0x40: "slowed by heat", 0x80: "short of power"}
 
 
-def nvidia_smi(*fields: str, gpu: int = 0) -> List[str]:
-    """What the driver's tool says of a GPU, one text per field; [] where there is no such tool or field."""
-    query = ["nvidia-smi", f"--id={gpu}", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [text.strip() for text in answer.stdout.decode().split(",")]
+def told_of(gpu: int, *fields: str) -> List[str]:
+    """What the driver's tool says of one of the GPUs that CUDA may use; [] where there is no such tool or field."""
+    rows = hardware.nvidia_smi(*fields) or []
+    return rows[gpu] if gpu < len(rows) else []
 
 
 def state(gpu: int = 0) -> Dict[str, float]:
     """Clocks (MHz), power (W), temperature (C), utilization (%) and memory in use (MiB) of a GPU, as far as known."""
     known = {}
-    for name, text in zip(STATE, nvidia_smi(*STATE, gpu=gpu)):
+    for name, text in zip(STATE, told_of(gpu, *STATE)):
         try:
             known[name] = float(text)
         except ValueError:  # "[N/A]"
@@ -46,7 +41,7 @@ def state(gpu: int = 0) -> Dict[str, float]:
 def slowed(gpu: int = 0) -> List[str]:
     """Why a GPU runs slower than it should, if it does."""
     for field in ("clocks_event_reasons.active", "clocks_throttle_reasons.active"):  # before driver 535 the second
-        answer = nvidia_smi(field, gpu=gpu)
+        answer = told_of(gpu, field)
         if answer and answer[0].startswith("0x"):
             bits = int(answer[0], 16)
             return sorted({text for bit, text in SLOWED.items() if bits & bit})

@@ -18,6 +18,7 @@ import torch
 import kernels
 from bench.rows import Row, ratio
 
+LONGEST = 4  # kernels of a call that a row names, with the ms of each
 LAUNCHES_MS = 8.0  # a GPU queues some 1024 launches: nobody enqueues more than that many ms ahead
 
 
@@ -195,7 +196,7 @@ def measure(cell: Cell, timer: Timer, effort: Effort) -> Row:
 
 
 def _first_calls(arm: Arm, cuda: bool) -> Row:
-    """What is seen at the first calls of an arm: its numbers, its memory beyond what was there, its FP8 kernels."""
+    """What is seen at the first calls of an arm: its numbers, its memory beyond what was there, its kernels."""
     arm.before()
     result = arm.call()
     checks = arm.check(result) if arm.check else []
@@ -209,10 +210,12 @@ def _first_calls(arm: Arm, cuda: bool) -> Row:
         (arm.ungraphed or arm.call)()
         torch.cuda.synchronize()
         row["peak_mib"] = round((torch.cuda.max_memory_allocated() - held) / 2**20)
+        arm.before()
+        times = kernels.gpu_times(arm.call)
+        longest = sorted(times, key=times.__getitem__, reverse=True)[:LONGEST]
+        row["kernels"] = [[name[:80], shown(times[name])] for name in longest]
         if arm.precision == "fp8":
-            arm.before()
-            products = kernels.products(kernels.gpu_kernels_run(arm.call))
-            row["fp8_kernels"] = sorted(name[:80] for name in products if kernels.FLOAT8.search(name))
+            row["fp8_kernels"] = sorted(name[:80] for name in kernels.products(times) if kernels.FLOAT8.search(name))
     elif arm.precision == "fp8":
         row["fp8_kernels"] = []  # a CPU emulates them
     return row
