@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any, Dict, Iterator
 
 import msamp
@@ -23,6 +24,7 @@ from claims import Elsewhere, needs, proves
 from fused_ops import te_autocast, te_recipe
 from kernels import assert_float8_products
 from test_training import FALL, Run, fall_of, plain_losses, same_run, spread  # noqa: F401  (same_run is a fixture)
+from training import checkpoint, pretrain
 from training.llama import Prepare, Prepared
 
 # Its type, its mantissa, and the largest number that it holds.
@@ -163,3 +165,58 @@ def test_llama_learns(level: str, same_run: Run, measured: Dict[str, Any]) -> No
     measured["loss"], measured["gap"], measured["seeds"] = losses[-1], gaps[len(gaps) // 2], spread(same_run)
     assert fall_of(losses) >= FALL, f"the loss fell by {fall_of(losses):.3f}, less than {FALL}"
     assert measured["gap"] > 0, "this was no FP8"
+
+
+def options_of(precision: str, out: Path, *more: str) -> pretrain.Options:
+    """What the command is asked for: 30 steps of two layers of TinyLlama."""
+    flags = ["--model", "tinyllama-120m", "--layers", "2", "--length", "512", "--warmup", "5", "--steps", "30"]
+    return pretrain.parse([*flags, "--precision", precision, "--out", str(out), *more])
+
+
+@float8_gpu
+@pytest.mark.parametrize("level", msamp.opt_levels)
+@proves(
+    "two layers of TinyLlama pre-train under MS-AMP from the command itself, their loss falling by 3 nats per token or "
+    "more, and the products of a step that goes on from their checkpoint run as FP8 kernels",
+    seed="C05",
+)
+def test_pretrain(level: str, device: str, tmp_path: Path, measured: Dict[str, Any]) -> None:
+    precision = f"ms-amp.{level}"
+    assert pretrain.train(pretrain.start(options_of(precision, tmp_path))[0]) == 0
+    losses = [row["loss"] for row in pretrain.read_log(tmp_path / "log.jsonl")]
+    measured["first"], measured["last"] = losses[0], losses[-1]
+    assert losses[0] - losses[-1] > 3
+    resumed, _ = pretrain.start(options_of(precision, tmp_path, "--resume"))
+    control = pretrain.Run(options_of("bf16", tmp_path))
+    measured.update(assert_float8_products(lambda on: (resumed if on else control).update(30), mixed=True))
+
+
+@float8_gpu
+@pytest.mark.parametrize("level", msamp.opt_levels)
+@proves(
+    "a checkpoint holds what MS-AMP keeps in FP8 and float16, weights, moments and scales, to the last bit, and a step "
+    "that goes on from it has the loss of the run that was never stopped",
+    seed="C05",
+)
+def test_checkpoint(level: str, device: str, tmp_path: Path, measured: Dict[str, Any]) -> None:
+    precision = f"ms-amp.{level}"
+    run, _ = pretrain.start(options_of(precision, tmp_path))
+    for step in range(3):
+        run.update(step)
+    saved = checkpoint.load(run.save())
+    loss = run.update(3)["loss"]  # before the other one is made: all models share the steps of MS-AMP's scales
+    again, _ = pretrain.start(options_of(precision, tmp_path, "--resume"))
+    again.options.out = str(tmp_path / "again")
+    Path(again.options.out).mkdir()
+    held = checkpoint.load(again.save())
+    for part in (lambda content: content["model"], lambda content: content["fp8"], moments_in):
+        torch.testing.assert_close(part(held), part(saved), rtol=0, atol=0)
+    assert again.step == 3
+    measured["apart"] = abs(again.update(3)["loss"] - loss)
+    assert measured["apart"] < 1e-3
+
+
+def moments_in(content: Dict[str, Any]) -> Dict[Any, Any]:
+    """The optimizer's state in a checkpoint, by the number of its parameter."""
+    state: Dict[Any, Any] = content["optimizer"]["state"]
+    return state

@@ -11,6 +11,7 @@ from typing import Any, Dict, Optional
 import torch
 
 from fused_ops import InFp8, version_of_torch
+from training import ms_amp
 from training.precision import inner
 
 FORMAT = 1
@@ -92,15 +93,16 @@ def state_of(model: torch.nn.Module) -> Dict[str, Dict[str, torch.Tensor]]:
 
 def weights_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
     """The weights, by the names that they have in any precision."""
-    return {name: value for name, value in inner(model).state_dict().items() if not name.endswith("_extra_state")}
+    named = inner(model).state_dict().items()
+    return {name: ms_amp.plain(value) for name, value in named if not name.endswith("_extra_state")}
 
 
 def fp8_state_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
-    """The scales and largest magnitudes of Transformer Engine's delayed scaling, by layer; empty in another precision.
+    """The scales and largest magnitudes of delayed scaling, Transformer Engine's or MS-AMP's, by layer; else empty.
 
-    Its own state dict holds them as a pickle, which it refuses to load from 2.18 on; these are tensors.
+    Transformer Engine's state dict holds its own as a pickle, which it refuses to load from 2.18 on; these are tensors.
     """
-    found = {}
+    found = ms_amp.scales_of(inner(model))
     for name, layer in inner(model).named_modules():
         for way in ("scaling_fwd", "scaling_bwd"):
             scaling = getattr(layer, "fp8_meta", {}).get(way)
@@ -112,10 +114,12 @@ def fp8_state_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
 
 def restore(model: torch.nn.Module, content: Dict[str, Any]) -> bool:
     """Load what state_of() gave, in place; whether delayed scaling starts anew, because no scales were saved."""
-    inner(model).load_state_dict(content["model"], strict=False)
+    inner(model).load_state_dict(ms_amp.like(content["model"], inner(model).state_dict()), strict=False)
     differs = set(weights_of(model)) ^ set(content["model"])
     if differs:
         raise CheckpointError(f"the checkpoint is of another model: {min(differs)} is in one of them only")
+    for name, scale in ms_amp.scales_of(inner(model)).items():
+        scale.copy_(content["fp8"][name])
     if not isinstance(model, InFp8) or not type(model.recipe).__name__.startswith("Delayed"):
         return False
     for name, layer in inner(model).named_modules():

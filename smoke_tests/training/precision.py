@@ -2,7 +2,7 @@
 
 A precision is "float32", "bf16", "fp8" (Transformer Engine's delayed scaling), a column of the table's linear layers
 ("torchao.tensorwise", "transformer-engine.current"), or "e8m3" to "e8m6": bfloat16 with that many bits of mantissa.
-The head always stays in high precision.
+The head always stays in high precision. MS-AMP, whose weights and optimizer are others as well, is in ms_amp.py.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import json
 import math
 import os
@@ -27,7 +28,7 @@ import torch
 import hardware
 from claims import holds
 from fused_ops import OPERATORS, operator
-from training import checkpoint, deepspeed_config, plot
+from training import checkpoint, deepspeed_config, ms_amp, plot
 from training.decoder import NAIVE, Decoder
 from training.guard import Guard
 from training.models import MODELS, Model, operations_per_token, parameters_of
@@ -66,7 +67,11 @@ class Options:
     """What a run is asked for; each field is a flag."""
 
     model: str = flag("tiny", "which model", choices=list(MODELS))
-    precision: str = flag("bf16", "of the linear layers; fp8 is transformer-engine.delayed", choices=PRECISIONS)
+    precision: str = flag(
+        "bf16",
+        "of the linear layers; fp8 is transformer-engine.delayed",
+        choices=(*PRECISIONS, *ms_amp.PRECISIONS),
+    )
     ops: str = flag("fused", "naive, fused, or pairs: attention=flash-attn,rope=torch (the rest stays fused)")
     batch_size: int = flag(8, "windows of a forward pass", least=1)
     gradient_accumulation_steps: int = flag(1, "forward passes of a step", least=1)
@@ -159,6 +164,20 @@ def columns_of(ops: str, cuda: bool, head_size: int) -> Dict[str, str]:
     return chosen
 
 
+def refuse_with_ms_amp(options: Options, on_gpu: bool) -> None:
+    """Refused says what keeps a run from being made with MS-AMP."""
+    asked = f"--precision {options.precision}"
+    for name, why in ms_amp.WITHOUT.items():
+        if getattr(options, name):
+            raise Refused(f"--{name} and {asked} do not go together: {why}")
+    if "adamw=" in options.ops:
+        raise Refused(f"--ops: {asked} has an AdamW of its own")
+    if importlib.util.find_spec("msamp") is None:
+        raise Refused(f"{asked} needs the package ms-amp, which is not installed here")
+    if not on_gpu or torch.cuda.get_device_capability() < (8, 9):  # on an older one MS-AMP computes without FP8
+        raise Refused(f"{asked} needs a GPU with FP8")
+
+
 class Run:
     """A model in training: its weights, its optimizer and the text, at one step."""
 
@@ -170,6 +189,9 @@ class Run:
         self.on_gpu = self.device == "cuda"
         if self.on_gpu and not cuda:
             raise Refused("--device cuda: torch finds no GPU here")
+        self.in_ms_amp = options.precision in ms_amp.PRECISIONS
+        if self.in_ms_amp:
+            refuse_with_ms_amp(options, self.on_gpu)
         if column_of(options.precision).startswith("transformer-engine") and not self.on_gpu:
             raise Refused(f"--precision {options.precision} needs a GPU; torchao.tensorwise is emulated on a CPU")
         if options.graphs and (not self.on_gpu or options.precision in CUT):
@@ -194,15 +216,21 @@ class Run:
             decoder = Decoder(self.data, self.columns, torch.bfloat16 if self.half else torch.float32)
         if options.recompute:
             decoder.recompute = _recomputing(options.precision)
-        self.model = convert(decoder, options.precision)
+        self.model = decoder if self.in_ms_amp else convert(decoder, options.precision)
         if options.compile:
             for block in inner(self.model).blocks:
                 block.forward = torch.compile(block.forward)
         matrices = [parameter for parameter in self.model.parameters() if parameter.dim() > 1]
         vectors = [parameter for parameter in self.model.parameters() if parameter.dim() == 1]
-        settings = {"lr": options.learning_rate, "betas": (options.beta1, options.beta2), "eps": options.eps}
-        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = operator("adamw", self.columns["adamw"])(groups, weight_decay=options.weight_decay, **settings)
+        settings: Dict[str, Any] = {"lr": options.learning_rate, "betas": (options.beta1, options.beta2)}
+        settings.update(eps=options.eps, weight_decay=options.weight_decay)
+        groups: List[Dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        self.clip_grad_norm: Callable[..., Any] = torch.nn.utils.clip_grad_norm_
+        if self.in_ms_amp:
+            self.columns["adamw"], self.clip_grad_norm = options.precision, ms_amp.clip_grad_norm_
+            self.model, self.optimizer = ms_amp.prepared(decoder, groups, options.precision, **settings)
+        else:
+            self.optimizer = operator("adamw", self.columns["adamw"])(groups, **settings)
         self.step = 0  # how many are done
         self._graph: Any = None
 
@@ -217,7 +245,7 @@ class Run:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss = self.gradients(step)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip or math.inf))
+        norm = float(self.clip_grad_norm(self.model.parameters(), self.options.clip or math.inf))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NotFinite(
                 f"step {step}: the loss is {loss:.4g}, the gradient's norm {norm:.4g}; {self.culprit(step)}"
@@ -301,13 +329,15 @@ class Run:
             for hook in hooks:
                 hook.remove()
         for name, parameter in inner(self.model).named_parameters():
-            if not found and parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+            gradient = parameter.grad
+            if not found and gradient is not None and not bool(torch.isfinite(ms_amp.plain(gradient)).all()):
                 found.append(f"the first gradient that is not finite is that of {name}")
         return found[0] if found else "computed again, everything is finite"
 
     def loudest(self) -> str:
         """The parameter with the largest share of the gradient's norm."""
-        norms = {n: float(p.grad.norm()) ** 2 for n, p in inner(self.model).named_parameters() if p.grad is not None}
+        named = ((name, parameter.grad) for name, parameter in inner(self.model).named_parameters())
+        norms = {name: float(ms_amp.plain(grad).norm()) ** 2 for name, grad in named if grad is not None}
         name = max(norms, key=lambda name: norms[name])
         return "{}, {:.0%} of the gradient's square".format(name, norms[name] / max(sum(norms.values()), 1e-30))
 
@@ -318,7 +348,7 @@ class Run:
         options = dataclasses.asdict(self.options)
         content = {
             **checkpoint.state_of(self.model),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": ms_amp.packed(self.optimizer) if self.in_ms_amp else self.optimizer.state_dict(),
             "random": checkpoint.random_state(),
             "options": {**options, "data": list(self.options.data)},
             "text": self.text.identity(),
@@ -332,12 +362,14 @@ class Run:
         for field in dataclasses.fields(Options):
             now = getattr(self.options, field.name)
             before = had.get(field.name, field.default)
-            if field.name not in FREE and before != now:
+            fixed = field.name == "precision" and {before, now} & set(ms_amp.PRECISIONS)  # its optimizer is another
+            if (fixed or field.name not in FREE) and before != now:
                 raise Refused(f"--resume: {path} was made with {_name(field)} {before}, now it is {now}")
         if content["text"] != self.text.identity():
             raise Refused(f"--resume: {path} was made with another text")
         anew = checkpoint.restore(self.model, content)
-        self.optimizer.load_state_dict(content["optimizer"])
+        moments = content["optimizer"]
+        self.optimizer.load_state_dict(ms_amp.unpacked(moments) if self.in_ms_amp else moments)
         checkpoint.restore_random_state(content["random"])
         self.step = content["step"]
         return "its FP8 scales start anew" if anew else ""
