@@ -22,7 +22,9 @@ def forward_and_backward(
     """The output of an operator run on a device, and the gradient of each input for this gradient of the output."""
     leaves = [torch.nn.Parameter(tensor.detach().to(device, copy=True)) for tensor in inputs]
     output = operator(*leaves)
-    output.backward(gradient.to(output))
+    given = gradient.to(output, copy=True)
+    output.backward(given)
+    assert torch.equal(given, gradient.to(output)), "the gradient of the output is written over"  # others read it, too
     return [output.detach().cpu()] + [leaf.grad.cpu() for leaf in leaves if leaf.grad is not None]
 
 
@@ -93,8 +95,9 @@ def assert_as_in_float64(
 def scatter(count: float) -> float:
     """How far, as a share of itself, a root mean square of so many rounding errors may be from what it is of many.
 
-    Such errors are uniform: their squares scatter by 2 / sqrt(5) of their mean, and the root of their mean by half of
-    that over sqrt(count). This is four times as much.
+    Errors of one rounding of numbers of one size are uniform: their squares scatter by 2 / sqrt(5) of their mean, and
+    the root of their mean by half of that over sqrt(count), of which this is four times as much. Normal numbers, whose
+    spacings differ, scatter about twice as far.
     """
     return 1.8 / math.sqrt(max(1.0, count))
 
@@ -103,10 +106,10 @@ def ceiling(dtype: torch.dtype, roundings: int, count: float = math.inf) -> floa
     """The greatest relative error of so many numbers after so many independent roundings to dtype.
 
     float32 also accumulates in float32: there the 64 or so terms of a sum each count as one more. Of few numbers it is
-    greater by `scatter`, up to where each of them errs by the most that a uniform error can be, sqrt(3) of its mean.
+    greater by `scatter`.
     """
     most = rounding_noise(MANTISSA[dtype])[1] * math.sqrt(64 * roundings if dtype is torch.float32 else roundings)
-    return most * min(math.sqrt(3), 1 + scatter(count))
+    return most * (1 + scatter(count))
 
 
 def assert_rope_as_in_float64(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import os
 import platform
 import re
 import subprocess
@@ -91,14 +92,28 @@ def _gpus() -> Tuple[Tuple[Gpu, ...], str]:
 
     The driver comes first so that a torch that cannot see its GPU does not turn a GPU machine into a CPU machine.
     """
-    query = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total,driver_version", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
+    rows = nvidia_smi("name", "compute_cap", "memory.total", "driver_version")
+    if rows is None:
         return _torch_gpus(), ""
-    rows: List[List[str]] = list(csv.reader(answer.stdout.decode().splitlines(), skipinitialspace=True))
     gpus = [Gpu(name, _capability(capability), int(float(memory))) for name, capability, memory, _ in rows]
     return tuple(gpus), rows[0][3] if rows else ""
+
+
+def nvidia_smi(*fields: str) -> Optional[List[List[str]]]:
+    """What the driver's tool says of each GPU that CUDA may use, one text per field; None where it says nothing."""
+    query = ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        answer = subprocess.run(
+            query + ([f"--id={chosen}"] if chosen else []),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return list(csv.reader(answer.stdout.decode().splitlines(), skipinitialspace=True))
 
 
 def _capability(text: str) -> Tuple[int, int]:

@@ -23,7 +23,7 @@ def test_other_head_sizes_are_refused(size: int, device: str, measured: Dict[str
 
 @needs(sm=(8, 0))
 @pytest.mark.parametrize("size", [24, 72, 256])
-@proves("a release before 2.8 refuses a head size without kernels in the same sentence", since="2.3", until="2.8")
+@proves("a release before 2.8 refuses a head size without kernels in the same sentence", since="2.1", until="2.8")
 def test_older_releases_refuse_them_too(size: int, device: str, measured: Dict[str, Any]) -> None:
     test_other_head_sizes_are_refused(size, device, measured)
 

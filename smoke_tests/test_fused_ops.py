@@ -334,6 +334,20 @@ def assert_ran(found: Set[str], pattern: str, when: str) -> str:
     return named[0]
 
 
+@every("linear")
+@proves("of a model each Linear but those kept is another in its place, with its weights and no more", package="torch")
+def test_linear_takes_the_place(column: str, dtype: torch.dtype, device: str) -> None:
+    inner = torch.nn.Sequential(torch.nn.Linear(32, 48, bias=False), torch.nn.Linear(48, 32))
+    model = torch.nn.Sequential(torch.nn.Linear(32, 32), inner).to(device, dtype)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    operator("linear", column)(model, lambda name: name == "1.1")
+    plain = {name for name, layer in model.named_modules() if type(layer) is torch.nn.Linear}
+    assert plain == {"1.1"}
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
 @needs(cuda=True)
 @every("attention", "rms_norm", "add_rms_norm", "cross_entropy", "linear_cross_entropy", "swiglu", "mlp", seen=True)
 @proves("an operator runs the fused kernel of its own implementation, forward and backward", package="torch")

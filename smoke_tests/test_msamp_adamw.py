@@ -14,7 +14,8 @@ from claims import needs, proves
 
 @needs(sm=(8, 9))
 @proves(
-    "a first step is that of AdamW in float32, and leaves moments with the noise of FP8 and of float16",
+    "a first step is that of AdamW in float32, and leaves moments that, divided by their scales, carry the noise of "
+    "FP8 and of float16",
     seed="C24",
 )
 def test_first_step(device: str, measured: Dict[str, Any]) -> None:
@@ -32,6 +33,7 @@ def test_first_step(device: str, measured: Dict[str, Any]) -> None:
         "exp_avg_sq": ((1 - beta2) * gradient**2, MANTISSA[torch.float16]),
     }
     for name, (true, mantissa) in moments.items():
-        # The step sets the scale only, and reads nothing but that: without this, float() would use an older inverse.
+        # Of scale and scale_inv a step sets the first alone, and the next one divides by it; float() multiplies by
+        # scale_inv, still that of the zeros with which it began.
         state[name].meta.scale_inv.fill_(1 / state[name].meta.scale)
         measured[name] = assert_rounded_like(state[name].float().cpu(), true.double(), *rounding_noise(mantissa))

@@ -29,12 +29,14 @@ def recipe_of(column: str) -> str:
     return column.partition(".")[2]
 
 
-def layers(column: str, dtype: torch.dtype, device: str) -> Tuple[torch.nn.Module, torch.nn.Module]:
-    """A float8 linear layer [OUTPUTS, FEATURES] with bias on a device, and the same layer in float64."""
-    plain = torch.nn.Sequential(torch.nn.Linear(FEATURES, OUTPUTS, dtype=dtype))
+def layers(
+    column: str, dtype: torch.dtype, device: str, outputs: int = OUTPUTS
+) -> Tuple[torch.nn.Module, torch.nn.Module]:
+    """A float8 linear layer [outputs, FEATURES] with bias on a device, and the same layer in float64."""
+    plain = torch.nn.Sequential(torch.nn.Linear(FEATURES, outputs, dtype=dtype))
     plain[0].weight.data.normal_()
     plain[0].bias.data.normal_()
-    truth = torch.nn.Linear(FEATURES, OUTPUTS, dtype=torch.float64)
+    truth = torch.nn.Linear(FEATURES, outputs, dtype=torch.float64)
     truth.load_state_dict(plain[0].state_dict())
     layer = operator("linear", column)(plain.to(device), lambda name: False)[0]
     assert type(layer).__name__ == "Float8Linear"
@@ -57,7 +59,7 @@ def assert_noise_of(
     column: str, layer: torch.nn.Module, truth: torch.nn.Module, x: torch.Tensor, measured: Dict[str, Any]
 ) -> None:
     """Assert that each result of layer(x) carries exactly the float8 noise that the recipe gives it."""
-    gradient = torch.randn(*x.shape[:-1], OUTPUTS).to(x)
+    gradient = torch.randn(*x.shape[:-1], layer.out_features).to(x)
     found, true = run(layer, x, gradient), run(truth, x, gradient)
     # float32 sums of up to 144 terms stay under 2^-20; what stays in high precision must, too.
     plain = 2.0**-20 if x.dtype is torch.float32 else bounds.ceiling(x.dtype, 3)
@@ -70,8 +72,9 @@ def assert_noise_of(
 @every_recipe
 @proves("a float8 Linear's output and its input, weight and bias gradients carry the noise of the recipe, no less")
 def test_linear(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
-    layer, truth = layers(column, dtype, device)
-    assert_noise_of(column, layer, truth, torch.randn(7, ROWS // 7, FEATURES).to(dtype), measured)
+    for outputs in (FEATURES, OUTPUTS):  # square as well: there a transposed gradient has the right shape
+        layer, truth = layers(column, dtype, device, outputs)
+        assert_noise_of(column, layer, truth, torch.randn(7, ROWS // 7, FEATURES).to(dtype), measured)
 
 
 @every_recipe
