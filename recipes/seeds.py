@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -144,11 +145,24 @@ def _proved(root: Path, statement: Statement, name: str) -> Answer:
     return Answer(statement, f"proved on {proof.told(one)}" if proof.ran(one) else "", link)
 
 
+def ends(root: Path, place: str, report: dict[str, Any]) -> dict[str, float]:
+    """Where each arm ended: its mean loss (nats per token) over the last steps, as many as the report smooths over."""
+    losses: dict[str, list[float]] = {}
+    for line in (root / f"{place}.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        losses.setdefault(row["arm"], []).extend(row["loss"][-report["window"] :])
+    return {arm: statistics.mean(last) for arm, last in losses.items()}
+
+
 def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
-    for target, machine, model, _, report in trainings(root):
-        arm = report["arms"].get(statement.parity, {})
+    for target, machine, model, place, report in trainings(root):
+        arm, first = report["arms"].get(statement.parity, {}), report["reference"]
         if "interval" in arm:
             yield Answer(statement, f"{above(arm)} nats per token, {model}", f"{target}, {machine}")
+        elif arm:
+            last = ends(root, place, report)
+            told = f"ends at {last[str(statement.parity)]:.3f} nats per token, {first} at {last[first]:.3f}"
+            yield Answer(statement, f"{told}; {arm['spikes'] or 'no'} spikes, {model}", f"{target}, {machine}")
 
 
 def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[Answer]:
