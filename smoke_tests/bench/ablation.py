@@ -37,6 +37,7 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
         found = [("graphed", 8, best(releases)), ("eager", 2, eager(releases, cuda))]
         found += [("without", 2, without(releases)), ("compiled", 2, compiled(releases, cuda))]
         found += [("fp8", 8, fp8(releases)), ("loss", 8, losses(releases))]
+        found += [("layout", 8, layouts(releases))] if "transformer-engine" in releases else []
         found = [("quick", 2, short(releases))] if quick else found
     made = []
     for name, batch, configs in found:
@@ -132,6 +133,7 @@ def best(releases: Dict[str, str]) -> Dict[str, Config]:
 def short(releases: Dict[str, str]) -> Dict[str, Config]:
     """Naive, fused, and what FP8 adds, without anything that has to be compiled."""
     graphs = {name: config for name, config in best(releases).items() if config.graph and not config.compile}
+    graphs = {name: config for name, config in graphs.items() if config.ops["cross_entropy"] != "chunked"}  # compiles
     return {"naive": naive(), **graphs}
 
 
@@ -163,6 +165,12 @@ def losses(releases: Dict[str, str]) -> Dict[str, Config]:
             {**ops, "cross_entropy": kernels}, compile="blocks", graph=True
         ),
     }
+
+
+def layouts(releases: Dict[str, str]) -> Dict[str, Config]:
+    """Transformer Engine's layers with the batch first, as all others have it, and with the sequence first (B01)."""
+    te = best(releases)["fused te graph"]
+    return {"fused te graph": te, "fused te graph, sequence first": te._replace(sequence_first=True)}
 
 
 def precision_of(config: Config) -> str:

@@ -37,8 +37,8 @@ class Config(NamedTuple):
     once), or a column of the table. layers: "torch" (the classes below) or "transformer-engine" (te.TransformerLayer).
     linear: the table's column for the projections, with head = the head's too. weights: "float32" (the products are
     autocast) or "bfloat16". merged: query, key and value, and gate and up, are one projection each. compile: "",
-    "blocks" (each block by itself, compiled once). graph: forward and backward are one CUDA graph. base: the arm that
-    it is compared with, else the first.
+    "blocks" (each block by itself, compiled once). graph: forward and backward are one CUDA graph. sequence_first:
+    te.TransformerLayer gets [l, b, f], in place of [b, l, f]. base: the arm that it is compared with, else the first.
     """
 
     ops: Dict[str, str]
@@ -49,6 +49,7 @@ class Config(NamedTuple):
     merged: bool = True
     compile: str = ""
     graph: bool = False
+    sequence_first: bool = False
     base: str = ""
 
 
@@ -237,7 +238,8 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
         layer: torch.nn.Module = te.TransformerLayer(
             shape.width, shape.hidden, shape.heads, num_gqa_groups=shape.kv_heads, hidden_dropout=0.0, bias=False,
             attention_dropout=0.0, fuse_qkv_params=True, self_attn_mask_type="causal", normalization="RMSNorm",
-            activation="swiglu", attn_input_format="bshd", kv_channels=shape.head_size, params_dtype=torch.bfloat16,
+            activation="swiglu", attn_input_format="sbhd" if config.sequence_first else "bshd",
+            kv_channels=shape.head_size, params_dtype=torch.bfloat16,
         )  # fmt: skip
         return layer
 
@@ -252,6 +254,8 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
             self.tables = (at(torch.cat([angle, angle], dim=-1)).float()[:, None, None],)
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if self.config.sequence_first:
+            tokens, labels = tokens.t(), labels.t()
         with self.precision():
             x = self.embedding(tokens)
             for block in self.blocks:
