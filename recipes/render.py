@@ -64,14 +64,15 @@ def _parity(facts: Facts) -> str:
     for target, machine, model, place, report in seeds.trainings(facts.root):
         curves = f"[{model}]({place}.jsonl), [plot]({place}.svg)"
         for arm, found in report["arms"].items():
-            if arm == report["reference"]:
+            first = found.get("beside", report["reference"])
+            if arm == first:
                 continue
             if "gap" in found:
                 ratio, higher = f"{found['gap']:.3f} of {found['spread']:.3f}: {found['ratio']:.2f}", seeds.above(found)
             else:  # one seed has no spread
                 last = seeds.ends(facts.root, place, report)
-                ratio, higher = "", f"{last[arm] - last[report['reference']]:+.4f}, at the end"
-            sides, count = f"{arm} beside {report['reference']}", str(len(found["seeds"]))
+                ratio, higher = "", f"{last[arm] - last[first]:+.4f}, at the end"
+            sides, count = f"{arm} beside {first}", str(len(found["seeds"]))
             rows.append([f"`{target}`, {machine}", curves, sides, count, ratio, higher])
     header = "Where|Curves|Runs|Seeds|Largest gap of the seeds' spread|Above, nats per token (95 %)"
     return _rows(header, rows) if rows else "Nothing trained on a GPU is committed yet."

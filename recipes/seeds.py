@@ -156,7 +156,8 @@ def ends(root: Path, place: str, report: dict[str, Any]) -> dict[str, float]:
 
 def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
     for target, machine, model, place, report in trainings(root):
-        arm, first = report["arms"].get(statement.parity, {}), report["reference"]
+        arm = report["arms"].get(statement.parity, {})
+        first = arm.get("beside", report["reference"])
         if "interval" in arm:
             yield Answer(statement, f"{above(arm)} nats per token, {model}", f"{target}, {machine}")
         elif arm:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from recipes import bench, seeds
+from recipes import bench, render, seeds
 from recipes.model import ROOT, Refusal
 from recipes.seeds import Statement
 from recipes.tests.conftest import Checkout
@@ -51,6 +54,27 @@ def test_what_is_not_valid_or_not_measured_answers_nothing() -> None:
     assert found(said([SLOW, FAST], rising=True), slow, invalid) == []
     assert found(said(over="slower"), slow) == []
     assert found(said(["models/*"]), slow) == []
+
+
+def test_arms_of_one_seed_are_compared_where_they_end(tmp_path: Path) -> None:
+    """With the arm that each was trained beside; more seeds have an interval."""
+    folder = tmp_path / "smoke_tests" / "evidence" / "training"
+    folder.mkdir(parents=True)
+    ends = {"bf16": 1.0, "e8m3": 1.25, "bf16@2": 3.0, "e8m3@2": 3.5}
+    rows = [{"arm": name, "seed": 0, "loss": [9.0, end - 0.125, end + 0.125]} for name, end in ends.items()]
+    (folder / "cpu--x86-64--tiny.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    arms = {name: {"beside": "bf16" + name[4:], "seeds": [0], "spikes": 0} for name in ends}
+    report = {"reference": "bf16", "window": 2, "arms": arms}
+    (folder / "cpu--x86-64--tiny.json").write_text(json.dumps(report))
+
+    (answer,) = seeds._compared(tmp_path, Statement(seeds=["C06"], says="it diverges", parity="e8m3@2"))
+    assert answer.found == "ends at 3.500 nats per token, bf16@2 at 3.000; no spikes, tiny"
+    facts = SimpleNamespace(root=tmp_path)
+    lines = [line for line in render._parity(facts).splitlines() if " beside " in line]  # type: ignore[arg-type]
+    assert [line.split(" | ")[2:] for line in lines] == [
+        ["e8m3 beside bf16", "1", "", "+0.2500, at the end |"],
+        ["e8m3@2 beside bf16@2", "1", "", "+0.5000, at the end |"],
+    ]
 
 
 def test_a_time_that_the_host_sets_is_said_to_be_that() -> None:
