@@ -212,13 +212,14 @@ def text(root: Path) -> str:
         parts.append(f"`{runs[0]['target']}` on {runs[0]['machine']['name']} ([rows]({place})):")
         missing = {row["key"] for row in cells if row.get("unfinished")}  # some arms of it
         lines = ["| Goal | At least | Found | By | Measured in |", "|---|---|---|---|---|"]
-        for goal in goals(cells):
+        wanted = goals(cells)
+        for goal in wanted:
             found = f"**{goal['found']:.3g}**" if goal["met"] else f"{goal['found']:.4g}, not reached"
             unfinished = ", unfinished" if goal["key"] in missing else ""
             by = f"{found} | {goal['arm']} | `{goal['key']}`{unfinished}" if goal["key"] else f"{goal['arm']} | |"
             lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} |")
         parts.append("\n".join(lines))
-        parts += [f"Not reached: {goal['goal']}, {goal['profile']}." for goal in goals(cells) if goal["profile"]]
+        parts += [f"Not reached: {goal['goal']}, {goal['profile']}." for goal in wanted if goal["profile"]]
         for name in PICTURES:
             picture = place.with_name(f"{place.stem}-{name}.svg")
             if (root / picture).exists():

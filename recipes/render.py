@@ -62,7 +62,7 @@ def _parity(facts: Facts) -> str:
     """How far training in other precisions ends from bfloat16: what smoke_tests/training/parity.py reported."""
     rows = []
     for target, machine, model, place, report in seeds.trainings(facts.root):
-        curves = f"[{model}]({place}.jsonl), [plot]({place}.svg)"
+        curves, last = f"[{model}]({place}.jsonl), [plot]({place}.svg)", seeds.ends(facts.root, place, report)
         for arm, found in report["arms"].items():
             first = found.get("beside", report["reference"])
             if arm == first:
@@ -70,7 +70,6 @@ def _parity(facts: Facts) -> str:
             if "gap" in found:
                 ratio, higher = f"{found['gap']:.3f} of {found['spread']:.3f}: {found['ratio']:.2f}", seeds.above(found)
             else:  # one seed has no spread
-                last = seeds.ends(facts.root, place, report)
                 ratio, higher = "", f"{last[arm] - last[first]:+.4f}, at the end"
             sides, count = f"{arm} beside {first}", str(len(found["seeds"]))
             rows.append([f"`{target}`, {machine}", curves, sides, count, ratio, higher])
