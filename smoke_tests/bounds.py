@@ -13,7 +13,10 @@ import references
 # Bits of the mantissa without the implied one: the spacing of values in [1, 2) is 2^-bits.
 E4M3, E5M2 = 3, 2
 MANTISSA = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}
-SLOPE = 0.004  # a fifth of a scale that is 2 % off, and ten times what is left of fp8 noise in the slope of a product
+# How far the slope of a product may be from what rounding leaves of 1: two fifths of a scale that is 2 % off. Simulated
+# 6,000 times, the slope of an e5m2 product of 112 x 144 x 80 normal numbers was up to 0.0065 away, mostly by where its
+# scale puts the cells.
+SLOPE = 0.008
 
 
 def forward_and_backward(
@@ -59,15 +62,23 @@ def rounding_noise(*mantissas: int) -> Tuple[float, float]:
 def assert_rounded_like(found: torch.Tensor, truth: torch.Tensor, floor: float, ceiling: float) -> float:
     """Assert that the relative error lies between the bounds and that the slope is 1; returns the error.
 
-    The slope finds what hides inside the noise of eight bits, such as a scale that is 2 % off. Rounding to the
-    nearest tilts it by up to the square of the error, because cells are flat and what is rounded is not.
+    The slope finds what hides inside the noise of eight bits, such as a scale that is 2 % off.
     """
     assert found.shape == truth.shape, f"shape {tuple(found.shape)} instead of {tuple(truth.shape)}"
-    error, factor = relative_error(found, truth), slope(found, truth)
+    error = relative_error(found, truth)
     assert error <= ceiling, f"relative error {error:.3g} is above {ceiling:.3g}"
     assert error >= floor, f"relative error {error:.3g} is below {floor:.3g}: not in this format"
-    assert abs(factor - 1) <= SLOPE + error**2, f"slope {factor:.5f} against float64"
+    assert_slope_1(found, truth)
     return error
+
+
+def assert_slope_1(found: torch.Tensor, truth: torch.Tensor) -> None:
+    """Assert that the slope is 1, less what rounding to the nearest takes, the square of the error.
+
+    A rounded number stands for its cell: what the cell's numbers differ from it by is in their squares alone.
+    """
+    factor, error = slope(found, truth), relative_error(found, truth)
+    assert abs(factor + error**2 - 1) <= SLOPE, f"slope {factor:.5f} with noise {error:.3g}"
 
 
 def assert_as_in_float64(

@@ -9,7 +9,7 @@ import platform
 import re
 import subprocess
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 # The vector and matrix features on which compiled kernels depend, in the spelling of /proc/cpuinfo.
 ISA = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve")
@@ -101,19 +101,25 @@ def _gpus() -> Tuple[Tuple[Gpu, ...], str]:
 
 def nvidia_smi(*fields: str) -> Optional[List[List[str]]]:
     """What the driver's tool says of each GPU that CUDA may use, one text per field; None where it says nothing."""
-    query = ["nvidia-smi", "--query-gpu=" + ",".join(fields), "--format=csv,noheader,nounits"]
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    query = ["nvidia-smi", "--query-gpu=" + ",".join(("index", "uuid", *fields)), "--format=csv,noheader,nounits"]
     try:
-        answer = subprocess.run(
-            query + ([f"--id={chosen}"] if chosen else []),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=30,
-            check=True,
-        )
+        answer = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return list(csv.reader(answer.stdout.decode().splitlines(), skipinitialspace=True))
+    rows: List[List[str]] = list(csv.reader(answer.stdout.decode().splitlines(), skipinitialspace=True))
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None and "MIG" in chosen:  # parts of a GPU, which only CUDA can tell of
+        return None
+    return [row[2:] for row in (rows if chosen is None else _chosen(rows, chosen.split(",")))]
+
+
+def _chosen(rows: List[List[str]], names: List[str]) -> Iterator[List[str]]:
+    """The GPUs of these indices or beginnings of UUIDs, in this order; like CUDA's, up to the first that is none."""
+    for name in (name.strip() for name in names):
+        found = [row for row in rows if name and (row[0] == name or row[1].startswith(name))]
+        if not found:
+            return
+        yield found[0]
 
 
 def _capability(text: str) -> Tuple[int, int]:

@@ -521,17 +521,11 @@ def hardware() -> ModuleType:
 
 
 def fake_nvidia_smi(folder: Path, *rows: str) -> None:
-    """An nvidia-smi that lists these GPUs, or those of --id=N,M."""
+    """An nvidia-smi that lists these GPUs."""
     folder.mkdir()
     script = folder / "nvidia-smi"
-    script.write_text(
-        f"""#!{sys.executable}
-import sys
-rows = {rows!r}
-ids = [word[5:].split(",") for word in sys.argv if word.startswith("--id=")]
-print(*[rows[int(one)] for one in ids[0]] if ids else rows, sep="\\n")
-"""
-    )
+    lines = [f"{index}, GPU-{index}{index}aa, {row}" for index, row in enumerate(rows)]
+    script.write_text("#!/bin/sh\ncat <<'END'\n{}\nEND\n".format("\n".join(lines)))
     script.chmod(0o755)
 
 
@@ -564,11 +558,17 @@ def test_gpus_are_listed_as_the_driver_lists_them(tmp_path: Path, monkeypatch: p
     assert machine.unmet(cuda=True, sm=(0, 0), gpus=4, isa="") == "needs 4 GPUs, this machine has 2"
 
 
-def test_gpus_that_cuda_must_not_use_are_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_nvidia_smi(tmp_path / "bin", "NVIDIA A100, 8.0, 81920, 580.1", "NVIDIA H200, 9.0, 143771, 580.1")
+@pytest.mark.parametrize(
+    ("chosen", "seen"),
+    [("1", ["H200"]), ("1,0", ["H200", "A100"]), ("GPU-11", ["H200"]), ("0,-1,1", ["A100"]), ("", []), ("-1", [])],
+)
+def test_gpus_that_cuda_must_not_use_are_not_looked_at(
+    chosen: str, seen: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvidia_smi(tmp_path / "bin", "A100, 8.0, 81920, 580.1", "H200, 9.0, 143771, 580.1")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert [gpu.name for gpu in hardware().probe().gpus] == ["NVIDIA H200"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert [gpu.name for gpu in hardware().probe().gpus] == seen
 
 
 @pytest.mark.parametrize(("needed", "unmet"), [("570", False), ("570.124", False), ("580", True), ("", False)])

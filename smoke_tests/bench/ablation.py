@@ -132,9 +132,12 @@ def best(releases: Dict[str, str]) -> Dict[str, Config]:
 
 def short(releases: Dict[str, str]) -> Dict[str, Config]:
     """Naive, fused, and what FP8 adds, without anything that has to be compiled."""
-    graphs = {name: config for name, config in best(releases).items() if config.graph and not config.compile}
-    graphs = {name: config for name, config in graphs.items() if config.ops["cross_entropy"] != "chunked"}  # compiles
-    return {"naive": naive(), **graphs}
+    ready = {
+        name: config
+        for name, config in best(releases).items()
+        if config.graph and not config.compile and config.ops["cross_entropy"] != "chunked"  # which compiles too
+    }
+    return {"naive": naive(), **ready}
 
 
 def fp8(releases: Dict[str, str]) -> Dict[str, Config]:

@@ -6,7 +6,6 @@ from typing import Any, Dict
 
 import torch
 
-from training import ms_amp
 from training.precision import column_of
 
 
@@ -18,8 +17,6 @@ def bytes_per_parameter(precision: str, weights: str = "float32", moments: str =
     MS-AMP chooses all of them itself.
     Seed 001's 10 bytes are bfloat16 weights and float32 moments, without the gradients: 2 + 8.
     """
-    if precision in ms_amp.PRECISIONS:  # float16 and FP8, at O2 for the moments too; the copy is the weight's in FP8
-        return {"weights": 2.0, "gradients": 1.0, "moments": 3.0 if precision.endswith("O2") else 8.0, "copies": 1.0}
     one, two = (float(torch.empty((), dtype=getattr(torch, dtype)).element_size()) for dtype in (weights, moments))
     column, copies = column_of(precision), 0.0  # torchao casts a weight where it is used, forward and backward
     if column.startswith("transformer-engine"):

@@ -17,7 +17,7 @@ PRECISIONS = ("ms-amp.O1", "ms-amp.O2")
 WITHOUT = {
     "recompute": "its layers keep their inputs all the same",
     "compile": "its weights are no tensors of torch",
-    "graphs": "its AdamW counts on the host",
+    "graphs": "its layers decide on the host, and replace their gradients",
     "guard": "its layers cannot be computed otherwise",
 }
 

@@ -3,9 +3,9 @@
     python -m training.parity run DIR --arms bf16/naive,bf16/fused,fp8/fused --seeds 3 --minutes 8 -- --model tiny
     python -m training.parity report DIR
 
-An arm is PRECISION/OPS, with @RATE where its learning rate is another; the first is the one to compare with, and what
-follows -- are flags of pretrain.py. `run` goes on where it was left, ends with 75 (call again) when its minutes are
-over, and appends each finished run to DIR/curves.jsonl. `report` writes DIR/parity.json and DIR/parity.svg.
+An arm is PRECISION/OPS, with @RATE where its learning rate is another; the first of each rate is the one to compare
+with, and what follows -- are flags of pretrain.py. `run` goes on where it was left, ends with 75 (call again) when its
+minutes are over, and appends each finished run to DIR/curves.jsonl. `report` writes DIR/parity.json and DIR/parity.svg.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Sequence, Set
 
 from training import plot, pretrain
 from training.checkpoint import CheckpointError, newest
@@ -32,28 +32,30 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
     until = time.monotonic() + 60 * minutes
     folder.mkdir(parents=True, exist_ok=True)
     log = pretrain.Log(folder / "curves.jsonl")
-    for seed in range(seeds):
-        for arm in arms:
-            if seed in curves(folder).get(arm, {}):
-                continue
-            out = folder / "runs" / "{}-{}".format(arm.replace("/", "-"), seed)
-            way, _, rate = arm.partition("@")
-            precision, _, ops = way.partition("/")
-            mine = [*flags, "--precision", precision, "--ops", ops or "fused", "--seed", str(seed), "--out", str(out)]
-            mine += ["--learning-rate", rate] if rate else []
-            mine += ["--resume"] if newest(out) else []
-            begun, note = pretrain.start(pretrain.parse(mine))
-            print(f"{arm}, seed {seed}, from step {begun.step} {note}", flush=True)
-            code = pretrain.train(begun, until=until)
-            if code:
-                return code
-            rows = pretrain.read_log(out / "log.jsonl")
-            numbers = {key: [round(row[key], 5) for row in rows] for key in ("loss", "norm")}
-            asked = {key: value for key, value in vars(begun.options).items() if key not in ("out", "resume")}
-            log.write(
-                arm=arm, seed=seed, options=asked, seconds=round(sum(row["seconds"] for row in rows), 1), **numbers
-            )
-            shutil.rmtree(out)
+    todo = [(seed, arm) for seed in range(seeds) for arm in arms]
+    todo.sort(key=lambda one: one[1].startswith("ms-amp"))  # it changes torch for what this process trains after it
+    for seed, arm in todo:
+        if seed in curves(folder).get(arm, {}):
+            continue
+        out = folder / "runs" / "{}-{}".format(arm.replace("/", "-"), seed)
+        way, _, rate = arm.partition("@")
+        precision, _, ops = way.partition("/")
+        mine = [*flags, "--precision", precision, "--ops", ops or "fused", "--seed", str(seed), "--out", str(out)]
+        mine += ["--learning-rate", rate] if rate else []
+        mine += ["--resume"] if newest(out) else []
+        begun, note = pretrain.start(pretrain.parse(mine))
+        if texts(curves(folder)) - {begun.text.identity()}:  # each machine has its own standard library
+            raise TextError(f"{folder} holds runs that read another text: name one by --data, or take another folder")
+        print(f"{arm}, seed {seed}, from step {begun.step} {note}", flush=True)
+        code = pretrain.train(begun, until=until)
+        if code:
+            return code
+        rows = pretrain.read_log(out / "log.jsonl")
+        numbers = {key: [round(row[key], 5) for row in rows] for key in ("loss", "norm")}
+        asked = {key: value for key, value in vars(begun.options).items() if key not in ("out", "resume")}
+        took = round(sum(row["seconds"] for row in rows), 1)
+        log.write(arm=arm, seed=seed, options=asked, text=begun.text.identity(), seconds=took, **numbers)
+        shutil.rmtree(out)
     return 0
 
 
@@ -63,6 +65,11 @@ def curves(folder: Path) -> Curves:
     for row in pretrain.read_log(folder / "curves.jsonl"):
         found.setdefault(row["arm"], {})[row["seed"]] = row
     return found
+
+
+def texts(found: Curves) -> Set[str]:
+    """The identities of the texts that were read, as far as they were noted."""
+    return {row["text"] for runs in found.values() for row in runs.values() if "text" in row}
 
 
 # --- what they say ---
@@ -98,18 +105,33 @@ def compared(reference: Sequence[Sequence[float]], arm: Sequence[Sequence[float]
     return {"gap": max(gaps), "spread": spread, "ratio": max(gaps) / spread, "above": above, "interval": interval}
 
 
-def report(folder: Path, window: int) -> Dict[str, Any]:
-    """Compare every arm with the first one and plot all of them."""
-    found = curves(folder)
+def references(found: Curves) -> Dict[str, str]:
+    """The arm that each is compared with: the first of its learning rate, or of all where it is the only one of it."""
+    by_rate: Dict[float, List[str]] = {}
+    rates = {arm: next(iter(runs.values()))["options"]["learning_rate"] for arm, runs in found.items()}
+    for arm, rate in rates.items():
+        by_rate.setdefault(rate, []).append(arm)
     first = next(iter(found))
-    result: Dict[str, Any] = {"reference": first, "window": window, "arms": {}}
+    return {arm: by_rate[rate][0] if len(by_rate[rate]) > 1 else first for arm, rate in rates.items()}
+
+
+def report(folder: Path, window: int) -> Dict[str, Any]:
+    """Compare every arm with the first one of its learning rate and plot all of them."""
+    found = curves(folder)
+    if len(texts(found)) > 1:
+        raise TextError(f"{folder} holds runs that read different texts: give each its own folder")
+    beside = references(found)
+    result: Dict[str, Any] = {"reference": next(iter(found)), "window": window, "arms": {}}
     panels: Dict[str, plot.Curves] = {}
-    titles = (f"loss (nats per token), mean of {window} steps", f"above {first}", "norm of the gradient")
+    above = "above " + " or ".join(dict.fromkeys(beside.values()))
+    titles = (f"loss (nats per token), mean of {window} steps", above, "norm of the gradient")
     for arm, runs in found.items():
+        first = beside[arm]
         seeds = sorted(set(runs) & set(found[first]))
         losses, others = ([side[seed]["loss"] for seed in seeds] for side in (runs, found[first]))
         rough = sum(len(pretrain.spikes(one)) for one in losses)
-        result["arms"][arm] = {"seeds": seeds, "spikes": rough, "end": statistics.mean(one[-1] for one in losses)}
+        end = statistics.mean(one[-1] for one in losses)
+        result["arms"][arm] = {"beside": first, "seeds": seeds, "spikes": rough, "end": end}
         if arm != first and len(seeds) > 1:
             result["arms"][arm].update(compared(others, losses, window))
         means = [statistics.mean(values) for values in zip(*losses)]
@@ -141,8 +163,11 @@ def main(arguments: List[str]) -> int:
             sys.exit(f"fusebox: {error}")
     if not curves(asked.folder):
         sys.exit(f"fusebox: {asked.folder} holds no finished run")
-    for arm, numbers in report(asked.folder, asked.window)["arms"].items():
-        print(arm, json.dumps(numbers))
+    try:
+        for arm, numbers in report(asked.folder, asked.window)["arms"].items():
+            print(arm, json.dumps(numbers))
+    except TextError as error:
+        sys.exit(f"fusebox: {error}")
     return 0
 
 

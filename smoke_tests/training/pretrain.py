@@ -170,6 +170,8 @@ def refuse_with_ms_amp(options: Options, on_gpu: bool) -> None:
     for name, why in ms_amp.WITHOUT.items():
         if getattr(options, name):
             raise Refused(f"--{name} and {asked} do not go together: {why}")
+    if options.gradient_accumulation_steps > 1:
+        raise Refused(f"--gradient-accumulation-steps: {asked} would round the sum of the gradients anew at each pass")
     if "adamw=" in options.ops:
         raise Refused(f"--ops: {asked} has an AdamW of its own")
     if importlib.util.find_spec("msamp") is None:
