@@ -130,8 +130,8 @@ def committed(root: Path) -> list[Path]:
 
 
 def only_committed(root: Path) -> Path:
-    """The one file of committed rows with Linear layers; refused where there are none or several."""
-    found = [path for path in committed(root) if of(read(root, path)[1], "linear/")]
+    """The one file of committed rows with a sweep of Linear layers; refused where there are none or several."""
+    found = [path for path in committed(root) if of(read(root, path)[1], "linear/sweep/")]
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
         raise Refusal(f"There is no single file of committed rows ({names}): name one with --rows.")
@@ -214,11 +214,14 @@ def text(root: Path) -> str:
         lines = ["| Goal | At least | Found | By | Measured in |", "|---|---|---|---|---|"]
         wanted = goals(cells)
         for goal in wanted:
-            found = f"**{goal['found']:.3g}**" if goal["met"] else f"{goal['found']:.4g}, not reached"
-            unfinished = ", unfinished" if goal["key"] in missing else ""
-            by = f"{found} | {goal['arm']} | `{goal['key']}`{unfinished}" if goal["key"] else f"{goal['arm']} | |"
-            lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} |")
+            if goal["key"]:
+                found = f"**{goal['found']:.3g}**" if goal["met"] else f"{goal['found']:.4g}, not reached"
+                unfinished = ", unfinished" if goal["key"] in missing else ""
+                by = f"{found} | {goal['arm']} | `{goal['key']}`{unfinished}"
+                lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} |")
         parts.append("\n".join(lines))
+        if left := [goal["goal"] for goal in wanted if not goal["key"]]:
+            parts.append(f"Not measured there, with goals elsewhere: {'; '.join(left)}.")
         parts += [f"Not reached: {goal['goal']}, {goal['profile']}." for goal in wanted if goal["profile"]]
         for name in PICTURES:
             picture = place.with_name(f"{place.stem}-{name}.svg")

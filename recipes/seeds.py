@@ -37,8 +37,9 @@ class Statement(Strict):
 
     `cells` are patterns of measured cells' keys; in each the number is how many times as fast `arm` is as `over`, or
     as what it was measured beside. `least`, `most` and `rising` say when the statement holds. `patch` is a file of
-    patches/; `parity` an arm of smoke_tests/training/parity.py, whose loss lies above bfloat16's; `test` a test of the
-    tool (FILE::NAME), which every change has to pass; `beyond` says why none of these can be had here.
+    patches/; `parity` an arm of smoke_tests/training/parity.py, whose loss lies above bfloat16's, with models of these
+    names (`models`, patterns; none: all); `test` a test of the tool (FILE::NAME), which every change has to pass;
+    `beyond` says why none of these can be had here.
     """
 
     seeds: Annotated[list[Text], Field(min_length=1)]
@@ -51,6 +52,7 @@ class Statement(Strict):
     rising: bool = False
     patch: Text | None = None
     parity: Text | None = None
+    models: list[Text] = Field(default=[])
     test: Annotated[str, Field(pattern=r"^recipes/tests/test_\w+\.py::test_\w+$")] | None = None
     beyond: Text | None = None
 
@@ -61,6 +63,8 @@ class Statement(Strict):
             raise ValueError('give "cells" and "arm", or one of "patch", "parity", "test" and "beyond"')
         if not self.cells and (self.over or self.bound):
             raise ValueError('"over", "least", "most" and "rising" are of numbers: give "cells", or leave them out')
+        if self.models and not self.parity:
+            raise ValueError('"models" is of a comparison of trainings: give "parity", or leave it out')
         if unknown := [seed for seed in self.seeds if seed not in IDS]:
             raise ValueError(f"the inventory is A01 to E16, and has no {unknown[0]}")
         return self
@@ -156,6 +160,8 @@ def ends(root: Path, place: str, report: dict[str, Any]) -> dict[str, float]:
 
 def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
     for target, machine, model, place, report in trainings(root):
+        if not any(fnmatch(model, one) for one in statement.models or ["*"]):
+            continue
         arm = report["arms"].get(statement.parity, {})
         first = arm.get("beside", report["reference"])
         if "interval" in arm:

@@ -67,7 +67,7 @@ def job(precision: str, rate: float, gib: int, **others: Any) -> bench.Row:
 
 
 def test_recommend_finds_the_rows_of_linear_layers_among_those_that_are_kept() -> None:
-    assert bench.of(bench.read(ROOT, bench.only_committed(ROOT))[1], "linear/")
+    assert bench.of(bench.read(ROOT, bench.only_committed(ROOT))[1], "linear/sweep/")
 
 
 def test_what_four_gpus_reach_beside_each_base() -> None:

@@ -69,6 +69,8 @@ def test_arms_of_one_seed_are_compared_where_they_end(tmp_path: Path) -> None:
 
     (answer,) = seeds._compared(tmp_path, Statement(seeds=["C06"], says="it diverges", parity="e8m3@2"))
     assert answer.found == "ends at 3.500 nats per token, bf16@2 at 3.000; no spikes, tiny"
+    elsewhere = Statement(seeds=["C06"], says="it diverges", parity="e8m3@2", models=["hare-*"])
+    assert list(seeds._compared(tmp_path, elsewhere)) == []
     facts = SimpleNamespace(root=tmp_path)
     lines = [line for line in render._parity(facts).splitlines() if " beside " in line]  # type: ignore[arg-type]
     assert [line.split(" | ")[2:] for line in lines] == [
@@ -130,6 +132,7 @@ def test_a_patch_answers_with_what_its_proof_ran_on() -> None:
         ('arm = "fp8 te.delayed graph"\n', "", 'give "cells" and "arm"'),
         ('parity = "fp8/fused"', 'parity = "fp8/fused"\nleast = 0.0', "are of numbers"),
         ('parity = "fp8/fused"', 'parity = "fp8/fused"\narm = "fp8"', 'give "cells" and "arm"'),
+        ('parity = "fp8/fused"', 'test = "recipes/tests/test_seeds.py::test_no"', '"models" is of a comparison'),
         ("::test_a_moved_tag_is_refused", "", "does not match"),
         ("0001-cache-with-lru-cache.patch", "0001-no.patch", "there is no patches/transformer-engine/0001-no.patch"),
         ("least = 1.28\n", "leest = 1.28\n", "leest is not a known key"),
