@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     numbers.add_argument("--promote", action="store_true", help="keep the rows as evidence, and README's pictures")
     fp8 = verb("recommend", _recommend, target=False)
     fp8.add_argument("config", metavar="CONFIG.json", help="as transformers writes it, or a name such as hare-1.1b")
-    fp8.add_argument("--rows", type=Path, help="of `bench` (default: the committed ones with a sweep, if one file has it)")
+    fp8.add_argument("--rows", type=Path, help="of `bench` (default: the committed ones, if one file has a sweep)")
     fp8.add_argument("--tokens", type=int, default=16384, help="that a layer sees at once (%(default)s)")
     fp8.add_argument("--package", default="transformer-engine.delayed", help="FP8 by whom (%(default)s)")
     fp8.add_argument("--launch", default="graph", choices=bench.LAUNCHES, help="%(default)s")
