@@ -104,6 +104,19 @@ def test_a_goal_that_is_not_reached_says_where_the_time_went() -> None:
     assert (goal["met"], goal["profile"]) == (False, "of 0.8 ms on the GPU: `nvjet_qqtst` 0.5, `quantize` 0.25")
 
 
+def test_a_block_is_held_to_what_recommend_says_of_its_layers() -> None:
+    def block(hidden: int, ratio: float) -> bench.Row:
+        facts = {"hidden": hidden, "length": 4096, "batch": 1}
+        return {**row(f"block/grid/{hidden}/4096x1", **{"fp8 graph": fast(ratio)}), "facts": facts}
+
+    linear = row("linear/sweep/2048", **{"transformer-engine.delayed graph": fast(1.2)})
+    linear["facts"] = {"way": "both", "m": 2048, "k": 2048, "n": 2048}
+    blocks = [block(1024, 0.8), block(2048, 1.1), block(4096, 1.3)]  # the first is smaller than what was measured
+    cells = [ROWS.judge(one, LIMITS) for one in (linear, *blocks)]
+    assert bench._least_gain(cells) == [(1.1, "block/grid/2048/4096x1", "fp8 graph")]
+    assert bench._least_gain(cells[1:]) == []
+
+
 # --- what may be believed ---
 
 
