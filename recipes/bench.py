@@ -134,7 +134,7 @@ def only_committed(root: Path) -> Path:
     found = [path for path in committed(root) if of(read(root, path)[1], "linear/sweep/")]
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "none"
-        raise Refusal(f"There is no single file of committed rows ({names}): name one with --rows.")
+        raise Refusal(f"There is no single file of rows with a sweep of Linear layers ({names}): name one with --rows.")
     return found[0]
 
 
@@ -394,12 +394,12 @@ def _in(gains: list[Gain], prefix: str, word: str) -> list[Gain]:
 
 def _least_gain(cells: list[Row]) -> list[Gain]:
     """FP8 over bf16 in the graphed block that gains least of those with a layer that `recommend` gives to FP8."""
-    found = []
+    found, recommend = [], room(ROOT, "recommend").recommend
     for row in of(cells, "block/"):
         hidden, tokens = row["facts"]["hidden"], row["facts"]["length"] * row["facts"]["batch"]
         layers = {"qkv": (hidden, 3 * hidden), "output": (hidden, hidden)}
         layers.update(up=(hidden, 4 * hidden), down=(4 * hidden, hidden))
-        answer = room(ROOT, "recommend").recommend(cells, layers, tokens, "transformer-engine.delayed", "graph")
+        answer = recommend(cells, layers, tokens, "transformer-engine.delayed", "graph")
         if "fp8 graph" in valid(row) and any(layer["fp8"] for layer in answer["layers"].values()):
             found.append((row["arms"]["fp8 graph"]["ratio"], row["key"], "fp8 graph"))
     return [min(found)] if found else []
