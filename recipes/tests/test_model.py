@@ -35,7 +35,7 @@ TEXTS = {
         ("deepspeed.toml", "of 0.19.8 longest_seconds is a part of"),
     ),
     "unknown-key-in-list": (
-        RECIPE, "installed = 30", "installed = 30, instaled = 3", ("release[0].mib.instaled", "'installed'"),
+        RECIPE, "installed = 9", "installed = 9, instaled = 3", ("release[0].mib.instaled", "'installed'"),
     ),
     "unknown-key-in-base": (TARGETS, "[cpu.base]", "[cpu.base]\nruntme = 1", ("cpu.base.runtme", "'runtime'")),
     "missing-key": (TARGETS, "publish = true", "", ("targets.toml", "cpu.publish")),
