@@ -396,9 +396,8 @@ def _least_gain(cells: list[Row]) -> list[Gain]:
     """FP8 over bf16 in the graphed block that gains least of those with a layer that `recommend` gives to FP8."""
     found, recommend = [], room(ROOT, "recommend").recommend
     for row in of(cells, "block/"):
-        hidden, tokens = row["facts"]["hidden"], row["facts"]["length"] * row["facts"]["batch"]
-        layers = {"qkv": (hidden, 3 * hidden), "output": (hidden, hidden)}
-        layers.update(up=(hidden, 4 * hidden), down=(4 * hidden, hidden))
+        wide, tokens = row["facts"]["hidden"], row["facts"]["length"] * row["facts"]["batch"]
+        layers = {"qkv": (wide, 3 * wide), "output": (wide, wide), "up": (wide, 4 * wide), "down": (4 * wide, wide)}
         answer = recommend(cells, layers, tokens, "transformer-engine.delayed", "graph")
         if "fp8 graph" in valid(row) and any(layer["fp8"] for layer in answer["layers"].values()):
             found.append((row["arms"]["fp8 graph"]["ratio"], row["key"], "fp8 graph"))
