@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     numbers.add_argument("--promote", action="store_true", help="keep the rows as evidence, and README's pictures")
     fp8 = verb("recommend", _recommend, target=False)
     fp8.add_argument("config", metavar="CONFIG.json", help="as transformers writes it, or a name such as hare-1.1b")
-    fp8.add_argument("--rows", type=Path, help="of `bench` (default: the committed ones, if one file has a sweep)")
+    fp8.add_argument("--rows", type=Path, help="of `bench` (default: the committed ones of the newest torch)")
     fp8.add_argument("--tokens", type=int, default=16384, help="that a layer sees at once (%(default)s)")
     fp8.add_argument("--package", default="transformer-engine.delayed", help="FP8 by whom (%(default)s)")
     fp8.add_argument("--launch", default="graph", choices=bench.LAUNCHES, help="%(default)s")
@@ -313,7 +313,7 @@ def _bench(options: argparse.Namespace) -> int:
 def _recommend(options: argparse.Namespace) -> int:
     """Say which Linear layers of a model gain from FP8, by measured rows: JSON that bench/recommend.py filters by."""
     root = Catalogue().root
-    rows = options.rows or bench.only_committed(root)
+    rows = options.rows or bench.newest_committed(root)
     text = json.dumps(
         bench.recommend(root, options.config, rows, options.tokens, options.package, options.launch, options.head),
         indent=1,

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from packaging.version import Version
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from recipes import environment
@@ -129,13 +130,20 @@ def committed(root: Path) -> list[Path]:
     return sorted((root / "smoke_tests" / "evidence" / "bench").glob("*.jsonl"))
 
 
-def only_committed(root: Path) -> Path:
-    """The one file of committed rows with a sweep of Linear layers; refused where there are none or several."""
-    found = [path for path in committed(root) if of(read(root, path)[1], "linear/sweep/")]
-    if len(found) != 1:
-        names = ", ".join(path.name for path in found) or "none"
-        raise Refusal(f"There is no single file of rows with a sweep of Linear layers ({names}): name one with --rows.")
-    return found[0]
+def newest_committed(root: Path) -> Path:
+    """The committed rows of a GPU with a sweep of Linear layers, of the newest torch; refused where that is not one."""
+    found: dict[Version, list[Path]] = {}
+    for path in committed(root):
+        runs, cells = read(root, path)
+        if runs[0]["machine"].get("gpus") and of(cells, "linear/sweep/"):
+            found.setdefault(Version(Version(runs[0]["releases"]["torch"]).public), []).append(path)
+    newest = found[max(found)] if found else []
+    if len(newest) != 1:
+        names = ", ".join(path.name for path in newest) or "none"
+        raise Refusal(
+            f"No single file of rows has the newest torch's sweep of Linear layers ({names}): name one with --rows."
+        )
+    return newest[0]
 
 
 def recommend(root: Path, config: str, rows: Path, tokens: int, package: str, launch: str, head: bool) -> Row:
@@ -378,6 +386,8 @@ def _wanted_of_one(cells: list[Row]) -> list[tuple[str, float, list[Gain]]]:
         ("fused over naive, time of a step", 4.0, _in(gains, "ablation/step/", "fused")),
         ("naive over fused, memory of a step", 3.0, _memory(cells)),
         ("FP8 over fused bf16, the 1.26B model", 1.15, _in(gains, "ablation/", "fp8")),
+        ("`pretrain` in bf16 over the fastest step", 1.0, _in(gains, "ablation/step/", "pretrain bf16")),
+        ("`pretrain` in FP8 over the fastest step, head in bf16", 1.0, _in(gains, "ablation/step/", "pretrain fp8")),
     ]
     for name in ("rms_norm", "swiglu", "rope", "cross_entropy"):
         found = [row for row in of(cells, f"operators/{name}/") if row["facts"]["way"] == "forward"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from recipes import bench, charts
 from recipes.model import ROOT, Catalogue, Refusal
@@ -66,8 +67,20 @@ def job(precision: str, rate: float, gib: int, **others: Any) -> bench.Row:
     )
 
 
-def test_recommend_finds_the_rows_of_linear_layers_among_those_that_are_kept() -> None:
-    assert bench.of(bench.read(ROOT, bench.only_committed(ROOT))[1], "linear/sweep/")
+def test_recommend_takes_the_rows_of_the_newest_torch_among_those_that_are_kept(tmp_path: Path) -> None:
+    chosen = bench.newest_committed(ROOT)
+    assert bench.of(bench.read(ROOT, chosen)[1], "linear/sweep/")
+    swept = [path for path in bench.committed(ROOT) if "linear/sweep/" in path.read_text(encoding="utf-8")]
+    versions = {path: Version(bench.read(ROOT, path)[0][0]["releases"]["torch"]) for path in swept}
+    assert len(swept) > 1 and versions[chosen] == max(versions.values())
+    with pytest.raises(Refusal, match=r"none.*--rows"):
+        bench.newest_committed(tmp_path)
+    folder = bench.committed_path(tmp_path, "", "").parent
+    folder.mkdir(parents=True)
+    for name in (chosen.name, "other--" + chosen.name):
+        (folder / name).write_bytes(chosen.read_bytes())
+    with pytest.raises(Refusal, match=re.escape(f"{chosen.name}, other--{chosen.name}")):
+        bench.newest_committed(tmp_path)
 
 
 def test_what_four_gpus_reach_beside_each_base() -> None:
