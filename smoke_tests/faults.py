@@ -782,7 +782,7 @@ def weight_of_the_first_step_is_kept(layer: torch.nn.Module) -> None:
     layer.forward = forward
 
 
-@wrong("weight transposed", "linear", by="test_training.py::test_llama_follows_high_precision", column="torchao")
+@wrong("weight transposed", "linear", by=f"{FLOAT8}::test_linear", column="torchao")
 @each_layer
 def gradients_of_square_weights_transposed(layer: torch.nn.Module) -> None:
     if layer.in_features == layer.out_features:

@@ -10,7 +10,7 @@ import torchao.float8  # noqa: F401  (a torchao that cannot be imported refutes 
 
 import bounds
 from bounds import E4M3, E5M2
-from claims import every, needs, proves
+from claims import every, long, needs, proves
 from fused_ops import operator
 from kernels import assert_float8_products
 
@@ -113,6 +113,21 @@ def test_products_ran_in_fp8(column: str, dtype: torch.dtype, device: str, measu
     mixed = RECIPES[recipe_of(column)]["weight"] is None
     least = 2 if mixed else 3
     measured.update(assert_float8_products(lambda on: run(float8 if on else plain, x, gradient), mixed, least))
+
+
+@needs(cuda=True, sm=(8, 9))
+@long
+@every_recipe
+@proves("compiled into CUDA graphs by torch.compile a float8 Linear carries the same noise, forward and backward")
+def test_compiled_into_graphs(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
+    from torch._dynamo.utils import counters
+
+    layer, truth = layers(column, dtype, device)
+    compiled = torch.compile(layer, mode="reduce-overhead")
+    skipped = counters["inductor"]["cudagraph_skips"]
+    for _ in range(3):  # it is run, captured, and replayed
+        assert_noise_of(column, compiled, truth, torch.randn(ROWS, FEATURES).to(dtype), measured)
+    assert counters["inductor"]["cudagraph_skips"] == skipped, "torch.compile made no graph of it"
 
 
 def formats_cast_to(layer: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> List[torch.dtype]:

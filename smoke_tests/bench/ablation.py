@@ -3,12 +3,14 @@
 A micro-batch is forward and backward, which adds to gradients that are there; a step is as many of those as make
 65,536 tokens, and AdamW. "naive" has float32 weights under autocast and no operator fused; "fused" has bfloat16 weights
 and residuals, float32 moments and master weights (as remainders), merged projections and the table's kernels; "without
-X" is that with X naive. "compiled" leaves everything but attention to torch.compile.
+X" is that with X naive. "compiled" leaves everything but attention to torch.compile. "pretrain" is a step of
+training/pretrain.py as a user starts it, which also reads its text, clips the gradients and looks at the loss.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 from functools import lru_cache, partial
 from typing import Any, Callable, Dict, List
 
@@ -18,10 +20,13 @@ from bench.llama import FUSED, NAIVE, Config, Llama, build, draw, flops, fused
 from bench.method import Arm, Cell, Check, graphed
 from bounds import relative_error
 from fused_ops import OPERATORS, rows, version_of_torch
+from training import memory
 from training.llama import Shape
 from training.models import MODELS
+from training.pretrain import Options, Run
 
 TOKENS = 65536  # of a step
+PRETRAIN = ("pretrain bf16", "pretrain fp8")
 # Relative error of the first block's down projection's gradient, which comes through all layers, against float32.
 BOUNDS = {"bf16": (1e-4, 0.1), "fp8": (0.01, 0.5)}
 Makers = Dict[str, Callable[[], Arm]]
@@ -57,13 +62,17 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
 
 def step_pairs(releases: Dict[str, str]) -> Dict[str, List[str]]:
     """Which arms are trained beside each other: naive and a candidate, and a candidate in bf16 and FP8."""
-    has = best(releases)
+    has = {"naive", *best(releases)}
     pairs = {"te": ["naive", "fused te graph"], "compiled": ["naive", "fused compiled graph"]}
     pairs["eager"] = ["naive", "fused"]
     pairs["te-chunked"] = ["naive", "fused te graph, loss chunked"]
     pairs["te-fp8"] = ["fused te graph", "fp8 te.delayed graph"]
     pairs["torchao-fp8"] = ["fused compiled graph", "fp8 torchao.tensorwise compiled graph"]
-    return {name: arms for name, arms in pairs.items() if all(arm == "naive" or arm in has for arm in arms)}
+    if "transformer-engine" in {row.column for row in rows("adamw", releases, True)}:
+        has |= set(PRETRAIN)
+        pairs["pretrain-bf16"] = ["fused te graph", "pretrain bf16"]
+        pairs["pretrain-fp8"] = ["fp8 te.delayed graph", "pretrain fp8"]
+    return {name: arms for name, arms in pairs.items() if has.issuperset(arms)}
 
 
 # --- configurations ---
@@ -277,6 +286,9 @@ def steps(shape: Shape, releases: Dict[str, str], names: List[str], device: str,
     candidates = {**(best(releases) if cuda else eager(releases, cuda)), "naive": naive()}
     arms: Makers = {}
     for name in names:
+        if name in PRETRAIN:
+            arms[f"{name} 8"] = partial(pretrained, name.partition(" ")[2], tokens, f"{names[0]} 8")
+            continue
         trained = lru_cache(maxsize=None)(partial(Trained, shape, candidates[name], weights, releases, device))
         for size in (2, 8) if candidates[name].graph else (2,):
             base = names[0] + (f" {size}" if candidates[names[0]].graph else " 2")
@@ -328,4 +340,34 @@ def step(make: Callable[[], Trained], size: int, tokens: int, base: str, pool: A
     return Arm(
         call, precision, base, work, state_bytes=trained.held(), comparable=precision == "fp8",
         ungraphed=forward_and_backward,
+    )  # fmt: skip
+
+
+def pretrained(precision: str, tokens: int, base: str) -> Arm:
+    """One step of pretrain.py, in micro-batches of 8 sequences.
+
+    Transformer Engine keeps the scales of all models of a recipe together: its graph updates the base's too.
+    """
+    shape, size = MODELS["z2all-1.26b"].shape, 8
+    run = Run(
+        Options(
+            model="z2all-1.26b", precision=precision, weights="bfloat16", te_modules=True, graphs=True, device="cuda",
+            batch_size=size, gradient_accumulation_steps=tokens // (size * shape.length),
+        )
+    )  # fmt: skip
+    steps = itertools.count()
+
+    def launched() -> None:
+        run.options.graphs = False
+        try:
+            run.gradients(0)
+        finally:
+            run.options.graphs = True
+
+    run.update(next(steps))
+    work = flops(shape)["causal, products only"] * tokens
+    state = sum(memory.held(run.model, run.optimizer).values()) * run.data.parameters
+    return Arm(
+        lambda: run.update(next(steps)), precision, base, work, state_bytes=state, comparable=False,
+        ungraphed=launched, waits=True,
     )  # fmt: skip

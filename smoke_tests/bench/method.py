@@ -38,7 +38,8 @@ class Arm(NamedTuple):
     flops, bytes: what the call must compute and move at least; 0 if that is not the point.
     state_bytes: what it holds between calls (weights, gradients, optimizer). comparable: does the base do the same
     work, so that the precisions alone bound the ratio? ungraphed: the call that a graph was captured of, by which
-    memory is measured, because a replay allocates none.
+    memory is measured, because a replay allocates none. waits: the call itself waits for the GPU, so that the host's
+    time, which is then the GPU's, says nothing of launches.
     """
 
     call: Callable[[], Any]
@@ -51,6 +52,7 @@ class Arm(NamedTuple):
     state_bytes: float = 0.0
     comparable: bool = True
     ungraphed: Optional[Callable[[], Any]] = None
+    waits: bool = False
 
 
 class Cell(NamedTuple):
@@ -225,7 +227,7 @@ def _numbers(arm: Arm, samples: List[Tuple[float, float]], cuda: bool) -> Row:
     gpu, host = (statistics.median(times) for times in zip(*samples))
     row: Row = {"precision": arm.precision, "ms": statistics.median(max(pair) for pair in samples), "gpu_ms": gpu}
     row["samples_ms"] = [shown(pair[0]) for pair in samples]
-    if cuda:
+    if cuda and not arm.waits:
         row.update(host_ms=host, host_samples_ms=[shown(pair[1]) for pair in samples])
     if arm.flops:
         row.update(flops=arm.flops, flops_per_second=arm.flops / gpu * 1e3)

@@ -12,6 +12,7 @@ import torch
 
 from fused_ops import InFp8, version_of_torch
 from training import ms_amp
+from training.decoder import own_name
 from training.precision import inner
 
 FORMAT = 1
@@ -94,7 +95,7 @@ def state_of(model: torch.nn.Module) -> Dict[str, Dict[str, torch.Tensor]]:
 def weights_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
     """The weights, by the names that they have in any precision."""
     named = inner(model).state_dict().items()
-    return {name: ms_amp.plain(value) for name, value in named if not name.endswith("_extra_state")}
+    return {own_name(name): ms_amp.plain(value) for name, value in named if not name.endswith("_extra_state")}
 
 
 def fp8_state_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
@@ -113,8 +114,10 @@ def fp8_state_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
 
 
 def restore(model: torch.nn.Module, content: Dict[str, Any]) -> bool:
-    """Load what state_of() gave, in place; whether delayed scaling starts anew, because no scales were saved."""
-    inner(model).load_state_dict(ms_amp.like(content["model"], inner(model).state_dict()), strict=False)
+    """Load what state_of() gave, in place; whether delayed scaling starts anew, because scales of it were not saved."""
+    own, saved = inner(model).state_dict(), content["model"]
+    weights = {name: saved[own_name(name)] for name in own if own_name(name) in saved}
+    inner(model).load_state_dict(ms_amp.like(weights, own), strict=False)
     differs = set(weights_of(model)) ^ set(content["model"])
     if differs:
         raise CheckpointError(f"the checkpoint is of another model: {min(differs)} is in one of them only")
@@ -122,15 +125,17 @@ def restore(model: torch.nn.Module, content: Dict[str, Any]) -> bool:
         scale.copy_(content["fp8"][name])
     if not isinstance(model, InFp8) or not type(model.recipe).__name__.startswith("Delayed"):
         return False
-    for name, layer in inner(model).named_modules():
-        if f"{name}.scaling_fwd.scale" in content["fp8"] and not layer.fp8_meta_tensors_initialized:
-            layer.fp8_meta.update(num_gemms=1, recipe=model.recipe)
+    scaled = {name: layer for name, layer in inner(model).named_modules() if hasattr(layer, "fp8_meta")}
+    known = {name for name in scaled if f"{name}.scaling_fwd.scale" in content["fp8"]}
+    for layer in [scaled[name] for name in known]:
+        if not layer.fp8_meta_tensors_initialized:
+            layer.fp8_meta.update(num_gemms=2 if hasattr(layer, "fc2_weight") else 1, recipe=model.recipe)
             takes = inspect.signature(layer.init_fp8_meta_tensors).parameters  # the recipe from 2.0 on
             layer.init_fp8_meta_tensors(*[model.recipe for _ in takes])
     now = fp8_state_of(model)
     for name in set(now) & set(content["fp8"]):
         now[name].copy_(content["fp8"][name])
-    return not content["fp8"]
+    return known != set(scaled)
 
 
 def random_state() -> Dict[str, Any]:

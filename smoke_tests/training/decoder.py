@@ -93,9 +93,10 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         self.rotary = rotary
 
     def forward(self, x: torch.Tensor, past: Optional[Tuple[torch.Tensor, torch.Tensor]] = None) -> Any:
-        heads = self.qkv(x).unflatten(-1, (-1, self.head_size)).transpose(1, 2)
-        turned, value = heads.split(self.turned, dim=1)
-        query, key = self.rotary(turned, 0 if past is None else past[0].shape[2]).split(self.split, dim=1)
+        # Split as the kernels write gradients, a token's heads beside each other: backward joins them in one copy.
+        turned, value = self.qkv(x).unflatten(-1, (-1, self.head_size)).split(self.turned, dim=2)
+        turned = self.rotary(turned.transpose(1, 2), 0 if past is None else past[0].shape[2]).transpose(1, 2)
+        query, key, value = (part.transpose(1, 2) for part in (*turned.split(self.split, dim=2), value))
         if past is None:
             return self.output(self.attend(query, key, value).transpose(1, 2).flatten(2))
         key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
@@ -178,3 +179,39 @@ class Decoder(torch.nn.Module):  # type: ignore[misc]
         attention = self.blocks[0].attention
         nothing = self.embedding.weight.new_empty(batch, attention.split[1], 0, attention.head_size, dtype=self.dtype)
         return [(nothing, nothing)] * len(self.blocks)
+
+
+# --- with Transformer Engine's modules ---
+
+# Their names of a block's weights -> ours.
+THEIRS = {
+    "attention.qkv.layer_norm_weight": "attention_norm.weight",
+    "feed_forward.layer_norm_weight": "feed_forward_norm.weight",
+    "feed_forward.fc1_weight": "feed_forward.gate_up.weight",
+    "feed_forward.fc2_weight": "feed_forward.down.weight",
+}
+
+
+def own_name(name: str) -> str:
+    """The name that a weight has in a Decoder without such modules."""
+    return next((name[: -len(theirs)] + ours for theirs, ours in THEIRS.items() if name.endswith(theirs)), name)
+
+
+def take_te_modules(decoder: Decoder) -> None:
+    """Let LayerNormLinear and LayerNormMLP (transformer_engine/pytorch/module) compute what they can of each block.
+
+    A norm, a gate and what they cast for the product behind them are then one kernel each; the weights stay.
+    """
+    from transformer_engine.pytorch import LayerNormLinear, LayerNormMLP
+
+    for block in decoder.blocks:
+        qkv, down, device = block.attention.qkv, block.feed_forward.down, block.attention.qkv.weight.device
+        like: Dict[str, Any] = {"bias": False, "params_dtype": qkv.weight.dtype, "device": device}
+        like.update(normalization="RMSNorm", eps=block.attention_norm.eps)
+        before = block.state_dict()
+        block.attention.qkv = LayerNormLinear(qkv.in_features, qkv.out_features, **like)
+        block.feed_forward = LayerNormMLP(down.out_features, down.in_features, activation="swiglu", **like)
+        block.attention_norm = block.feed_forward_norm = torch.nn.Identity()
+        with torch.no_grad():
+            for name, parameter in block.named_parameters():
+                parameter.copy_(before[own_name(name)])

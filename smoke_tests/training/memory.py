@@ -6,24 +6,30 @@ from typing import Any, Dict
 
 import torch
 
+from training import ms_amp
 from training.precision import column_of
 
 
-def bytes_per_parameter(precision: str, weights: str = "float32", moments: str = "float32") -> Dict[str, float]:
+def bytes_per_parameter(
+    precision: str, weights: str = "float32", moments: str = "float32", remainders: bool = False
+) -> Dict[str, float]:
     """The bytes that each parameter of a linear layer costs, by what they are for.
 
-    precision: as of pretrain.py. weights: the dtype of weights and gradients, float32 in pretrain.py. moments: that of
-    AdamW's two; torch takes the weights', apex float32. copies: what a forward keeps for its backward beside them.
-    MS-AMP chooses all of them itself.
+    precision, weights: as of pretrain.py, the latter the dtype of gradients too. moments: that of AdamW's two; torch
+    takes the weights', apex float32. remainders: whether AdamW keeps beside them the 16 bits that bfloat16 weights
+    lack, as Transformer Engine's can. copies: what a forward keeps for its backward beside the weights.
+    ValueError of MS-AMP's precisions, which choose all of it themselves.
     Seed 001's 10 bytes are bfloat16 weights and float32 moments, without the gradients: 2 + 8.
     """
+    if precision in ms_amp.PRECISIONS:
+        raise ValueError(f"{precision} chooses its own dtypes: ask memory.held() of a run")
     one, two = (float(torch.empty((), dtype=getattr(torch, dtype)).element_size()) for dtype in (weights, moments))
     column, copies = column_of(precision), 0.0  # torchao casts a weight where it is used, forward and backward
     if column.startswith("transformer-engine"):
         copies = 2.0  # the weight in FP8, and its transpose
     elif column == "torch" and weights == "float32" and precision != "float32":
         copies = 2.0  # autocast's bfloat16
-    return {"weights": one, "gradients": one, "moments": 2 * two, "copies": copies}
+    return {"weights": one, "gradients": one, "moments": 2 * two + 2.0 * remainders, "copies": copies}
 
 
 def held(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Dict[str, float]:

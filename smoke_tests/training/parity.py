@@ -3,9 +3,10 @@
     python -m training.parity run DIR --arms bf16/naive,bf16/fused,fp8/fused --seeds 3 --minutes 8 -- --model tiny
     python -m training.parity report DIR
 
-An arm is PRECISION/OPS, with @RATE where its learning rate is another; the first of each rate is the one to compare
-with, and what follows -- are flags of pretrain.py. `run` goes on where it was left, ends with 75 (call again) when its
-minutes are over, and appends each finished run to DIR/curves.jsonl. `report` writes DIR/parity.json and DIR/parity.svg.
+An arm is PRECISION/OPS, with @RATE where its learning rate is another; the first of each rate that is trained is the
+one to compare with (MS-AMP's are trained last), and what follows -- are flags of pretrain.py. `run` goes on where it
+was left, ends with 75 (call again) when its minutes are over, and appends each finished run to DIR/curves.jsonl.
+`report` writes DIR/parity.json and DIR/parity.svg.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Optional, Sequence, Tuple
 
 import torch
 
@@ -29,22 +29,27 @@ import hardware
 from claims import holds
 from fused_ops import OPERATORS, operator
 from training import checkpoint, deepspeed_config, ms_amp, plot
-from training.decoder import NAIVE, Decoder
+from training.decoder import NAIVE, Decoder, take_te_modules
 from training.guard import Guard
 from training.models import MODELS, Model, operations_per_token, parameters_of
 from training.precision import CUT, PRECISIONS, column_of, convert, inner, is_computed_otherwise, mantissas
 from training.text import Text, TextError
 
-# The implementation of each operator that "fused" takes: the first that is installed in a version that has it. Those
-# of flash-attn wait for nothing on the host, which a CUDA graph could not hold. Without a GPU it is torch's.
+# The implementation of each operator that "fused" takes: the first that is installed in a version that has it, the
+# fastest on a GPU first (bench/operators.py), but Transformer Engine's attention, which is made anew at each call. They
+# wait for nothing on the host, which a CUDA graph could not hold. Without a GPU it is torch's.
 FUSED = {
-    "attention": ("flash-attn", "transformer-engine", "torch"),
-    "rms_norm": ("liger-kernel", "apex", "torch"),
+    "attention": ("torch.cudnn", "flash-attn", "transformer-engine", "torch"),
+    "rms_norm": ("flash-attn", "liger-kernel", "apex", "torch"),
     "rope": ("flash-attn", "liger-kernel", "torch"),
     "swiglu": ("flash-attn", "liger-kernel", "torch"),
     "cross_entropy": ("flash-attn", "xentropy-cuda-lib", "torch"),
     "adamw": ("apex", "torch"),
 }
+ADAMW = "transformer-engine"  # the one that keeps what bfloat16 weights lack of float32
+# Those that --deterministic does without: cuDNN's attention is refused by torch then, and flash-attn's norm is tuned by
+# time, so that another process may add in another order.
+INEXACT = {("attention", "torch.cudnn"), ("rms_norm", "flash-attn")}
 # Dense bfloat16 products, 10^12 operations per second, by NVIDIA's data sheets; MFU is the share of it.
 PEAK = {"A100": 312.0, "A800": 312.0, "H100": 989.0, "H800": 989.0, "H200": 989.0}
 
@@ -72,7 +77,13 @@ class Options:
         "of the linear layers; fp8 is transformer-engine.delayed",
         choices=(*PRECISIONS, *ms_amp.PRECISIONS),
     )
+    weights: str = flag(
+        "float32",
+        "their dtype, and that of gradients; of bfloat16 ones AdamW keeps the other 16 bits of float32",
+        choices=("float32", "bfloat16"),
+    )
     ops: str = flag("fused", "naive, fused, or pairs: attention=flash-attn,rope=torch (the rest stays fused)")
+    te_modules: bool = flag(False, "a block's norms, gate and products as Transformer Engine's modules")
     batch_size: int = flag(8, "windows of a forward pass", least=1)
     gradient_accumulation_steps: int = flag(1, "forward passes of a step", least=1)
     length: int = flag(0, "tokens of a window; 0: the model's", least=0)
@@ -110,6 +121,7 @@ class Options:
 FREE = {
     "precision",
     "ops",
+    "te_modules",
     "steps",
     "recompute",
     "compile",
@@ -132,19 +144,35 @@ def model_of(options: Options) -> Model:
     return model._replace(shape=shape, parameters=parameters_of(shape))
 
 
+def _installed(name: str, column: str, cuda: bool) -> bool:
+    """Whether an implementation of an operator is installed in a version that has it, and for this device."""
+    try:
+        version = metadata.version(column.partition(".")[0])
+    except metadata.PackageNotFoundError:
+        return False
+    entry = OPERATORS[name][column]
+    return bool(entry.cuda if cuda else entry.cpu) and holds(version, entry.since, entry.until)
+
+
+def repeats(name: str, column: str) -> bool:
+    """Whether an implementation gives the same bits each time where torch is asked for that."""
+    if (name, column) == ("attention", "flash-attn"):
+        return _installed(name, column, True) and holds(metadata.version("flash-attn"), "2.4.1", "")
+    return (name, column) not in INEXACT
+
+
 def columns_of(ops: str, cuda: bool, head_size: int) -> Dict[str, str]:
     """Operator -> implementation for --ops; the refusal names the first word that is none."""
 
+    exact = torch.are_deterministic_algorithms_enabled()
+
     def here(name: str, column: str) -> bool:
-        try:
-            version = metadata.version(column.partition(".")[0])
-        except metadata.PackageNotFoundError:
-            return False
         # A target may have flash-attn's kernels for two head sizes only.
         if column == "flash-attn" and name == "attention" and head_size not in (64, 128):
             return False
-        entry = OPERATORS[name][column]
-        return bool(entry.cuda if cuda else entry.cpu) and holds(version, entry.since, entry.until)
+        if column == "torch.cudnn" and head_size > 128:
+            return False
+        return _installed(name, column, cuda) and (repeats(name, column) or not exact)
 
     if ops == "naive":
         return {name: "naive" if name in NAIVE else "torch" for name in FUSED}
@@ -158,6 +186,8 @@ def columns_of(ops: str, cuda: bool, head_size: int) -> Dict[str, str]:
         known = [*OPERATORS[name], *(["naive"] if name in NAIVE else [])]
         if column not in known:
             raise Refused(f"--ops: {name} has no implementation {column!r}, but {', '.join(known)}")
+        if exact and not repeats(name, column):
+            raise Refused(f"--ops: {pair} and --deterministic do not go together: it may differ from run to run")
         chosen[name] = column
     if chosen["adamw"] == "naive":
         raise Refused("--ops: no fused AdamW is installed for this device")
@@ -180,6 +210,42 @@ def refuse_with_ms_amp(options: Options, on_gpu: bool) -> None:
         raise Refused(f"{asked} needs a GPU with FP8")
 
 
+def refuse_bfloat16_weights(options: Options, on_gpu: bool) -> None:
+    """Refuse in one sentence what such weights cannot be."""
+    asked, either = "--weights bfloat16", "leave one of them out"
+    if options.precision in (*ms_amp.PRECISIONS, "float32"):
+        raise Refused(f"{asked} and --precision {options.precision}, which says what weights are: {either}")
+    if options.guard:
+        raise Refused(f"--guard and {asked}, whose last bit is more than a few steps change of a weight: {either}")
+    named = dict(pair.partition("=")[::2] for pair in options.ops.split(","))
+    if named.get("adamw", ADAMW) != ADAMW or options.ops == "naive":
+        raise Refused(f"--ops {options.ops} and {asked}, whose other bits {ADAMW}'s AdamW alone keeps: {either}")
+    if not on_gpu or not _installed("adamw", ADAMW, on_gpu):
+        raise Refused(f"{asked} needs a GPU and {ADAMW} 2, whose AdamW keeps their other bits: take float32")
+
+
+def refuse_te_modules(options: Options, on_gpu: bool) -> None:
+    """Refuse in one sentence what such modules cannot be."""
+    asked, either = "--te-modules", "leave one of them out"
+    if options.precision != "bf16" and not column_of(options.precision).startswith("transformer-engine"):
+        raise Refused(f"{asked} and --precision {options.precision}, whose layers are others: {either}")
+    if options.guard:
+        raise Refused(f"--guard and {asked}, which it cannot compute otherwise: {either}")
+    if options.ops == "naive" or "swiglu=" in options.ops:
+        raise Refused(f"--ops {options.ops} and {asked}, which have a SwiGLU of their own: {either}")
+    if not on_gpu or not _installed("swiglu", "transformer-engine", on_gpu):
+        raise Refused(f"{asked} needs a GPU and transformer-engine 2")
+
+
+def clip_in_float32(parameters: Iterable[torch.nn.Parameter], most: float) -> torch.Tensor:
+    """torch's clip_grad_norm_, the norm of gradients in bfloat16 summed in float32."""
+    kept = list(parameters)
+    norms = [torch.linalg.vector_norm(one.grad, dtype=torch.float32) for one in kept if one.grad is not None]
+    norm = torch.linalg.vector_norm(torch.stack(norms))
+    torch.nn.utils.clip_grads_with_norm_(kept, most, norm)
+    return norm
+
+
 class Run:
     """A model in training: its weights, its optimizer and the text, at one step."""
 
@@ -194,6 +260,11 @@ class Run:
         self.in_ms_amp = options.precision in ms_amp.PRECISIONS
         if self.in_ms_amp:
             refuse_with_ms_amp(options, self.on_gpu)
+        in_bfloat16 = options.weights == "bfloat16"
+        if in_bfloat16:
+            refuse_bfloat16_weights(options, self.on_gpu)
+        if options.te_modules:
+            refuse_te_modules(options, self.on_gpu)
         if column_of(options.precision).startswith("transformer-engine") and not self.on_gpu:
             raise Refused(f"--precision {options.precision} needs a GPU; torchao.tensorwise is emulated on a CPU")
         if options.graphs and (not self.on_gpu or options.precision in CUT):
@@ -216,6 +287,12 @@ class Run:
         )
         with torch.device(self.device):
             decoder = Decoder(self.data, self.columns, torch.bfloat16 if self.half else torch.float32)
+        if in_bfloat16:
+            for parameter in decoder.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16)
+        if options.te_modules:
+            take_te_modules(decoder)
+            self.columns["swiglu"] = "transformer-engine"
         if options.recompute:
             decoder.recompute = _recomputing(options.precision)
         self.model = decoder if self.in_ms_amp else convert(decoder, options.precision)
@@ -231,6 +308,10 @@ class Run:
         if self.in_ms_amp:
             self.columns["adamw"], self.clip_grad_norm = options.precision, ms_amp.clip_grad_norm_
             self.model, self.optimizer = ms_amp.prepared(decoder, groups, options.precision, **settings)
+        elif in_bfloat16:
+            self.columns["adamw"], self.clip_grad_norm = ADAMW, clip_in_float32
+            settings.update(master_weights=True, store_param_remainders=True)
+            self.optimizer = operator("adamw", ADAMW)(groups, **settings)
         else:
             self.optimizer = operator("adamw", self.columns["adamw"])(groups, **settings)
         self.step = 0  # how many are done
@@ -246,8 +327,9 @@ class Run:
         rate = rate_at(step, self.options)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        loss = self.gradients(step)
-        norm = float(self.clip_grad_norm(self.model.parameters(), self.options.clip or math.inf))
+        of_loss = self.gradients(step)
+        of_norm = self.clip_grad_norm(self.model.parameters(), self.options.clip or math.inf)
+        loss, norm = float(of_loss), float(of_norm)  # waits for the GPU, once
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NotFinite(
                 f"step {step}: the loss is {loss:.4g}, the gradient's norm {norm:.4g}; {self.culprit(step)}"
@@ -256,8 +338,8 @@ class Run:
         self.step = step + 1
         return {"loss": loss, "norm": norm, "lr": rate}
 
-    def gradients(self, step: int) -> float:
-        """Compute the gradients of a step, in place of what was there; its loss."""
+    def gradients(self, step: int) -> torch.Tensor:
+        """Compute the gradients of a step, in place of what was there; its loss, []."""
         parts = self.options.gradient_accumulation_steps
         replayed = self.options.graphs and not is_computed_otherwise(self.model)
         for group in self.optimizer.param_groups:
@@ -272,7 +354,7 @@ class Run:
             losses.append(
                 self._replay(*windows) if replayed else self._micro(*(each.to(self.device) for each in windows))
             )
-        return float(torch.stack(losses).sum())
+        return torch.stack(losses).sum()
 
     def _micro(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Forward and backward of one pass; its share of the step's loss."""
@@ -299,7 +381,7 @@ class Run:
             self._graph = graph, held, loss
         graph, held, loss = self._graph
         for memory, windows in zip(held, (tokens, targets)):
-            memory.copy_(windows)
+            memory.copy_(windows.pin_memory(), non_blocking=True)  # the next are cut meanwhile
         graph.replay()
         return loss.clone()
 

@@ -7,10 +7,13 @@ import functools
 import gc
 import json
 import math
+import os
 import random
 import resource
 import signal
 import statistics
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
@@ -287,6 +290,14 @@ def test_refusals(tmp_path: Path) -> None:
         *((["--precision", "ms-amp.O2", f"--{name}"], f"--{name}") for name in ("compile", "graphs", "recompute")),
         (["--precision", "ms-amp.O2", "--guard", "10"], "--guard"),
         (["--precision", "ms-amp.O2", "--gradient-accumulation-steps", "2"], "--gradient-accumulation-steps"),
+        (["--weights", "bfloat16"], "--weights bfloat16 needs a GPU"),
+        (["--weights", "bfloat16", "--precision", "float32"], "--precision float32"),
+        (["--weights", "bfloat16", "--ops", "adamw=torch"], "--ops"),
+        (["--weights", "bfloat16", "--precision", "torchao.rowwise", "--guard", "10"], "--guard"),
+        (["--te-modules"], "--te-modules needs a GPU"),
+        (["--te-modules", "--precision", "torchao.rowwise"], "--precision torchao.rowwise"),
+        (["--te-modules", "--ops", "swiglu=torch"], "--ops swiglu=torch"),
+        (["--te-modules", "--guard", "10"], "--guard"),
         (["--resume"], "--resume"),
         (["--data", str(lines[0])], "line 2"),
         (["--data", str(lines[1])], "too few"),
@@ -304,6 +315,24 @@ def test_refusals(tmp_path: Path) -> None:
     last = checkpoint.newest(tmp_path / "done")
     assert last is not None
     assert "--precision" in refusal_of(lambda: run.load(last))
+
+
+@proves(
+    "on a GPU fused attention is cuDNN's, but for wide heads and where every bit has to repeat",
+    package="torch",
+    since="2.5",
+)
+def test_columns() -> None:
+    def attention(head_size: int) -> str:
+        return columns_of("fused", True, head_size)["attention"]
+
+    assert attention(128) == "torch.cudnn" != attention(256)
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert attention(128) != "torch.cudnn"
+        assert "attention=torch.cudnn" in refusal_of(lambda: columns_of("attention=torch.cudnn", True, 64))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @proves(
@@ -373,6 +402,8 @@ def test_memory(measured: Dict[str, Any]) -> None:
         paper, held = memory.bytes_per_parameter(precision), memory.held(run.model, run.optimizer)
         assert held == pytest.approx({name: paper[name] for name in held})
         measured[precision] = sum(paper.values())
+    with pytest.raises(ValueError, match="chooses its own"):
+        memory.bytes_per_parameter("ms-amp.O2")
     seed_001 = memory.bytes_per_parameter("bf16", weights="bfloat16", moments="float32")
     assert seed_001["weights"] + seed_001["moments"] == 10  # of Z2all's 1,255,499,776: 12.0 GiB, the seed's 12250 MB
     assert 10 * MODELS["z2all-1.26b"].parameters / 2**20 == pytest.approx(12250, rel=0.03)
@@ -585,12 +616,91 @@ def test_fp8_inference(device: str, in_fp8: InFp8, measured: Dict[str, Any]) -> 
     since="2.0",
 )
 def test_memory_on_gpu(device: str, measured: Dict[str, Any]) -> None:
-    for precision in ("bf16", "fp8"):
+    for precision, weights in (("bf16", "float32"), ("fp8", "float32"), ("fp8", "bfloat16")):
         gc.collect()
         before = torch.cuda.memory_allocated()
-        run = Run(small(precision, **HARE))
+        run = Run(small(precision, weights=weights, **HARE))
         run.update(0)
-        paper, count = memory.bytes_per_parameter(precision), run.data.parameters
-        measured[precision] = (torch.cuda.memory_allocated() - before) / count
-        assert measured[precision] == pytest.approx(sum(paper.values()) - paper["copies"], rel=0.05)
+        paper = memory.bytes_per_parameter(precision, weights, remainders=weights == "bfloat16")
+        found = (torch.cuda.memory_allocated() - before) / run.data.parameters
+        measured[f"{precision}, {weights}"] = found
+        assert found == pytest.approx(sum(paper.values()) - paper["copies"], rel=0.05)
         del run
+
+
+@needs(sm=(8, 9))
+@long
+@proves(
+    "weights in bfloat16, whose other bits AdamW keeps, train in FP8 as those in float32 do: the loss stays within 0.1 "
+    "nats of theirs, the median over the steps, and a checkpoint holds those bits",
+    package="transformer-engine",
+    since="2.0",
+)
+def test_bfloat16_weights(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    options = small("fp8", steps=30, weights="bfloat16", out=str(tmp_path), **TINYLLAMA)
+    wide = Run(small("fp8", steps=30, **TINYLLAMA))
+    run, _ = pretrain.start(options)
+    losses = [[one.update(step)["loss"] for step in range(30)] for one in (wide, run)]
+    measured["apart"] = statistics.median(abs(one - other) for one, other in zip(*losses))
+    assert min(curve[0] - curve[-1] for curve in losses) > 1
+    assert measured["apart"] < 0.1
+    saved = checkpoint.load(run.save())
+    expected = run.update(30)["loss"]  # now: Transformer Engine updates the scales of all models together
+    again, _ = pretrain.start(dataclasses.replace(options, resume=True))
+    before, now = (
+        torch.cat([state["master_param"].flatten() for state in one["state"].values()]).cpu()
+        for one in (saved["optimizer"], again.optimizer.state_dict())
+    )
+    assert before.dtype is torch.int16 and bool(before.any())
+    assert torch.equal(before, now)
+    assert again.update(30)["loss"] == pytest.approx(expected, abs=1e-3)  # attention adds in a random order
+
+
+@needs(sm=(8, 9))
+@long
+@proves(
+    "Transformer Engine's modules train as separate layers do: the loss of FP8 stays within 0.1 nats of theirs, the "
+    "median over the steps, the first of bf16 within 0.005, and a run goes on with or without them",
+    package="transformer-engine",
+    since="2.0",
+)
+def test_te_modules(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    first = [Run(small("bf16", te_modules=each, **TINYLLAMA)).update(0)["loss"] for each in (False, True)]
+    assert first[0] == pytest.approx(first[1], abs=5e-3)
+    apart = Run(small("fp8", steps=30, **TINYLLAMA))
+    options = small("fp8", steps=30, te_modules=True, graphs=True, out=str(tmp_path), **TINYLLAMA)
+    run, _ = pretrain.start(options)
+    losses = [[one.update(step)["loss"] for step in range(30)] for one in (apart, run)]
+    measured["apart"] = statistics.median(abs(one - other) for one, other in zip(*losses))
+    assert min(curve[0] - curve[-1] for curve in losses) > 1
+    assert measured["apart"] < 0.1
+    weights = {name: weight.clone() for name, weight in checkpoint.weights_of(run.model).items()}
+    run.save()
+    expected = [run.update(step)["loss"] for step in (30, 31)]
+    for te_modules in (True, False):  # scales start anew
+        again, note = pretrain.start(dataclasses.replace(options, te_modules=te_modules, resume=True))
+        assert ("anew" in note) is not te_modules
+        assert all(torch.equal(weights[name], each) for name, each in checkpoint.weights_of(again.model).items())
+        assert [again.update(step)["loss"] for step in (30, 31)] == pytest.approx(expected, abs=0.05)
+
+
+@needs(sm=(8, 9))
+@long
+@proves(
+    "a deterministic run with fused operators in FP8 repeats itself to the last bit in another process on a GPU, with "
+    "Transformer Engine's modules too",
+    package="transformer-engine",
+    since="2.0",
+)
+def test_deterministic_on_gpu(tmp_path: Path) -> None:
+    flags = ["--model=tinyllama-120m", "--layers=2", "--length=512", "--precision=fp8", "--deterministic"]
+    flags += ["--batch-size=2", "--steps=8", "--checkpoint-every=0", "--device=cuda"]
+    started = {}
+    for out in (tmp_path / "one", tmp_path / "other", tmp_path / "one-te-modules", tmp_path / "other-te-modules"):
+        more = ["--te-modules"] if "te-modules" in out.name else []
+        command = [sys.executable, "-m", "training.pretrain", *flags, *more, "--out", str(out)]
+        apart = {**os.environ, "TRITON_CACHE_DIR": str(out) + "-kernels"}  # what is tuned, is so anew
+        started[out] = subprocess.Popen(command, cwd=str(kills.ROOM), env=apart, stdout=subprocess.DEVNULL)
+    assert [process.wait() for process in started.values()] == [0] * 4
+    losses = [[row["loss"] for row in pretrain.read_log(out / "log.jsonl")] for out in started]
+    assert losses[0] == losses[1] and losses[2] == losses[3] and len(losses[0]) == 8
