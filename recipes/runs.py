@@ -27,6 +27,7 @@ RESTARTS = 3  # of the whole job, each from the last checkpoint
 GPUS = (2, 4, 8)  # of one host, on which the runs of these shapes can be measured
 MEASURED = ("1.8B", "8B")
 SHARED = "/out"  # in a container: the storage that all hosts share
+MOUNT = f'--container-mounts="$out:{SHARED}"'  # pyxis's, of what the script makes
 
 
 def _float8(**settings: Any) -> dict[str, dict[str, Any]]:
@@ -219,7 +220,7 @@ def rendered(run: Run, launcher: Launcher, image: str, out: str) -> str:
 
 def _shell(command: list[str]) -> str:
     """A command with an option a line, and "$..." left to the shell."""
-    words = [word if word.startswith('"$') else shlex.quote(word) for word in command]
+    words = [word if word.startswith(('"$', MOUNT)) else shlex.quote(word) for word in command]
     return " ".join(f"\\\n  {word}" if word.startswith("--") else word for word in words)
 
 
@@ -237,18 +238,22 @@ def torchrun(run: Run, out: str) -> str:
 def slurm(run: Run, image: str, out: str) -> str:
     """A batch script for Slurm with pyxis: one task a host, requeued and resumed when a host fails."""
     command = run.command(f'"$first:{PORT}"', SHARED)
-    container = [
-        f"--container-image={image.replace('/', '#', 1)}",
-        f"--container-mounts={out}:{SHARED}",
-        "--no-container-mount-home",
-    ]
+    container = [f"--container-image={_pyxis(image)}", MOUNT, "--no-container-mount-home"]
     asked = {"job-name": run.name, "nodes": run.hosts, "ntasks-per-node": 1, "gpus-per-node": run.gpus}
     lines = ["#!/usr/bin/env bash", *(f"#SBATCH --{key}={value}" for key, value in asked.items())]
     lines += ["#SBATCH --exclusive", "#SBATCH --requeue", "#SBATCH --open-mode=append", "set -euo pipefail"]
     # "| head -n 1" would end the job by SIGPIPE where it is done before scontrol has written all names
     lines += ['hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")', "first=${hosts%%$'\\n'*}"]
-    lines += ["# pyxis takes an image as enroot writes it: REGISTRY#NAME:TAG"]
+    lines += ["# pyxis mounts what is there and has a whole path", f"out=$(realpath -m -- {shlex.quote(out)})"]
+    lines += ['mkdir -p "$out"']
     return "\n".join([*lines, f"srun --kill-on-bad-exit=1 {_shell([*container, *command])}"]) + "\n"
+
+
+def _pyxis(image: str) -> str:
+    """An image as pyxis takes it: REGISTRY#NAME:TAG as enroot writes it, a path, or a name on enroot's own registry."""
+    registry, slash, name = image.partition("/")
+    is_host = "." in registry or ":" in registry or registry == "localhost"
+    return f"{registry}#{name}" if slash and is_host and not image.startswith(("/", ".")) else image
 
 
 def _pod(run: Run, image: str, out: str, rendezvous: str, container: str) -> dict[str, Any]:

@@ -137,6 +137,8 @@ def test_every_launcher_starts_the_same_command(tmp_path: Path) -> None:
             folder.mkdir()
             listed = arguments_of(str(made), folder)
             assert "--container-image=ghcr.io#someone/fusebox:" + runs.TARGET in listed
+            assert f"--container-mounts={folder / 'shared'}:/out" in listed
+            assert (folder / "shared").is_dir()
             assert listed[listed.index("--rdzv-endpoint") + 1] == f"a:{runs.PORT}"
             assert listed[-len(engine) :] == engine
         else:
@@ -146,6 +148,22 @@ def test_every_launcher_starts_the_same_command(tmp_path: Path) -> None:
     listed = arguments_of(runs.torchrun(run, "/out"), tmp_path / "torchrun", "first")
     assert listed[listed.index("--rdzv-endpoint") + 1] == f"first:{runs.PORT}"
     assert listed[-len(engine) + 1 :] == engine[1:]
+
+
+@pytest.mark.parametrize(
+    ("image", "as_pyxis_takes_it"),
+    [
+        ("localhost:5000/fusebox:cpu", "localhost:5000#fusebox:cpu"),
+        ("someone/fusebox:cpu", "someone/fusebox:cpu"),
+        ("fusebox:cpu", "fusebox:cpu"),
+        ("/shared/fusebox.sqsh", "/shared/fusebox.sqsh"),
+        ("./images/fusebox.sqsh", "./images/fusebox.sqsh"),
+    ],
+)
+def test_pyxis_gets_an_image_as_it_takes_one(image: str, as_pyxis_takes_it: str, tmp_path: Path) -> None:
+    """https://github.com/NVIDIA/pyxis: [USER@][REGISTRY#]IMAGE[:TAG], or a path."""
+    listed = arguments_of(runs.slurm(RUNS["llama-8b"], image, "out"), tmp_path)
+    assert f"--container-image={as_pyxis_takes_it}" in listed
 
 
 @pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
