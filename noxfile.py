@@ -6,6 +6,7 @@ nox -l                   everything else
 """
 
 import functools
+import re
 import sys
 from pathlib import Path
 
@@ -161,7 +162,8 @@ def bump(session):
     """Raise a pin: nox -s bump -- cpu torchao==0.19.0; then the proofs of that package's patches run again."""
     install(session, "tests")
     session.run("python", "-m", "recipes", "bump", *session.posargs)
-    package = session.posargs[1].partition("==")[0]
+    pin = next(word for word in session.posargs if "==" in word)  # there is one, or it was refused
+    package = re.sub(r"[-_.]+", "-", pin.partition("==")[0].strip()).lower()  # as folders are named (PEP 503)
     if Path("patches", package).is_dir():
         session.run("python", "-m", "pytest", f"patches/{package}")
 

@@ -105,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     numbers.add_argument("--only", action="append", default=[], metavar="KEY", help="cells whose key starts so")
     numbers.add_argument("--seconds", type=float, help="start nothing that would not end within this time")
     numbers.add_argument("--quick", action="store_true", help="few cells and pairs")
+    numbers.add_argument("--list", action="store_true", help="the cells and what is known of them; measure nothing")
     numbers.add_argument("--from", dest="rows", type=Path, help="rows measured elsewhere: show them, measure nothing")
     numbers.add_argument("--promote", action="store_true", help="keep the rows as evidence, and README's pictures")
     fp8 = verb("recommend", _recommend, target=False)
@@ -185,6 +186,8 @@ def _compat(options: argparse.Namespace) -> int:
 def _fetch(options: argparse.Namespace) -> int:
     """Fetch and verify every source of a target."""
     chosen, cache = _chosen(options), Cache()
+    if options.into and options.into.exists() and not options.into.is_dir():
+        raise Refusal(f"--into {options.into} is not a folder: choose another place.")
     with Steps() as steps, cache.held(steps.wait):
         files = Builder(chosen, cache, steps, options.mirror, copies=bool(options.into)).fetch()
         if options.into and options.into.resolve() != cache.root:
@@ -234,6 +237,8 @@ def _publish(options: argparse.Namespace) -> int:
 
 def _of_image(options: argparse.Namespace) -> image.Options:
     standins = {name: reference for name, _, reference in (text.partition("=") for text in options.standin)}
+    if wrong := [text for text in options.standin if not all(text.partition("="))]:
+        raise Refusal(f"--standin {wrong[0]} names no image to stand in: write NAME=REF.")
     sm = tuple(options.sm or ())
     return image.Options(standins, options.mirror, options.wheelcache, options.ca, sm, options.network)
 
@@ -273,8 +278,11 @@ def _promote(options: argparse.Namespace) -> int:
         return render.write(Catalogue())
     if options.folder:
         evidence.bring(chosen, options.folder)
-    for path in evidence.promote(chosen):
+    kept, left = evidence.promote(chosen)
+    for path in kept:
         console.print(f"promoted {path}")
+    for path in left:
+        console.print(f"left out {path}, an older run: another state of this checkout made it", soft_wrap=True)
     return render.write(Catalogue())
 
 
@@ -297,12 +305,16 @@ def _mutants(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> int:
     """Measure FP8 and fused operators in a target's environment; build/TARGET/bench/report.html shows the numbers."""
+    if options.seconds is not None and not options.seconds > 0:
+        raise Refusal(f"--seconds {options.seconds:g} leaves no time for anything: name more, or leave it out.")
     if options.rows:
         chosen, rows = _chosen(options), options.rows
     else:
         chosen, path = _installed(options)
+        if options.list:
+            return bench.listed(chosen, path, options.only, options.quick)
         rows = bench.measure(chosen, path, options.only, options.seconds, options.quick)
-    console.print(f"report: {bench.report(chosen.root, rows)}", soft_wrap=True)
+    console.print(f"report: {bench.report(chosen, rows)}", soft_wrap=True)
     if not options.promote:
         return 0
     for kept in bench.promote(chosen, rows):
@@ -328,13 +340,16 @@ def _recommend(options: argparse.Namespace) -> int:
 def _shell(options: argparse.Namespace) -> int:
     """Open a shell in a target's environment, or run one command in it."""
     chosen, path = _installed(options)
-    command = [part for part in options.command if part != "--"] or [os.environ.get("SHELL", "/bin/sh")]
+    given = options.command[1:] if options.command[:1] == ["--"] else options.command
+    command = given or [os.environ.get("SHELL", "/bin/sh")]
     try:
         return subprocess.run(command, env=environment.run_variables(chosen.target, path), check=False).returncode
     except FileNotFoundError:
         raise Refusal(
             f"There is no command {command[0]!r} in the environment or on the PATH: check its name."
         ) from None
+    except OSError as error:
+        raise Refusal(f"{command[0]} cannot be run ({error.strerror}): name a program.") from None
 
 
 def _launch(options: argparse.Namespace) -> int:
@@ -378,10 +393,14 @@ def _render(options: argparse.Namespace) -> int:
 
 def _clean(options: argparse.Namespace) -> int:
     """Remove build/, and with --cache all downloads and wheels."""
-    for path in [Catalogue().root / "build", *([Cache().root] if options.cache else [])]:
-        if path.exists():
-            shutil.rmtree(path)
-            console.print(f"removed {path}", soft_wrap=True)
+    path, cache = Catalogue().root / "build", Cache()
+    if path.exists():
+        shutil.rmtree(path)
+        console.print(f"removed {path}", soft_wrap=True)
+    if options.cache and cache.root.exists():
+        with Steps() as steps, cache.held(steps.wait):
+            cache.clear()
+            steps.say("clean", "all downloads and wheels", str(cache.root))
     return 0
 
 
@@ -396,6 +415,9 @@ def _cache(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # who read it, as `head` does, has enough
+        code = 128 + signal.SIGPIPE
     os._exit(code)  # at once, also when a download still waits for a stalled server

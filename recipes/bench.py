@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from recipes import environment
 from recipes.cache import write_text
+from recipes.evidence import watched
 from recipes.model import ROOT, Refusal
 from recipes.plan import Plan
 from recipes.process import group
@@ -46,10 +47,8 @@ def room(root: Path, name: str) -> ModuleType:
 
 def measure(plan: Plan, env: Path, only: list[str], seconds: float | None, quick: bool) -> Path:
     """Measure what is missing in build/TARGET/bench/rows.jsonl, show how far it is, and return that file."""
-    out = environment.folder(plan.root, plan.target) / "bench" / "rows.jsonl"
-    command = [str(environment.python_of(env)), "-m", "bench", "--out", str(out)]
-    command += [text for key in only for text in ("--only", key)]
-    command += (["--seconds", str(seconds)] if seconds else []) + (["--quick"] if quick else [])
+    out, command = _command(plan, env, only, quick)
+    command += ["--seconds", str(seconds)] if seconds is not None else []
     last = ""
     columns = (TextColumn("bench"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
     shown = Progress(*columns, TextColumn("{task.description}", markup=False), console=console, transient=True)
@@ -66,16 +65,44 @@ def measure(plan: Plan, env: Path, only: list[str], seconds: float | None, quick
     if code == 130:
         raise KeyboardInterrupt
     if code not in (0, 4):  # 4: the time was over
-        said = last.removeprefix("bench: ") if last.startswith("bench: ") else f"measuring ended with code {code}."
-        raise Refusal(f"{plan.target.name}: {said}")
+        raise _refused(plan, last, code)
     return out
+
+
+def listed(plan: Plan, env: Path, only: list[str], quick: bool) -> int:
+    """Show the cells that this machine can measure, and which of them are there."""
+    _, command = _command(plan, env, only, quick)
+    code, said = watched([*command, "--list"], plan.root / "smoke_tests", environment.run_variables(plan.target, env))
+    if code:
+        raise _refused(plan, (said.splitlines() or [""])[-1], code)
+    return 0
+
+
+def _command(plan: Plan, env: Path, only: list[str], quick: bool) -> tuple[Path, list[str]]:
+    """The file of rows, and what measures into it."""
+    out = folder_of(plan) / "rows.jsonl"
+    command = [str(environment.python_of(env)), "-m", "bench", "--out", str(out)]
+    return out, [*command, *(text for key in only for text in ("--only", key)), *(["--quick"] if quick else [])]
+
+
+def _refused(plan: Plan, last: str, code: int) -> Refusal:
+    said = last.removeprefix("bench: ") if last.startswith("bench: ") else f"measuring ended with code {code}."
+    return Refusal(f"{plan.target.name}: {said}")
+
+
+def folder_of(plan: Plan) -> Path:
+    """Where a target's rows and report are, of this checkout."""
+    return environment.folder(plan.root, plan.target) / "bench"
 
 
 def read(root: Path, path: Path) -> tuple[list[Row], list[Row]]:
     """The runs that a file of rows tells of, and the last row of each cell, judged, with its "run"; refused without."""
     rows = room(root, "rows")
-    found = rows.read(path)
-    cells = list(rows.latest(found).values())
+    try:
+        found = rows.read(path)
+        cells = list(rows.latest(found).values())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Refusal(f"{path} is no file of rows ({error!r}): bring the rows.jsonl of a run.") from None
     if not cells:
         raise Refusal(f'{path} holds no measured row: run `nox -s "bench(TARGET)"` first.')
     runs = {row["shard"]: row for row in found if row["key"] == "shard"}
@@ -87,10 +114,7 @@ def promote(plan: Plan, path: Path) -> list[Path]:
     """Keep the last row of each cell in smoke_tests/evidence/bench/, with README's pictures of them."""
     from recipes import charts
 
-    runs, cells = read(plan.root, path)
-    others = sorted({run["target"] for run in runs} - {plan.target.name})
-    if others:
-        raise Refusal(f"{path} holds rows of {others[0]}: bring those of {plan.target.name}.")
+    runs, cells = _read_of(plan, path)
     names = sorted({run["machine"]["name"] for run in runs})
     if len(names) > 1:
         raise Refusal(f"{path} holds rows of {' and '.join(names)}: bring those of one machine.")
@@ -105,6 +129,14 @@ def promote(plan: Plan, path: Path) -> list[Path]:
             written.append(final.with_name(f"{final.stem}-{name}.svg"))
             write_text(written[-1], picture)
     return [path.relative_to(plan.root) for path in written]
+
+
+def _read_of(plan: Plan, path: Path) -> tuple[list[Row], list[Row]]:
+    """What `read` gives; refused where it is another target's."""
+    runs, cells = read(plan.root, path)
+    if others := sorted({run["target"] for run in runs} - {plan.target.name}):
+        raise Refusal(f"{path} holds rows of {others[0]}: bring those of {plan.target.name}.")
+    return runs, cells
 
 
 def without_verdict(row: Row) -> Row:
@@ -151,12 +183,21 @@ def recommend(root: Path, config: str, rows: Path, tokens: int, package: str, la
     module = room(root, "recommend")
     _, cells = read(root, rows)
     models = shapes(root)
+    if tokens < 1:
+        raise Refusal(f"--tokens {tokens} is no batch: name how many tokens a layer sees at once.")
+    arm = package if launch == "eager" else f"{package} {launch}"
+    measured = {name for row in of(cells, "linear/") for name, one in valid(row).items() if one["precision"] == "fp8"}
+    if arm not in measured:
+        named = ", ".join(sorted(measured)) or "none"
+        raise Refusal(
+            f"{rows} has no Linear layer in FP8 by {arm!r} (there are: {named}): choose --package, --launch or --rows."
+        )
     try:
         if config in models:
             layers = module.layers_of_shape(*models[config])
         else:
             layers = module.layers_of(json.loads(Path(config).read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError, ArithmeticError) as error:
         raise Refusal(
             f"{config} cannot be used ({error}): give a Llama-like model's config.json, or one of {', '.join(models)}."
         ) from None
@@ -198,16 +239,16 @@ def table(cells: Iterable[Row]) -> str:
     return text.getvalue()
 
 
-def report(root: Path, path: Path) -> Path:
-    """Write report.html, rows.csv and rows.json beside a file of rows."""
+def report(plan: Plan, path: Path) -> Path:
+    """Write report.html, rows.csv and rows.json of a file of rows to build/TARGET/bench/, wherever that file is."""
     from recipes import charts
 
-    runs, cells = read(root, path)
-    page = path.with_name("report.html")
-    write_text(page, charts.page(root, runs, cells))
-    write_text(path.with_name("rows.csv"), table(cells))
+    runs, cells = _read_of(plan, path)
+    page = folder_of(plan) / "report.html"
+    write_text(page, charts.page(plan.root, runs, cells))
+    write_text(page.with_name("rows.csv"), table(cells))
     told = {"runs": runs, "cells": [without_run(row) for row in cells]}
-    write_text(path.with_name("rows.json"), json.dumps(told, indent=1))
+    write_text(page.with_name("rows.json"), json.dumps(told, indent=1))
     return page
 
 

@@ -4,6 +4,7 @@
     CACHE/github.com/OWNER/NAME.git    bare git repositories, likewise
     CACHE/trees/KEY/                   patched sources: the tree, and tree.json
     CACHE/wheels/KEY/                  built wheels: NAME.whl, wheel.json, build.log
+    CACHE/uv/                          what uv keeps of the package index
     CACHE/partial/                     what is being written; swept by the next run
     ROOT/build/TARGET/                 of one checkout: env/ (the environment), evidence/, logs of failed builds
 
@@ -56,6 +57,8 @@ def disk_named(path: Path) -> Iterator[None]:
                 f"{place} cannot be written ({error.strerror}): make it writable, or choose another cache with "
                 "FUSEBOX_CACHE."
             ) from None
+        if error.errno in (errno.EEXIST, errno.EISDIR, errno.ENOTDIR):
+            raise Refusal(f"{path} cannot be written ({error.strerror}): choose another place.") from None
         raise
 
 
@@ -96,6 +99,14 @@ def put(source: Path, final: Path) -> Path:
     return final
 
 
+def read_json(path: Path) -> Any:
+    """What a file brought from elsewhere holds; refused where that is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{path} is not the JSON that it should be ({error}): bring it again, whole.") from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON under its name only when it is whole."""
     write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
@@ -103,15 +114,15 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file under its name only when it is whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with disk_named(path):
+    with disk_named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
             partial.write_text(text, encoding="utf-8")
             sync(partial)
             partial.rename(path)
-    finally:
-        partial.unlink(missing_ok=True)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 class Cache:
@@ -168,6 +179,12 @@ class Cache:
                 yield folder
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove all that runs keep there, and nothing else; `lock` stays, since another run may wait at it."""
+        for name in ("files", "github.com", "trees", "wheels", "uv", "partial"):
+            if (self.root / name).exists():
+                shutil.rmtree(self.root / name)
 
     def file(self, sha256: str) -> Path | None:
         """The downloaded file of that hash, checked; a damaged one is dropped."""

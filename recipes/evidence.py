@@ -22,7 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from recipes import environment
-from recipes.cache import sha256_of, write_json, write_text
+from recipes.cache import read_json, sha256_of, write_json, write_text
 from recipes.model import Refusal, digest_of
 from recipes.plan import Plan, changed
 from recipes.process import group
@@ -269,7 +269,7 @@ def smoke(plan: Plan, env: Path) -> int:
     command = [python, "-m", "pytest", tests, "--no-header", "--evidence", str(outcomes)]
     command += ["--color", "yes" if console.is_terminal else "no"]
     code, log = watched(command, plan.root, environment.run_variables(plan.target, env))
-    manifest = (env / "fusebox" / "manifest.json").read_text(encoding="utf-8")
+    manifest = read_json(env / "fusebox" / "manifest.json")
     failed = keep(plan, outcomes, code, log, manifest)
     outcomes.unlink()
     return failed
@@ -293,14 +293,17 @@ def watched(command: list[str], folder: Path, variables: Mapping[str, str]) -> t
         return process.wait(), "".join(lines)
 
 
-def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: str, image: str | None = None) -> int:
+def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, Any], image: str | None = None) -> int:
     """Make evidence of a run's outcomes, show it, and return 1 if a claim was refuted; `image` is where it ran."""
     if not outcomes.exists():
         raise Refusal(
             f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what "
             "they printed above."
         )
-    written = _assemble(plan, json.loads(outcomes.read_text(encoding="utf-8")), log, json.loads(manifest), image)
+    found = read_json(outcomes)
+    if not isinstance(found, dict) or not {"target", "stack", "files", "hardware", "claims"} <= found.keys():
+        raise Refusal(f"{outcomes} is not what a smoke run writes: bring the file that --evidence named.")
+    written = _assemble(plan, found, log, manifest, image)
     console.print(_table(written))
     console.print(f"evidence: {_folder(plan)}/{written['name']}.json", soft_wrap=True)
     return 1 if code or any(claim["outcome"] == "refuted" for claim in written["claims"]) else 0
@@ -392,29 +395,36 @@ def bring(plan: Plan, folder: Path) -> int:
     for path in (outcomes, log, manifest):
         if not path.is_file():
             raise Refusal(f"{path} is missing: bring it from where the smoke tests ran (README says how).")
-    return keep(plan, outcomes, 0, log.read_text(encoding="utf-8"), manifest.read_text(encoding="utf-8"))
+    described = read_json(manifest)
+    if not isinstance(described, dict) or "packages" not in described:
+        raise Refusal(f"{manifest} is not what an environment is made of: bring its fusebox/manifest.json.")
+    return keep(plan, outcomes, 0, log.read_text(encoding="utf-8", errors="replace"), described)
 
 
-def promote(plan: Plan) -> list[Path]:
-    """Copy the evidence of the last smoke run of a target to smoke_tests/evidence/; stale evidence is refused."""
+def promote(plan: Plan) -> tuple[list[Path], list[Path]]:
+    """Copy the evidence of a target's smoke runs to smoke_tests/evidence/: what was copied, and what is stale.
+
+    There is one file per hardware. The last run's is refused if it is stale; that of another machine is left out.
+    """
     folder = environment.folder(plan.root, plan.target) / "evidence"
-    found = sorted(folder.glob("*.json"))
+    found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
     if not found:
         raise Refusal(f'{folder} holds no evidence: run `nox -s "smoke({plan.target.name})"` first.')
-    room, promoted = Room(plan.root), []
-    for path in found:
-        evidence = read(path)
-        if state(built_for(plan, evidence), room, evidence, evidence["claims"]) == "stale":
-            raise Refusal(
-                f'{path} was made by another state of this checkout: run `nox -s "smoke({plan.target.name})"` again.'
-            )
+    room, runs = Room(plan.root), {path: read(path) for path in found}
+    stale = [path for path, run in runs.items() if state(built_for(plan, run), room, run, run["claims"]) == "stale"]
+    if found[-1] in stale:
+        raise Refusal(
+            f'{found[-1]} was made by another state of this checkout: run `nox -s "smoke({plan.target.name})"` again.'
+        )
+    promoted = []
+    for path in sorted(set(found) - set(stale)):
         for source in (path, path.with_suffix(".log")):
             final = plan.root / "smoke_tests" / "evidence" / source.name
             final.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, final)
             promoted.append(final.relative_to(plan.root))
     _built_path(plan.root, plan.target.name).unlink(missing_ok=True)  # that claims ran in it says more
-    return promoted
+    return promoted, sorted(stale)
 
 
 def keep_built(plan: Plan, folder: Path | None) -> Path:
@@ -423,7 +433,9 @@ def keep_built(plan: Plan, folder: Path | None) -> Path:
     if not source.is_file():
         how = "bring it from where the environment is" if folder else f'run `nox -s "build({plan.target.name})"` first'
         raise Refusal(f"{source} is missing: {how}.")
-    manifest = json.loads(source.read_text(encoding="utf-8"))
+    manifest = read_json(source)
+    if not isinstance(manifest, dict) or "packages" not in manifest:
+        raise Refusal(f"{source} is not what an environment is made of: bring its fusebox/manifest.json.")
     if manifest.get("target") != plan.target.name or manifest.get("stack") != built_for(plan, manifest).stack:
         raise Refusal(f'{source} is of another state of this checkout: run `nox -s "build({plan.target.name})"` again.')
     final = _built_path(plan.root, plan.target.name)
@@ -447,17 +459,34 @@ def promoted(root: Path, target: str) -> list[dict[str, Any]]:
 
 
 def against_moving(plan: Plan) -> str | None:
-    """Why a target's floating tag must stay where it is: a claim of its stack that is refuted, stale or missing."""
+    """Why a target's floating tag must stay where it is: a claim that no committed run of this stack proves.
+
+    Or one that a run refutes. What one run could not show, as on fewer GPUs, another may.
+    """
     room, runs = Room(plan.root), promoted(plan.root, plan.target.name)
     if not runs:
         return "nothing of this target was ever proved"
+    against: dict[str, str] = {}
+    proved = set()
     for run in runs:
+        ran_as = built_for(plan, run)
+        partly = ", compiled for some of its GPUs only" if ran_as.stack != plan.stack else ""
         for row in run["claims"]:
-            if (word := state(plan, room, run, [row])) != "proved":
+            word = state(ran_as, room, run, [row])
+            if word == "refuted":
                 return f"{row['id']} is {word} in {run['name']}"
-        if missing := missing_claims(plan, room, run):
-            return f"{missing[0].id} was not run in {run['name']}"
-    return None
+            if word == "proved" and not partly:
+                proved.add(row["id"])
+            against.setdefault(row["id"], f"{row['id']} is {word} in {run['name']}{partly}")
+    for identity, reason in against.items():
+        if identity not in proved:
+            return reason
+    missing = [claim for claim in missing_claims(plan, room, runs[0]) if not _ran(claim, runs[1:])]
+    return f"{missing[0].id} was not run in {runs[0]['name']}" if missing else None
+
+
+def _ran(claim: Claim, runs: Iterable[dict[str, Any]]) -> bool:
+    return any(row["id"].split("[")[0] == claim.id for run in runs for row in run["claims"])
 
 
 def missing_claims(plan: Plan, room: Room, run: dict[str, Any]) -> list[Claim]:

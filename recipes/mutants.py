@@ -16,7 +16,7 @@ from typing import Any
 
 from recipes import audit, environment, evidence
 from recipes.build import Builder
-from recipes.cache import write_json
+from recipes.cache import read_json, write_json
 from recipes.environment import Wheel
 from recipes.evidence import Room
 from recipes.model import Refusal, Strict, Text, digest_of, read_toml, validated
@@ -109,14 +109,15 @@ def run(plan: Plan, env: Path, libraries: Path, seeds: int) -> int:
 
 def keep(plan: Plan, path: Path) -> None:
     """Commit-to-be the outcomes of a whole run, wherever it was, with the tests that this checkout has."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else "{}"
-    outcomes = json.loads(evidence.without_paths(plan, text))
-    others = _others_than(plan.root, outcomes.get("files", {}))
-    if "clean" not in outcomes or not outcomes["mutants"] or outcomes["target"] != plan.target.name or others:
+    found = read_json(path) if path.is_file() else {}
+    whole = isinstance(found, dict) and {"clean", "mutants", "files", "target", "hardware"} <= found.keys()
+    others = _others_than(plan.root, found["files"]) if whole else []
+    if not whole or not found["mutants"] or found["target"] != plan.target.name or others:
         raise Refusal(
             f"{path} is no whole run of {plan.target.name} with the tests of this checkout: run smoke_tests/mutants.py "
             "there, to its end and with seeds."
         )
+    outcomes = json.loads(evidence.without_paths(plan, json.dumps(found)))
     name = f"{outcomes['target']}--{outcomes['hardware']['name']}.json"
     write_json(plan.root / "smoke_tests" / "evidence" / "mutants" / name, outcomes)
 

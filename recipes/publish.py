@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes import environment, evidence
-from recipes.cache import write_json, write_text
+from recipes.cache import read_json, write_json, write_text
 from recipes.image import Options, buildx, engine, last_words
 from recipes.model import Refusal, Target
 from recipes.plan import Plan
@@ -107,7 +107,7 @@ def prove(plan: Plan, image: str) -> int:
             manifest = Path(scratch, "manifest.json")
             if not manifest.exists():
                 raise Refusal(f"{image} does not say what it holds: build it with `nox -s image`.")
-            return evidence.keep(plan, Path(scratch, "outcomes.json"), code, log, manifest.read_text(), image)
+            return evidence.keep(plan, Path(scratch, "outcomes.json"), code, log, read_json(manifest), image)
     finally:
         subprocess.run(["docker", "rm", "--force", container], capture_output=True, check=False)
 

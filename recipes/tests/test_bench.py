@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -14,7 +15,7 @@ from packaging.version import Version
 
 from recipes import bench, charts
 from recipes.model import ROOT, Catalogue, Refusal
-from recipes.plan import plan
+from recipes.plan import Plan, plan
 from recipes.process import group
 
 ROWS, RECOMMEND = bench.room(ROOT, "rows"), bench.room(ROOT, "recommend")
@@ -220,7 +221,29 @@ def test_what_is_no_evidence_is_not_promoted(tmp_path: Path, change: bench.Row, 
         bench.promote(plan(Catalogue(), "cpu"), planted(tmp_path, {**row(), **change}))
 
 
+@pytest.mark.parametrize("text", ["[]\n", '{"cells": []}\n', '["key"]\n', None])
+def test_what_is_no_file_of_rows_is_named(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path if text is None else tmp_path / "rows.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(Refusal, match=re.escape(str(path)) + " is no file of rows"):
+        bench.read(ROOT, path)
+
+
+def test_a_report_is_of_its_target(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match="holds rows of ms-amp: bring those of cpu"):
+        bench.report(elsewhere(tmp_path), planted(tmp_path, {**SHARD, "target": "ms-amp"}, row()))
+
+
 # --- the page ---
+
+
+def elsewhere(folder: Path) -> Plan:
+    """The plan of cpu, its checkout in another folder, where the report goes."""
+    chosen = plan(Catalogue(), "cpu")
+    for name in ("smoke_tests", "recipes"):
+        (folder / name).symlink_to(ROOT / name)
+    return dataclasses.replace(chosen, root=folder)
 
 
 def test_every_number_of_the_page_links_to_its_row(tmp_path: Path) -> None:
@@ -228,14 +251,16 @@ def test_every_number_of_the_page_links_to_its_row(tmp_path: Path) -> None:
         row(fp8=fast(), bad=fast(2.5)),
         row("operators/rms_norm/8x8/forward", t=arm(bytes_per_second=2e12, bytes=1)),
     ]
-    page = bench.report(ROOT, planted(tmp_path, *cells)).read_text()
+    written = bench.report(elsewhere(tmp_path), planted(tmp_path, *cells))
+    assert written == tmp_path / "build" / "cpu" / "bench" / "report.html"
+    page = written.read_text()
     links, places = set(re.findall(r'href="#([^"]+)"', page)), set(re.findall(r'\bid="([^"]+)"', page))
     assert {one["key"] for one in cells} <= links
     assert links <= places
     assert page.count("<svg") == 2
     assert "invalid: 2.50 times its base" in page
     assert not re.search(r"""(src|href)=["'](https?:)?//""", page), "the page needs the network"
-    assert (tmp_path / "rows.csv").read_text().count("\n") == 1 + sum(len(one["arms"]) for one in cells)
+    assert written.with_name("rows.csv").read_text().count("\n") == 1 + sum(len(one["arms"]) for one in cells)
 
 
 def test_an_invalid_arm_is_in_no_picture(tmp_path: Path) -> None:
@@ -280,12 +305,37 @@ def test_the_1_26b_model_trains_as_its_article_says() -> None:
     assert vocabulary == 64320 and vocabulary % 8 == 0
 
 
-@pytest.mark.parametrize("config", ["none.json", "{}", "[]"])
+LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 256}
+
+
+@pytest.mark.parametrize(
+    "config",
+    ["none.json", "{}", "[]", *(json.dumps(LLAMA | one) for one in ({"num_attention_heads": 0}, {"head_dim": [1]}))],
+)
 def test_another_configuration_is_refused_in_one_sentence(tmp_path: Path, config: str) -> None:
     if config[0] in "[{":
         (tmp_path / "config.json").write_text(config)
     with pytest.raises(Refusal, match="cannot be used"):
-        bench.recommend(ROOT, str(tmp_path / "config.json"), planted(tmp_path, row()), 16384, "te", "eager", False)
+        recommended(tmp_path, row(te=fast()))
+
+
+def recommended(folder: Path, measured: bench.Row, tokens: int = 16384, launch: str = "eager") -> bench.Row:
+    """What is recommended for the config.json of a folder, by one measured row of the package "te"."""
+    return bench.recommend(
+        ROOT, str(folder / "config.json"), planted(folder, measured), tokens, "te", launch, head=False
+    )
+
+
+def test_what_was_never_measured_is_not_recommended_from(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert recommended(tmp_path, row(te=fast()))["package"] == "te"
+    for measured, more, why in (
+        (row(te=fast()), {"launch": "compiled"}, r"by 'te compiled' \(there are: te\)"),
+        (row(), {}, r"by 'te' \(there are: none\)"),
+        (row(te=fast()), {"tokens": 0}, "--tokens 0"),
+    ):
+        with pytest.raises(Refusal, match=why):
+            recommended(tmp_path, measured, **more)
 
 
 # --- running ---

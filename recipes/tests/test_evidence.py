@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,39 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     (tmp_path / "smoke_tests" / "references.py").write_text("# another\n")
     with pytest.raises(Refusal, match=r"of other tests than .* \(references\.py\)"):
         evidence.bring(here, tmp_path / "away")
+    for name, text, why in (
+        ("outcomes.json", '{"target": "c', "not the JSON"),
+        ("outcomes.json", "{}", "not what a smoke run writes"),
+        ("manifest.json", "[]", "not what an environment is made of"),
+    ):
+        (tmp_path / "away" / name).write_text(text)
+        with pytest.raises(Refusal, match=rf"{name} is {why}"):
+            evidence.bring(here, tmp_path / "away")
+
+
+def test_an_older_run_of_another_machine_does_not_hold_up_a_new_one(chosen: Plan, tmp_path: Path) -> None:
+    here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
+    shutil.copytree(chosen.root / "smoke_tests", tmp_path / "smoke_tests", ignore=shutil.ignore_patterns("evidence"))
+    folder = tmp_path / "build" / "cpu" / "evidence"
+    folder.mkdir(parents=True)
+
+    def ran(name: str, at: int, **changes: str) -> None:
+        (folder / f"{name}.log").write_text("proved\n")
+        log = {"log_sha256": sha256_of(folder / f"{name}.log"), "packages": {}}
+        (folder / f"{name}.json").write_text(json.dumps({**record(chosen, **changes), **log}))
+        os.utime(folder / f"{name}.json", (at, at))
+
+    ran("cpu--other", 1, key="0" * 64)
+    ran("cpu--x86-64", 2)
+    kept, left = evidence.promote(here)
+    assert ([path.name for path in kept], left) == (
+        ["cpu--x86-64.json", "cpu--x86-64.log"], [folder / "cpu--other.json"]
+    )  # fmt: skip
+    ran("cpu--other", 3, key="0" * 64)
+    shutil.rmtree(tmp_path / "smoke_tests" / "evidence")
+    with pytest.raises(Refusal, match=r"cpu--other\.json was made by another state"):
+        evidence.promote(here)
+    assert not (tmp_path / "smoke_tests" / "evidence").exists()
 
 
 @pytest.mark.parametrize(
@@ -236,6 +270,7 @@ def test_what_was_built_is_kept_of_this_stack_only(checkout: Checkout, tmp_path:
     [
         pytest.param({}, None, id="all proved"),
         pytest.param({"outcome": "refuted"}, "is refuted in", id="refuted"),
+        pytest.param({"outcome": "unproven"}, "is unproven in", id="unproven"),
         pytest.param({"key": "0" * 64}, "is stale in", id="stale"),
         pytest.param(None, "was not run in", id="missing"),
     ],
@@ -251,12 +286,24 @@ def test_a_floating_tag_moves_only_where_every_claim_is_proved(
     ]
     assert len(rows) > 10
     rows = rows[1:] if change is None else [rows[0] | change, *rows[1:]]
-    run = {"name": "cpu--x86-64", "stack": chosen.stack, "claims": rows}
+    run = {"name": "cpu--x86-64", "stack": chosen.stack, "claims": rows, "packages": {}}
     monkeypatch.setattr(evidence, "promoted", lambda root, target: [run])
     said = evidence.against_moving(chosen)
     assert said is None if why is None else said and why in said
+    whole = {**run, "name": "cpu--2xH200", "claims": [row | {"outcome": "proved"} for row in rows]}
+    monkeypatch.setattr(evidence, "promoted", lambda root, target: [run, whole])
+    if change == {"outcome": "unproven"}:  # what one run could not show, another shows
+        assert evidence.against_moving(chosen) is None
+    else:
+        assert evidence.against_moving(chosen) == said
     monkeypatch.setattr(evidence, "promoted", lambda root, target: [])
     assert evidence.against_moving(chosen) == "nothing of this target was ever proved"
+
+
+def test_wheels_of_some_architectures_alone_move_no_tag() -> None:
+    chosen = plan(Catalogue(), "cu12.1-torch2.1")  # its committed run has those of sm 9.0, the image those of 8.0 too
+    said = evidence.against_moving(chosen)
+    assert said and said.endswith("H200, compiled for some of its GPUs only")
 
 
 def test_the_claims_of_a_run_are_those_that_are_expected(chosen: Plan) -> None:

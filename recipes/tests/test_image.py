@@ -18,7 +18,7 @@ from recipes import image
 from recipes.cache import sha256_of
 from recipes.model import ROOT, Catalogue, Refusal
 from recipes.plan import Plan, plan
-from recipes.tests.conftest import SOURCE, Tiny, wheel
+from recipes.tests.conftest import SOURCE, Checkout, Tiny, wheel
 from recipes.tests.test_audit import CUBIN, PORTABLE, fatbin, library
 
 
@@ -94,6 +94,10 @@ def test_a_standin_for_no_base_is_refused() -> None:
     target = Catalogue().targets["cpu"]
     with pytest.raises(Refusal, match=r"python:3 is no base of cpu: choose one of python:3\.12"):
         image.Options({"python:3": "x"}).arguments(target)
+
+
+def test_a_standin_that_names_no_image_is_refused(checkout: Checkout) -> None:
+    checkout.refuse("image", "cpu", "--standin", "python:3.12-slim-bookworm", naming=("--standin", "NAME=REF"))
 
 
 def test_a_link_out_of_a_mirror_is_refused(tmp_path: Path) -> None:

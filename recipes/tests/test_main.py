@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 from recipes.tests.conftest import Checkout, Tiny
 
@@ -23,6 +25,8 @@ def test_the_menu_offers_every_verb(checkout: Checkout) -> None:
 def test_the_exit_code_of_a_command_in_the_shell_is_ours(tiny: Tiny) -> None:
     assert tiny.run("shell", "tiny", "--", "sh", "-c", "exit 7").returncode == 7
     assert "no command" in tiny.refuse("shell", "tiny", "--", "no-such-command")
+    assert "cannot be run (Permission denied)" in tiny.refuse("shell", "tiny", "--", str(tiny.root))
+    assert "a -- b" in tiny.succeed("shell", "tiny", "--", "echo", "a", "--", "b")
 
 
 def test_clean_removes_the_build_and_on_request_the_cache(tiny: Tiny) -> None:
@@ -30,5 +34,16 @@ def test_clean_removes_the_build_and_on_request_the_cache(tiny: Tiny) -> None:
     tiny.succeed("clean")
     assert not (tiny.root / "build").exists()
     assert list(tiny.cache.glob("wheels/*"))
+    theirs = tiny.cache / "photos"
+    theirs.mkdir()
     tiny.succeed("clean", "--cache")
-    assert not tiny.cache.exists()
+    assert {path.name for path in tiny.cache.iterdir()} == {"lock", theirs.name}
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(checkout: Checkout) -> None:
+    command = f'set -o pipefail; "{sys.executable}" -m recipes patches | head -n 1; echo "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=checkout.root, env=checkout.variables, capture_output=True, text=True, check=True
+    )
+    assert "Traceback" not in done.stderr
+    assert done.stdout.splitlines()[-1] in ("0", "141")  # 0 where all was written before `head` ended

@@ -115,5 +115,11 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
     assert mutants.committed(tmp_path) == [outcomes()]
     (tmp_path / "smoke_tests" / "bounds.py").write_text("SLOPE = 0.4\n")
     (tmp_path / "elsewhere.json").write_text(json.dumps(outcomes() | {"files": {"bounds.py": "0" * 64}}))
-    with pytest.raises(Refusal, match="no whole run of cpu with the tests of this checkout"):
+    for text in (None, "[]", "{}"):
+        if text:
+            (tmp_path / "elsewhere.json").write_text(text)
+        with pytest.raises(Refusal, match="no whole run of cpu with the tests of this checkout"):
+            mutants.keep(here, tmp_path / "elsewhere.json")
+    (tmp_path / "elsewhere.json").write_text('{"cut o')
+    with pytest.raises(Refusal, match="not the JSON"):
         mutants.keep(here, tmp_path / "elsewhere.json")
