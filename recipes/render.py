@@ -87,7 +87,7 @@ def _targets(facts: Facts) -> str:
         base = image.image + (" (digest unresolved)" if image.digest == "unresolved" else "")
         packages += "".join(f"; {name}: {option}" for name, option in target.options.items())
         rows.append([f"`{target.name}`", base, target.python, cuda, packages, hardware, target.reason])
-    return _rows("target|base|Python|CUDA|packages|proves on|for", rows)
+    return _rows("target|base|Python|CUDA|packages|to be proved on|for", rows)
 
 
 def _matrix(facts: Facts) -> str:
