@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ try:
     from recipes import bench, build, environment, evidence, image, limits, lock, mutants, proof, publish, render, runs
     from recipes.build import Builder
     from recipes.bump import Bump
-    from recipes.cache import Cache, write_text
+    from recipes.cache import Cache, disk_named, remove, write_text
     from recipes.model import Catalogue, Refusal
     from recipes.plan import Plan, changed, consider, grid, plan, show
     from recipes.progress import Steps, console, errors
@@ -27,12 +26,16 @@ except ModuleNotFoundError as missing:
         f"fusebox: the Python package {missing.name} is not installed: run the verb through nox, which "
         "installs what it needs."
     )
+except KeyboardInterrupt:
+    sys.exit(130)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb and return the exit code: 0 done, 1 a claim was refuted, 2 refused, 3 a what-if is unknown."""
     options = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: what we started ends with us
+    for sent in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(sent) is not signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(sent, signal.default_int_handler)  # as Ctrl-C: what we started ends with us
     try:
         return int(options.verb(options))
     except Refusal as refusal:
@@ -59,18 +62,20 @@ def _parser() -> argparse.ArgumentParser:
                 "target", nargs="?", default="cpu", help="a table of recipes/targets.toml (default: %(default)s)"
             )
         if mirror:
-            added.add_argument("--mirror", type=Path, default=os.environ.get("FUSEBOX_MIRROR"), help=mirror_help)
+            added.add_argument(
+                "--mirror", type=_place, default=os.environ.get("FUSEBOX_MIRROR") or None, help=mirror_help
+            )
         if sm:
             added.add_argument("--sm", type=_listed, help='other GPU architectures, as "8.0,9.0"')
         return added
 
     what_if = verb("plan", _plan, sm=True)
-    what_if.add_argument("--python", help="another Python, as 3.12")
+    what_if.add_argument("--python", type=_text, help="another Python, as 3.12")
     what_if.add_argument("--with", dest="replaced", action="append", metavar="PACKAGE==VERSION", help="would it fit?")
-    verb("fetch", _fetch, mirror=True).add_argument("--into", type=Path, help="also fill this folder, as a mirror")
+    verb("fetch", _fetch, mirror=True).add_argument("--into", type=_place, help="also fill this folder, as a mirror")
     patched = verb("patch", _patch, mirror=True, sm=True)
-    patched.add_argument("--into", type=Path, help="lay out what the stages of an image build from")
-    patched.add_argument("--wheelcache", type=Path, help="a folder of exported wheels: none of them is built again")
+    patched.add_argument("--into", type=_place, help="lay out what the stages of an image build from")
+    patched.add_argument("--wheelcache", type=_folder, help="a folder of exported wheels: none of them is built again")
     audited = verb("audit", _audit, sm=True)
     for name, holds in (
         ("out", "what `patch --into` wrote"),
@@ -78,13 +83,13 @@ def _parser() -> argparse.ArgumentParser:
         ("built-in", "the environment that they were compiled in"),
         ("into", "to be installed"),
     ):
-        audited.add_argument(f"--{name}", type=Path, required=True, help=holds)
+        audited.add_argument(f"--{name}", type=_place, required=True, help=holds)
     published = verb("publish", _publish, mirror=True, sm=True)
-    published.add_argument("--registry", required=True, help="where to push to: HOST[:PORT][/PATH]")
+    published.add_argument("--registry", type=_text, required=True, help="where to push to: HOST[:PORT][/PATH]")
     for built in (verb("image", _image, mirror=True, sm=True), published):
         built.add_argument("--standin", action="append", default=[], metavar="NAME=REF", help="stands for a base image")
-        built.add_argument("--wheelcache", type=Path, help="a folder of exported wheels")
-        built.add_argument("--ca", type=Path, help="certificates for a machine behind a proxy")
+        built.add_argument("--wheelcache", type=_folder, help="a folder of exported wheels")
+        built.add_argument("--ca", type=_place, help="certificates for a machine behind a proxy")
         built.add_argument("--network", help='of the steps that fetch, if it is not the builder\'s own: "host"')
     verb("patches", _patches, target=False)
     verb("build", _build, mirror=True, sm=True)
@@ -93,29 +98,29 @@ def _parser() -> argparse.ArgumentParser:
     kept.add_argument(
         "--from",
         dest="folder",
-        type=Path,
+        type=_place,
         help="outcomes.json, smoke.log, manifest.json of a run elsewhere",
     )
     kept.add_argument("--built", action="store_true", help="only that it was built: manifest.json, without any claim")
     planted = verb("mutants", _mutants, mirror=True, sm=True)
     planted.add_argument("--seeds", type=int, default=100, help="of the runs on correct code (%(default)s)")
     planted.add_argument("--compile", action="store_true", help="compile the faults that are compiled, and stop")
-    planted.add_argument("--from", dest="outcomes", type=Path, help="what a run elsewhere wrote to its --out")
+    planted.add_argument("--from", dest="outcomes", type=_place, help="what a run elsewhere wrote to its --out")
     numbers = verb("bench", _bench, mirror=True, sm=True)
     numbers.add_argument("--only", action="append", default=[], metavar="KEY", help="cells whose key starts so")
     numbers.add_argument("--seconds", type=float, help="start nothing that would not end within this time")
     numbers.add_argument("--quick", action="store_true", help="few cells and pairs")
     numbers.add_argument("--list", action="store_true", help="the cells and what is known of them; measure nothing")
-    numbers.add_argument("--from", dest="rows", type=Path, help="rows measured elsewhere: show them, measure nothing")
+    numbers.add_argument("--from", dest="rows", type=_place, help="rows measured elsewhere: show them, measure nothing")
     numbers.add_argument("--promote", action="store_true", help="keep the rows as evidence, and README's pictures")
     fp8 = verb("recommend", _recommend, target=False)
     fp8.add_argument("config", metavar="CONFIG.json", help="as transformers writes it, or a name such as hare-1.1b")
-    fp8.add_argument("--rows", type=Path, help="of `bench` (default: the committed ones of the newest torch)")
+    fp8.add_argument("--rows", type=_place, help="of `bench` (default: the committed ones of the newest torch)")
     fp8.add_argument("--tokens", type=int, default=16384, help="that a layer sees at once (%(default)s)")
     fp8.add_argument("--package", default="transformer-engine.delayed", help="FP8 by whom (%(default)s)")
     fp8.add_argument("--launch", default="graph", choices=bench.LAUNCHES, help="%(default)s")
     fp8.add_argument("--head", action="store_true", help="consider the head too")
-    fp8.add_argument("--out", type=Path, help="write the JSON there instead of printing it")
+    fp8.add_argument("--out", type=_place, help="write the JSON there instead of printing it")
     verb("shell", _shell, mirror=True, sm=True).add_argument(
         "command", nargs=argparse.REMAINDER, help="run this instead of a shell"
     )
@@ -141,12 +146,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     wheels = verb("cache", _cache, target=False)
     wheels.add_argument("action", choices=("export", "import"))
-    wheels.add_argument("folder", type=Path)
+    wheels.add_argument("folder", type=_place)
     return parser
 
 
 def _listed(text: str) -> list[str]:
-    return [part for part in text.split(",") if part]
+    if not (parts := [part for part in text.split(",") if part]):
+        raise argparse.ArgumentTypeError("names none")
+    return parts
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("is empty")
+    return text
+
+
+def _place(text: str) -> Path:
+    return Path(_text(text))
+
+
+def _folder(text: str) -> Path:
+    if not (path := _place(text)).is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is no folder")
+    return path
 
 
 def _chosen(options: argparse.Namespace) -> Plan:
@@ -220,7 +243,9 @@ def _audit(options: argparse.Namespace) -> int:
 def _image(options: argparse.Namespace) -> int:
     """Build a target's image with docker buildx, print its size by layer, and let it prove itself here."""
     chosen = _chosen(options)
-    console.print(f"{image.tag(chosen.target)}: {image.build(chosen, _of_image(options))}", soft_wrap=True)
+    console.print(
+        f"{image.tag(chosen.target)}: {image.build(chosen, _of_image(options))}", soft_wrap=True, markup=False
+    )
     image.show(chosen)
     # As strangely as anyone will run it: an unknown user, nothing writable but /tmp, where Triton loads what it makes.
     strictly = ("--user=12345", "--read-only", "--tmpfs=/tmp:exec")
@@ -231,7 +256,7 @@ def _publish(options: argparse.Namespace) -> int:
     """Build a target's image from the commit, push it by digest, prove what was pushed, and set its tags last."""
     chosen = _chosen(options)
     folder = publish.publish(chosen, _of_image(options), options.registry, evidence.against_moving(chosen))
-    console.print(f"contents: {folder}/image.md", soft_wrap=True)
+    console.print(f"contents: {folder}/image.md", soft_wrap=True, markup=False)
     return 0
 
 
@@ -260,7 +285,7 @@ def _installed(options: argparse.Namespace) -> tuple[Plan, Path]:
 def _build(options: argparse.Namespace) -> int:
     """Fetch, patch, compile and install a target's environment."""
     _, path = _installed(options)
-    console.print(f"The environment is in {path}: source {path}/bin/activate", soft_wrap=True)
+    console.print(f"The environment is in {path}: source {path}/bin/activate", soft_wrap=True, markup=False)
     return 0
 
 
@@ -274,15 +299,17 @@ def _promote(options: argparse.Namespace) -> int:
     """Copy the evidence of the last smoke run into smoke_tests/evidence/, to be committed, and render README."""
     chosen = _chosen(options)
     if options.built:
-        console.print(f"promoted {evidence.keep_built(chosen, options.folder)}")
+        console.print(f"promoted {evidence.keep_built(chosen, options.folder)}", markup=False)
         return render.write(Catalogue())
     if options.folder:
         evidence.bring(chosen, options.folder)
     kept, left = evidence.promote(chosen)
     for path in kept:
-        console.print(f"promoted {path}")
+        console.print(f"promoted {path}", markup=False)
     for path in left:
-        console.print(f"left out {path}, an older run: another state of this checkout made it", soft_wrap=True)
+        console.print(
+            f"left out {path}, an older run: another state of this checkout made it", soft_wrap=True, markup=False
+        )
     return render.write(Catalogue())
 
 
@@ -296,7 +323,7 @@ def _mutants(options: argparse.Namespace) -> int:
     with Steps() as steps, cache.held(steps.wait):
         libraries = mutants.compiled(Builder(chosen, cache, steps, options.mirror))
     if options.compile:
-        console.print(f"The compiled faults are in {libraries}: bring them along.", soft_wrap=True)
+        console.print(f"The compiled faults are in {libraries}: bring them along.", soft_wrap=True, markup=False)
         return 0
     code = mutants.run(chosen, path, libraries, options.seeds)
     render.write(Catalogue())
@@ -314,11 +341,11 @@ def _bench(options: argparse.Namespace) -> int:
         if options.list:
             return bench.listed(chosen, path, options.only, options.quick)
         rows = bench.measure(chosen, path, options.only, options.seconds, options.quick)
-    console.print(f"report: {bench.report(chosen, rows)}", soft_wrap=True)
+    console.print(f"report: {bench.report(chosen, rows)}", soft_wrap=True, markup=False)
     if not options.promote:
         return 0
     for kept in bench.promote(chosen, rows):
-        console.print(f"promoted {kept}")
+        console.print(f"promoted {kept}", markup=False)
     return render.write(Catalogue())
 
 
@@ -395,8 +422,9 @@ def _clean(options: argparse.Namespace) -> int:
     """Remove build/, and with --cache all downloads and wheels."""
     path, cache = Catalogue().root / "build", Cache()
     if path.exists():
-        shutil.rmtree(path)
-        console.print(f"removed {path}", soft_wrap=True)
+        with disk_named(path):
+            remove(path)
+        console.print(f"removed {path}", soft_wrap=True, markup=False)
     if options.cache and cache.root.exists():
         with Steps() as steps, cache.held(steps.wait):
             cache.clear()

@@ -101,6 +101,9 @@ def read(root: Path, path: Path) -> tuple[list[Row], list[Row]]:
     try:
         found = rows.read(path)
         cells = list(rows.latest(found).values())
+        for row in found:  # what the page is made of
+            if row["key"] == "shard":
+                row["target"], row["releases"], row["machine"]["name"], row["machine"]["gpus"], row["machine"]["cpu"]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise Refusal(f"{path} is no file of rows ({error!r}): bring the rows.jsonl of a run.") from None
     if not cells:

@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from recipes import audit, environment
 from recipes.cache import Cache, disk_full, disk_named, put, sha256_of, write_json
 from recipes.environment import Wheel
@@ -99,6 +102,9 @@ class Builder:
         )
         final = self.cache.root / "trees" / key
         record = self.cache.record(final / "tree.json", "sha256", "patches")
+        if record and [tree_hash(path) for path in final.iterdir() if path.is_dir()] != [record["sha256"]]:
+            shutil.rmtree(final)  # damaged
+            record = None
         if record is None:
             with self.cache.scratch("tree") as scratch:
                 made = scratch / key
@@ -178,6 +184,7 @@ class Builder:
             "env": build_environment(pin, target),
             "script": sha256_of(self._script),
             "python": f"cp{target.python.replace('.', '')}-{sysconfig.get_platform()}",
+            "beside": self._beside(pin),
         }
         inputs |= {key: value for key, value in _settings(pin).items() if value}
         if pin.build.compiler != "none":
@@ -190,6 +197,20 @@ class Builder:
                 "base": base,
             }
         return inputs
+
+    def _beside(self, pin: Pin) -> dict[str, Any]:
+        """What a build imports or compiles against, by what decides its bytes: of the lock, and of the target's own.
+
+        Not what those require in turn: a lock written anew would compile everything again.
+        """
+        required = {canonicalize_name(Requirement(one).name) for one in pin.build.requires}
+        compiled = pin.build.compiler != "none"  # NVIDIA's wheels hold headers and libraries
+        chosen = {one.name: one.sha256 for one in self.plan.locked.artifacts if one.name in required}
+        if compiled:
+            chosen |= {one.name: one.sha256 for one in self.plan.locked.artifacts if one.name.startswith("nvidia-")}
+        needed = [one for one in self.plan.pins if one.name in pin.build.needs and one.name != "torch"]
+        patched = {one.name: [chosen.sha256 for chosen in self.plan.patches[one.name]] for one in needed}
+        return {**chosen, **{one.name: [one.release.identity, patched[one.name]] for one in needed}}
 
     @property
     def _script(self) -> Path:
@@ -221,9 +242,6 @@ class Builder:
             self._refuse_missing_headers(pin, environment.python_of(scratch / "env"))
             source = scratch / tree.path.name
             shutil.copytree(tree.path, source, symlinks=True)
-            if tree_hash(source) != tree.sha256:
-                shutil.rmtree(tree.path.parent)
-                raise Refusal(f"{pin.label}: its source in {tree.path} was damaged, and is removed: run again.")
             yield scratch, source
 
     def _compile(self, pin: Pin, source: Path, scratch: Path, step: Step) -> tuple[Path, dict[str, object]]:
@@ -315,7 +333,7 @@ class Builder:
             "LC_ALL": "C.UTF-8",
         }
         log, tail = scratch / "build.log", list[str]()
-        with log.open("w") as file, group(command, scratch, variables) as process:
+        with log.open("w", encoding="utf-8") as file, group(command, scratch, variables) as process:
             assert process.stdout
             for line in process.stdout:
                 file.write(line)

@@ -5,6 +5,7 @@
     CACHE/trees/KEY/                   patched sources: the tree, and tree.json
     CACHE/wheels/KEY/                  built wheels: NAME.whl, wheel.json, build.log
     CACHE/uv/                          what uv keeps of the package index
+    CACHE/CACHEDIR.TAG, lock           that it is ours, and who uses it
     CACHE/partial/                     what is being written; swept by the next run
     ROOT/build/TARGET/                 of one checkout: env/ (the environment), evidence/, logs of failed builds
 
@@ -20,6 +21,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -28,12 +30,23 @@ from typing import Any
 
 from recipes.model import Refusal
 
+TAG = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backup tools leave such a folder out, and we know ours by it
+
 
 def default_cache() -> Path:
-    """FUSEBOX_CACHE, or fusebox/ in the user's cache folder (XDG Base Directory)."""
-    if chosen := os.environ.get("FUSEBOX_CACHE"):
-        return Path(chosen).resolve()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").resolve() / "fusebox"
+    """FUSEBOX_CACHE, or fusebox/ in the user's cache folder (XDG Base Directory); builds run in it."""
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user of whom the system knows nothing
+        home = None
+    if not (chosen := os.environ.get("FUSEBOX_CACHE") or (home and home / "fusebox")):
+        raise Refusal("There is no place for downloads and wheels: set HOME, or FUSEBOX_CACHE to a folder.")
+    root = Path(chosen).resolve()
+    if odd := re.search(r"[\s'\",:#{}]", str(root)):
+        raise Refusal(
+            f"{root}: compilers fail in a folder with {odd[0]!r} in its name: set FUSEBOX_CACHE to another one."
+        )
+    return root
 
 
 def sha256_of(path: Path) -> str:
@@ -54,11 +67,12 @@ def disk_named(path: Path) -> Iterator[None]:
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.EIO):
             place = error.filename or path
             raise Refusal(
-                f"{place} cannot be written ({error.strerror}): make it writable, or choose another cache with "
-                "FUSEBOX_CACHE."
+                f"{place} cannot be written ({error.strerror}): make it writable, or choose another place (of the "
+                "cache: FUSEBOX_CACHE)."
             ) from None
         if error.errno in (errno.EEXIST, errno.EISDIR, errno.ENOTDIR):
-            raise Refusal(f"{path} cannot be written ({error.strerror}): choose another place.") from None
+            place = error.filename2 or error.filename or path
+            raise Refusal(f"{place} cannot be written ({error.strerror}): choose another place.") from None
         raise
 
 
@@ -85,6 +99,14 @@ def sync_tree(path: Path) -> None:
     for entry in [path, *path.rglob("*")] if path.is_dir() else [path]:
         if not entry.is_symlink():
             sync(entry)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all that is in it, if it is there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def put(source: Path, final: Path) -> Path:
@@ -143,13 +165,23 @@ class Cache:
                 self.root.mkdir(parents=True, exist_ok=True)
             except (FileExistsError, NotADirectoryError):
                 raise Refusal(f"{self.root} is not a folder: choose another place with FUSEBOX_CACHE.") from None
+            self._claim()
             with (self.root / "lock").open("a+") as lock:
                 os.set_inheritable(lock.fileno(), True)  # what a killed run started and left running still holds it
                 self._acquire(lock, waiting)
                 for left in (self.partial, *self.root.glob("uv/.tmp*")):
-                    shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+                    remove(left)
                 self.partial.mkdir()
                 yield
+
+    def _claim(self) -> None:
+        """Mark the folder as ours before anything in it is swept; one that holds something else is refused."""
+        held = {path.name for path in self.root.iterdir()}
+        if TAG in held or {"lock", "partial"} <= held:  # the latter is one of ours from before there was a mark
+            return
+        if held:
+            raise Refusal(f"{self.root} holds other things ({min(held)}): choose an empty or a new folder.")
+        write_text(self.root / TAG, "Signature: 8a477f597d28d172789f06886806bc55\n# Fusebox's cache or mirror.\n")
 
     def _acquire(self, lock: Any, waiting: Callable[[str], None]) -> None:
         said = False
@@ -183,8 +215,7 @@ class Cache:
     def clear(self) -> None:
         """Remove all that runs keep there, and nothing else; `lock` stays, since another run may wait at it."""
         for name in ("files", "github.com", "trees", "wheels", "uv", "partial"):
-            if (self.root / name).exists():
-                shutil.rmtree(self.root / name)
+            remove(self.root / name)
 
     def file(self, sha256: str) -> Path | None:
         """The downloaded file of that hash, checked; a damaged one is dropped."""

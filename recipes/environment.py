@@ -7,6 +7,7 @@ tests can tell what it should hold without this tool.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import json
@@ -59,7 +60,7 @@ def clean_variables(environment: Path) -> dict[str, str]:
     }
     return {
         **ours,
-        "PATH": f"{environment / 'bin'}:{os.environ['PATH']}",
+        "PATH": f"{environment / 'bin'}:{os.environ.get('PATH') or os.defpath}",
         "VIRTUAL_ENV": str(environment),
         "PYTHONNOUSERSITE": "1",
     }
@@ -141,12 +142,25 @@ def check(path: Path, cache: Cache) -> None:
     _uv(path, cache, "pip", "check", "--python", str(python_of(path)))
 
 
+def uv_variables() -> dict[str, str]:
+    """What uv runs with: of the caller's settings of it only those of the network and of where Python comes from."""
+    kept = (
+        "UV_PYTHON_INSTALL",
+        "UV_HTTP",
+        "UV_NATIVE_TLS",
+        "UV_SYSTEM_CERTS",
+        "UV_INSECURE_HOST",
+        "UV_KEYRING_PROVIDER",
+    )
+    apart = ("UV_", "VIRTUAL_ENV", "PYTHON")
+    ours = {key: text for key, text in os.environ.items() if key.startswith(kept) or not key.startswith(apart)}
+    # It holds times: without it the same wheels are the same environment.
+    return {**ours, "UV_NO_INSTALLER_METADATA": "1"}
+
+
 def _run_uv(cache: Cache, *arguments: str) -> subprocess.CompletedProcess[str]:
-    apart = ("UV_INDEX", "UV_FIND", "VIRTUAL_ENV", "PYTHON")
-    ours = {key: value for key, value in os.environ.items() if not key.startswith(apart)}
-    ours["UV_NO_INSTALLER_METADATA"] = "1"  # it holds times: without it the same wheels are the same environment
     command = [uv.find_uv_bin(), "--no-config", "--cache-dir", str(cache.root / "uv"), "--no-progress", *arguments]
-    return subprocess.run(command, env=ours, capture_output=True, text=True, check=False, close_fds=False)
+    return subprocess.run(command, env=uv_variables(), capture_output=True, text=True, check=False, close_fds=False)
 
 
 def _uv(path: Path, cache: Cache, *arguments: str) -> None:
@@ -168,10 +182,9 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
         return layer(plan, Path(interpreter(plan.target, cache, steps)), locked, wheels, cache, steps)
     final = folder(plan.root, plan.target) / "env"
     manifest = _manifest(plan, wheels)
-    if (final / "fusebox" / "manifest.json").exists() and json.loads(
-        (final / "fusebox" / "manifest.json").read_text()
-    ) == manifest:
-        return final
+    with contextlib.suppress(OSError, ValueError):  # it is not there, or damaged
+        if json.loads((final / "fusebox" / "manifest.json").read_text(encoding="utf-8")) == manifest:
+            return final
     final.parent.mkdir(parents=True, exist_ok=True)
     for left in final.parent.glob(".env.*"):  # of a killed run; the cache's lock says that nobody works on it
         shutil.rmtree(left)

@@ -7,7 +7,6 @@ is the hash of the pinned inputs. Evidence whose keys differ from the checkout's
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shutil
 import sys
@@ -15,9 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from packaging.version import Version
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.markup import escape
 from rich.table import Table
 
@@ -261,6 +261,63 @@ def _dumped(node: ast.AST) -> str:
     return ast.dump(node, **every)
 
 
+class Brought(BaseModel):
+    """What a file from elsewhere has to hold, since it is read here; what else it holds is kept."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class Machine(Brought):
+    name: Annotated[str, Field(pattern=r"^\w[\w .+-]*$")]  # it becomes the name of a file
+    cpu: str
+
+
+class Hardware(Machine):
+    arch: str
+    gpus: list[Any]
+
+
+class Outcome(Brought):
+    id: str
+    claim: str
+    package: str
+    outcome: Literal["proved", "refuted", "unproven"]
+    seed: list[str]
+    seconds: float
+    reason: str
+    measured: dict[str, Any]
+
+
+class Outcomes(Brought):
+    target: str
+    stack: str
+    files: dict[str, str]
+    hardware: Hardware
+    claims: list[Outcome]
+
+
+class Package(Brought):
+    built_with: dict[str, Any]
+
+
+class Manifest(Brought):
+    packages: dict[str, Package]
+
+
+def brought(model: type[Brought], path: Path) -> dict[str, Any]:
+    """What a file of JSON holds, if the model says so; refused by its first fault."""
+    found: dict[str, Any] = read_json(path)
+    try:
+        model.model_validate(found)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = ".".join(map(str, fault["loc"])) or "all of it"
+        raise Refusal(
+            f"{path} is not as its writer leaves it ({key}: {fault['msg']}): bring it again, whole."
+        ) from None
+    return found
+
+
 def smoke(plan: Plan, env: Path) -> int:
     """Run every claim in the environment, write evidence and log, print the table; 1 if one is refuted."""
     folder = _folder(plan)
@@ -300,12 +357,12 @@ def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, An
             f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what "
             "they printed above."
         )
-    found = read_json(outcomes)
-    if not isinstance(found, dict) or not {"target", "stack", "files", "hardware", "claims"} <= found.keys():
-        raise Refusal(f"{outcomes} is not what a smoke run writes: bring the file that --evidence named.")
+    found = brought(Outcomes, outcomes)
+    if found["target"] != plan.target.name:
+        raise Refusal(f"{outcomes} is of {found['target']}: bring that of {plan.target.name}.")
     written = _assemble(plan, found, log, manifest, image)
     console.print(_table(written))
-    console.print(f"evidence: {_folder(plan)}/{written['name']}.json", soft_wrap=True)
+    console.print(f"evidence: {_folder(plan)}/{written['name']}.json", soft_wrap=True, markup=False)
     return 1 if code or any(claim["outcome"] == "refuted" for claim in written["claims"]) else 0
 
 
@@ -395,9 +452,7 @@ def bring(plan: Plan, folder: Path) -> int:
     for path in (outcomes, log, manifest):
         if not path.is_file():
             raise Refusal(f"{path} is missing: bring it from where the smoke tests ran (README says how).")
-    described = read_json(manifest)
-    if not isinstance(described, dict) or "packages" not in described:
-        raise Refusal(f"{manifest} is not what an environment is made of: bring its fusebox/manifest.json.")
+    described = brought(Manifest, manifest)
     return keep(plan, outcomes, 0, log.read_text(encoding="utf-8", errors="replace"), described)
 
 
@@ -433,9 +488,7 @@ def keep_built(plan: Plan, folder: Path | None) -> Path:
     if not source.is_file():
         how = "bring it from where the environment is" if folder else f'run `nox -s "build({plan.target.name})"` first'
         raise Refusal(f"{source} is missing: {how}.")
-    manifest = read_json(source)
-    if not isinstance(manifest, dict) or "packages" not in manifest:
-        raise Refusal(f"{source} is not what an environment is made of: bring its fusebox/manifest.json.")
+    manifest = brought(Manifest, source)
     if manifest.get("target") != plan.target.name or manifest.get("stack") != built_for(plan, manifest).stack:
         raise Refusal(f'{source} is of another state of this checkout: run `nox -s "build({plan.target.name})"` again.')
     final = _built_path(plan.root, plan.target.name)
@@ -446,7 +499,7 @@ def keep_built(plan: Plan, folder: Path | None) -> Path:
 def built(root: Path, target: str) -> dict[str, Any] | None:
     """The committed manifest of a target's environment, if one is kept."""
     path = _built_path(root, target)
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return brought(Manifest, path) if path.exists() else None
 
 
 def _built_path(root: Path, target: str) -> Path:
@@ -497,7 +550,7 @@ def missing_claims(plan: Plan, room: Room, run: dict[str, Any]) -> list[Claim]:
 
 def read(path: Path) -> dict[str, Any]:
     """Evidence whose raw log is there and unchanged; anything else is refused."""
-    evidence: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    evidence: dict[str, Any] = read_json(path)
     log = path.with_suffix(".log")
     if not log.exists() or sha256_of(log) != evidence["log_sha256"]:
         raise Refusal(

@@ -576,8 +576,9 @@ class Git:
             raise disk_full(self.cache.root)
         if process.returncode != 0:
             verb = next(word for word in arguments if word in ("init", "fetch", "checkout", "ls-remote"))
-            last = (said.splitlines() or ["no message"])[-1].rstrip(".")
-            raise Refusal(f"{label}: git {verb} failed ({last}): {cure}.")
+            lines = said.splitlines() or ["no message"]
+            why = next((line for line in lines if line.startswith("fatal: ")), lines[-1]).rstrip(".")
+            raise Refusal(f"{label}: git {verb} failed ({why}): {cure}.")
         return said
 
 

@@ -14,7 +14,7 @@ import uv
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from recipes import limits
+from recipes import environment, limits
 from recipes.cache import Cache, sha256_of, write_text
 from recipes.fetch import Downloads
 from recipes.model import Catalogue, Refusal, digest_of
@@ -87,7 +87,8 @@ def _resolve(plan: Plan, downloads: Downloads) -> list[tuple[str, str]]:
         command += [f"--find-links={link}" for link in settings.find_links if "://" not in link]
         command += [f"--extra-index-url={index}" for index in settings.indexes[1:] if not index.startswith("file:")]
         command += [f"--index-url={index}" for index in settings.indexes[:1]]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command += [] if settings.indexes else ["--no-index"]
+        done = subprocess.run(command, env=environment.uv_variables(), capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Refusal(
             f"{plan.target.name}: the requirements do not resolve ({' '.join(done.stderr.split())[:400]}): "

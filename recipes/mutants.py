@@ -16,7 +16,7 @@ from typing import Any
 
 from recipes import audit, environment, evidence
 from recipes.build import Builder
-from recipes.cache import read_json, write_json
+from recipes.cache import write_json
 from recipes.environment import Wheel
 from recipes.evidence import Room
 from recipes.model import Refusal, Strict, Text, digest_of, read_toml, validated
@@ -107,12 +107,39 @@ def run(plan: Plan, env: Path, libraries: Path, seeds: int) -> int:
     return code
 
 
+class Clean(evidence.Brought):
+    seeds: int
+    claims: int
+    alarms: list[Any]
+    processes: int
+
+
+class Mutant(evidence.Brought):
+    name: str
+    kind: str
+    origin: str
+    operator: str
+    column: str
+    claims: list[str]
+    outcome: str
+    by: str
+    why: str
+
+
+class Planted(evidence.Brought):
+    target: str
+    hardware: evidence.Machine
+    files: dict[str, str]
+    failing: list[str]
+    clean: Clean
+    mutants: list[Mutant]
+
+
 def keep(plan: Plan, path: Path) -> None:
     """Commit-to-be the outcomes of a whole run, wherever it was, with the tests that this checkout has."""
-    found = read_json(path) if path.is_file() else {}
-    whole = isinstance(found, dict) and {"clean", "mutants", "files", "target", "hardware"} <= found.keys()
-    others = _others_than(plan.root, found["files"]) if whole else []
-    if not whole or not found["mutants"] or found["target"] != plan.target.name or others:
+    found = evidence.brought(Planted, path) if path.is_file() else {}
+    others = _others_than(plan.root, found.get("files", {}))
+    if not found.get("mutants") or found["target"] != plan.target.name or others:
         raise Refusal(
             f"{path} is no whole run of {plan.target.name} with the tests of this checkout: run smoke_tests/mutants.py "
             "there, to its end and with seeds."
@@ -130,7 +157,7 @@ def _others_than(root: Path, files: Mapping[str, str]) -> list[str]:
 def committed(root: Path) -> list[Row]:
     """The kept outcomes, one per target and hardware."""
     paths = sorted((root / "smoke_tests" / "evidence" / "mutants").glob("*.json"))
-    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    return [evidence.brought(Planted, path) for path in paths]
 
 
 def text(root: Path) -> str:

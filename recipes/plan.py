@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
+from rich.markup import escape
 from rich.table import Table
 
 from recipes import limits, patch
@@ -200,7 +201,7 @@ def show(chosen: Plan, cache: Cache) -> None:
         )
     for pin in chosen.pins:
         for one in chosen.patches[pin.name]:
-            table.add_row("patch", pin.label, f"{one.path.name[:4]}: {one.summary}", "")
+            table.add_row("patch", pin.label, escape(f"{one.path.name[:4]}: {one.summary}"), "")
     for pin in chosen.pins:
         if pin.release.kind == "source":
             compiler = "no compiler" if pin.build.compiler == "none" else f"{pin.build.compiler}, {jobs(pin)} jobs"
@@ -212,7 +213,7 @@ def show(chosen: Plan, cache: Cache) -> None:
     table.add_row("smoke", target.name, f"proves on {', '.join(target.proves_on)}", "1 min")
     console.print(table)
     for package, option in target.options.items():
-        console.print(f"option: {package}: {option}", soft_wrap=True)
+        console.print(f"option: {package}: {option}", soft_wrap=True, markup=False)
     for image in target.base.unresolved:
         console.print(
             f"unresolved: the digest of {image} is not known; `nox -s lock -- {target.name}` asks its registry",

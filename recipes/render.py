@@ -354,7 +354,7 @@ def write(catalogue: Catalogue) -> int:
     for path in catalogue.root.glob("docker/*.Dockerfile"):
         if path not in texts:
             path.unlink()
-            console.print(f"removed {path.name}")
+            console.print(f"removed {path.name}", markup=False)
     _write(texts.items())
     return 0
 
@@ -363,7 +363,7 @@ def _write(texts: Iterable[tuple[Path, str]]) -> None:
     for path, text in texts:
         if not _is_current(path, text):
             write_text(path, text)
-            console.print(f"rendered {path.name}")
+            console.print(f"rendered {path.name}", markup=False)
 
 
 def _is_current(path: Path, text: str) -> bool:

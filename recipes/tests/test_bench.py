@@ -221,7 +221,9 @@ def test_what_is_no_evidence_is_not_promoted(tmp_path: Path, change: bench.Row, 
         bench.promote(plan(Catalogue(), "cpu"), planted(tmp_path, {**row(), **change}))
 
 
-@pytest.mark.parametrize("text", ["[]\n", '{"cells": []}\n', '["key"]\n', None])
+@pytest.mark.parametrize(
+    "text", ["[]\n", '{"cells": []}\n', '["key"]\n', '{"key": "shard", "shard": "s", "limits": {}}\n', None]
+)
 def test_what_is_no_file_of_rows_is_named(tmp_path: Path, text: str | None) -> None:
     path = tmp_path if text is None else tmp_path / "rows.json"
     if text is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from recipes.model import ROOT, Catalogue
 from recipes.plan import plan
 from recipes.progress import Steps
 from recipes.tests.conftest import Tiny
+
+TREE = Tree(Path("nowhere"), "0" * 64, ())
 
 
 def records(tiny: Tiny) -> dict[str, dict[str, Any]]:
@@ -87,3 +90,33 @@ def test_the_longest_step_is_read_in_the_log_of_ninja(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / ".ninja_log").write_text(f"# ninja log v5\n3\t40\t0\tx.o\tff\n250\t{end}\t0\ty.o\tfe\n")
     assert longest_step(tmp_path) == {"longest_seconds": 61.0}
+
+
+@pytest.mark.parametrize(
+    ("locked", "changed"),
+    [
+        ("nvidia-cudnn-cu12", {"transformer-engine", "flash-attn", "apex"}),
+        ("setuptools", {"transformer-engine", "flash-attn", "apex", "transformers"}),
+        ("pytest", set()),
+    ],
+)
+def test_a_key_changes_with_what_a_build_is_beside(tmp_path: Path, locked: str, changed: set[str]) -> None:
+    """The headers of another cuDNN are compiled against, another setuptools writes another wheel."""
+    chosen = plan(Catalogue(), "cu12.1-torch2.1")
+    assert chosen.lock
+    artifacts = [replace(one, sha256="0" * 64) if one.name == locked else one for one in chosen.lock.artifacts]
+    assert tuple(artifacts) != chosen.lock.artifacts
+    before, after = (
+        {pin.name: Builder(one, Cache(tmp_path), Steps()).inputs(pin, TREE, "nvcc", "a base") for pin in built}
+        for one in (chosen, replace(chosen, lock=replace(chosen.lock, artifacts=tuple(artifacts))))
+        for built in [[pin for pin in one.pins if pin.release.kind == "source"]]
+    )
+    found = {name for name in before if before[name] != after[name]}
+    assert changed <= found if changed else not found
+
+
+def test_a_key_changes_with_a_package_that_a_build_needs(tmp_path: Path) -> None:
+    chosen = plan(Catalogue(), "cu13.0-torch2.11")
+    (pin,) = (pin for pin in chosen.pins if pin.name == "transformer-engine-torch")
+    beside = Builder(chosen, Cache(tmp_path), Steps()).inputs(pin, TREE, "c++", "a base")["beside"]
+    assert "transformer-engine-cu13" in beside

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.model import digest_of
+from recipes.cache import default_cache
+from recipes.model import Refusal, digest_of
 from recipes.tests.conftest import SOURCE, Index, Tiny, one_sentence, throttled
 
 # --- nothing is done twice
@@ -117,7 +118,7 @@ def test_a_killed_build_goes_on_to_the_same_result(tiny: Tiny, index: Index, tmp
         assert len(list(pool.map(kill, range(len(moments))))) == 20
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_build_ends_cleanly(tiny: Tiny, undisturbed: Tiny, sent: signal.Signals) -> None:
     """Ctrl-C while it compiles: one line, exit code 130, nothing left running or lying about; then it goes on."""
     slow(tiny, 20)
@@ -252,18 +253,55 @@ def copy_cache(source: Tiny, into: Tiny) -> None:
 
 
 def test_a_damaged_tree_in_the_cache_is_not_compiled(tiny: Tiny, undisturbed: Tiny) -> None:
-    """It is removed, and the next run unpacks it anew; a tree without its record is unpacked anew at once."""
+    """It is unpacked anew, for an image too, and so is one without its record."""
     copy_cache(undisturbed, tiny)
     shutil.rmtree(tiny.cache / "wheels")
     tree = next(tiny.cache.glob("trees/*"))
-    (tree / "tinypkg-1.0" / "tinypkg.py").write_text("value = 3\n")
-    one_sentence(tiny.run("build", "tiny"), ("tinypkg 1.0", "damaged", "run again"))
+    module = tree / "tinypkg-1.0" / "tinypkg.py"
+    sound = module.read_text()
+    damages: list[Callable[[], object]] = [
+        lambda: module.write_text("value = 3\n"),
+        lambda: shutil.rmtree(module.parent),
+        lambda: (tree / "tree.json").write_text("{"),
+        lambda: (tree / "tree.json").unlink(),
+    ]
+    for number, damage in enumerate(damages):
+        damage()
+        out = tiny.root / f"out{number}"
+        tiny.succeed("patch", "tiny", "--into", str(out))
+        assert module.read_text() == next(out.rglob("tinypkg.py")).read_text() == sound
     tiny.succeed("build", "tiny")
     assert tiny.result() == undisturbed.result()
-    for damage in (lambda: (tree / "tree.json").write_text("{"), lambda: (tree / "tree.json").unlink()):
-        damage()
-        tiny.succeed("patch", "tiny")
-        assert tree.is_dir()
+
+
+def test_a_folder_that_holds_other_things_is_not_taken_for_a_cache(tiny: Tiny) -> None:
+    theirs = tiny.root / "theirs"
+    (theirs / "partial").mkdir(parents=True)
+    (theirs / "partial" / "thesis.tex").write_text("mine\n")
+    named = (str(theirs), "holds other things (partial)", "choose an empty")
+    tiny.refuse("fetch", "tiny", "--into", str(theirs), naming=named)
+    tiny.refuse("build", "tiny", naming=named, FUSEBOX_CACHE=str(theirs))
+    assert [path.name for path in theirs.rglob("*")] == ["partial", "thesis.tex"]
+    tiny.succeed("fetch", "tiny")
+    (tiny.cache / "CACHEDIR.TAG").unlink()  # one from before there was a mark
+    tiny.succeed("fetch", "tiny")
+
+
+def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError
+
+    for name in ("FUSEBOX_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    with pytest.raises(Refusal, match="set HOME, or FUSEBOX_CACHE"):
+        default_cache()
+
+
+@pytest.mark.parametrize("name", ["with space", "with'quote", "with#hash", "with:colon", "with,comma"])
+def test_a_cache_in_which_compilers_fail_is_refused_at_once(tiny: Tiny, name: str) -> None:
+    tiny.refuse("build", "tiny", naming=(name, "compilers fail", "FUSEBOX_CACHE"), FUSEBOX_CACHE=str(tiny.root / name))
+    assert not (tiny.root / name).exists()
 
 
 # --- export and import

@@ -209,3 +209,9 @@ def test_an_image_refuses_a_layer_that_breaks_the_base(planted: Tiny, tmp_path: 
     assert done.returncode == 2
     assert "strict 1.0 has requirement tinypkg<1.0" in done.stderr and "choose versions" in done.stderr
     assert not (tmp_path / "base" / "fusebox").exists()
+
+
+def test_the_users_settings_of_uv_do_not_reach_an_environment(tiny: Tiny, undisturbed: Tiny) -> None:
+    """They would put more into it than is locked, or end it with a word about the recipe."""
+    tiny.succeed("build", "tiny", UV_VENV_SEED="1", UV_COMPILE_BYTECODE="1", UV_CONSTRAINT="/nonexistent")
+    assert tiny.result() == undisturbed.result()

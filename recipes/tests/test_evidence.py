@@ -209,12 +209,17 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
         evidence.bring(here, tmp_path / "away")
     for name, text, why in (
         ("outcomes.json", '{"target": "c', "not the JSON"),
-        ("outcomes.json", "{}", "not what a smoke run writes"),
-        ("manifest.json", "[]", "not what an environment is made of"),
+        ("outcomes.json", "{}", r"not as its writer leaves it \(target"),
+        ("outcomes.json", json.dumps(outcomes | {"hardware": hardware | {"name": "../up"}}), r".*\(hardware.name"),
+        ("outcomes.json", json.dumps(outcomes | {"claims": ["x"]}), r".*\(claims.0"),
+        ("outcomes.json", json.dumps(outcomes | {"target": "ms-amp"}), "of ms-amp: bring that of cpu"),
+        ("manifest.json", "[]", "not as its writer leaves it"),
+        ("manifest.json", '{"packages": {"torch": {}}}', r".*\(packages.torch.built_with"),
     ):
         (tmp_path / "away" / name).write_text(text)
         with pytest.raises(Refusal, match=rf"{name} is {why}"):
             evidence.bring(here, tmp_path / "away")
+    assert json.loads(path.read_text())["claims"][0]["measured"] == kept  # what was there is there
 
 
 def test_an_older_run_of_another_machine_does_not_hold_up_a_new_one(chosen: Plan, tmp_path: Path) -> None:

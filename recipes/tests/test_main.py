@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from recipes.tests.conftest import Checkout, Tiny
 
 
@@ -37,7 +39,21 @@ def test_clean_removes_the_build_and_on_request_the_cache(tiny: Tiny) -> None:
     theirs = tiny.cache / "photos"
     theirs.mkdir()
     tiny.succeed("clean", "--cache")
-    assert {path.name for path in tiny.cache.iterdir()} == {"lock", theirs.name}
+    assert {path.name for path in tiny.cache.iterdir()} == {"CACHEDIR.TAG", "lock", theirs.name}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("fetch", "cpu", "--into", ""), "--into: is empty"),
+        (("smoke", "cpu", "--mirror", ""), "--mirror: is empty"),
+        (("plan", "cu12.1-torch2.1", "--sm", ","), "--sm: names none"),
+        (("image", "cpu", "--wheelcache", "nowhere"), "--wheelcache: nowhere is no folder"),
+    ],
+)
+def test_a_value_that_says_nothing_is_named(checkout: Checkout, arguments: tuple[str, ...], why: str) -> None:
+    done = checkout.run(*arguments)
+    assert done.returncode == 2 and why in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(checkout: Checkout) -> None:

@@ -115,11 +115,15 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
     assert mutants.committed(tmp_path) == [outcomes()]
     (tmp_path / "smoke_tests" / "bounds.py").write_text("SLOPE = 0.4\n")
     (tmp_path / "elsewhere.json").write_text(json.dumps(outcomes() | {"files": {"bounds.py": "0" * 64}}))
-    for text in (None, "[]", "{}"):
-        if text:
-            (tmp_path / "elsewhere.json").write_text(text)
-        with pytest.raises(Refusal, match="no whole run of cpu with the tests of this checkout"):
-            mutants.keep(here, tmp_path / "elsewhere.json")
-    (tmp_path / "elsewhere.json").write_text('{"cut o')
-    with pytest.raises(Refusal, match="not the JSON"):
+    with pytest.raises(Refusal, match="no whole run of cpu with the tests of this checkout"):
         mutants.keep(here, tmp_path / "elsewhere.json")
+    kept = mutants.committed(tmp_path)
+    for text, why in (
+        ('{"cut o', "not the JSON"),
+        ("[]", "not as its writer leaves it"),
+        (json.dumps(outcomes() | {"clean": None}), r"not as its writer leaves it \(clean"),
+    ):
+        (tmp_path / "elsewhere.json").write_text(text)
+        with pytest.raises(Refusal, match=why):
+            mutants.keep(here, tmp_path / "elsewhere.json")
+    assert mutants.committed(tmp_path) == kept
