@@ -18,8 +18,19 @@ if sys.version_info < (3, 11):
 
 import nox
 
-PROJECT = nox.project.load_toml("pyproject.toml")
-TARGETS = nox.project.load_toml("recipes/targets.toml")
+
+def loaded(path):
+    """A TOML file; where it is none, one sentence says so."""
+    try:
+        return nox.project.load_toml(path)
+    except (OSError, ValueError, RecursionError) as error:
+        said = " ".join(str(error).split()).rstrip(".")
+        sys.exit(f"fusebox: {path} cannot be read ({said}): mend it, or run from a complete checkout of Fusebox.")
+
+
+PROJECT = loaded("pyproject.toml")
+# What is no table, or lacks a key, is refused by the verb that reads it.
+TARGETS = {name: one for name, one in loaded("recipes/targets.toml").items() if isinstance(one, dict)}
 
 nox.options.sessions = []  # bare `nox` runs nothing costly
 nox.options.reuse_venv = "yes"
@@ -28,7 +39,12 @@ nox.options.default_venv_backend = "virtualenv"  # its pip reads the user's pip 
 for_each_target = nox.parametrize("target", list(TARGETS), ids=list(TARGETS))
 # `nox -l --json -s publish` is CI's matrix: each image that is published, and the runner for it as its tag.
 for_each_published = nox.parametrize(
-    "target", [nox.param(name, id=name, tags=[one["runner"]]) for name, one in TARGETS.items() if one.get("publish")]
+    "target",
+    [
+        nox.param(name, id=name, tags=[str(one.get("runner", ""))])
+        for name, one in TARGETS.items()
+        if one.get("publish")
+    ],
 )
 
 
@@ -52,9 +68,9 @@ verb = functools.partial(nox.session, venv_backend="none", requires=["tool"])
 
 
 def recipes(session, *arguments):
-    """Run one verb."""
+    """Run one verb; after Ctrl-C it has more than the 5 seconds that it gives what it started (recipes/process.py)."""
     python = session.cache_dir.parent / "tool" / "bin" / "python"
-    session.run(python, "-m", "recipes", *arguments, external=True)
+    session.run(python, "-m", "recipes", *arguments, external=True, interrupt_timeout=10, terminate_timeout=2)
 
 
 @verb()

@@ -432,6 +432,8 @@ def installed(patch: Mapping[str, Any], wheel: Path) -> dict[str, Any]:
 def export_wheels(cache: Cache, into: Path) -> int:
     """Copy every built wheel with its record to INTO/KEY/, and return how many there are."""
     found = sorted(path.parent for path in cache.root.glob("wheels/*/wheel.json"))
+    if into.exists() and not into.is_dir():
+        raise Refusal(f"{into} is not a folder: choose another place.")
     for folder in found:
         if cache.wheel(folder.name) is None:
             raise Refusal(

@@ -70,9 +70,6 @@ def disk_named(path: Path) -> Iterator[None]:
                 f"{place} cannot be written ({error.strerror}): make it writable, or choose another place (of the "
                 "cache: FUSEBOX_CACHE)."
             ) from None
-        if error.errno in (errno.EEXIST, errno.EISDIR, errno.ENOTDIR):
-            place = error.filename2 or error.filename or path
-            raise Refusal(f"{place} cannot be written ({error.strerror}): choose another place.") from None
         raise
 
 
@@ -138,13 +135,16 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file under its name only when it is whole."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with disk_named(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             partial.write_text(text, encoding="utf-8")
             sync(partial)
             partial.rename(path)
+        except (FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+            raise Refusal(f"{path} cannot be written ({error.strerror}): choose another place.") from None
         finally:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                partial.unlink()
 
 
 class Cache:

@@ -75,6 +75,17 @@ def _holds(held: tuple[int, ...], since: str, until: str) -> bool:
     return held >= Version(since).release and not (until and held >= Version(until).release)
 
 
+def _parsed(path: Path) -> ast.Module:
+    """A file of smoke_tests/ as syntax; one that is no Python is refused with its line."""
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except SyntaxError as error:
+        said = error.msg.partition(". ")[0]  # the rest is a guess
+        raise Refusal(f"{path}, line {error.lineno}, is not Python ({said}): correct it.") from None
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{path} cannot be read as Python ({error}): correct it.") from None
+
+
 class Room:
     """The code of smoke_tests/, read and never imported: its claims, and what each of them reaches."""
 
@@ -98,7 +109,7 @@ class Room:
         modules: dict[str, dict[str, Definition]] = {}
         for module, path in self._paths.items():
             names = modules.setdefault(module, {})
-            for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+            for statement in _parsed(path).body:
                 if isinstance(statement, Definition):
                     names.update(dict.fromkeys(_names(statement), statement))
         return modules

@@ -56,8 +56,13 @@ def dockerfile(plan: Plan) -> str:
         needs=lambda pin: [name for name in pin.build.needs if name in own],
         variables=environment.own_variables(plan.target, Path("/opt/fusebox")),
         labels=labels(plan),
-        quoted=json.dumps,
+        quoted=_quoted,
     )
+
+
+def _quoted(text: str) -> str:
+    """A value of LABEL or ENV as it is: docker knows no \\u00fc, and puts a variable where a $ stands."""
+    return json.dumps(text, ensure_ascii=False).replace("$", r"\$")
 
 
 def _apt(image: Image) -> str:

@@ -28,6 +28,7 @@ from recipes.model import Pin, Refusal, Target, is_version
 from recipes.process import GIT_ALONE
 
 REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "X-Applies-To")
+OURS = ("X-Applies-To", "X-Lines", "X-Needs")
 FILE = r"^--- \S.*\n\+\+\+ (\S+)"  # the two lines before a file's hunks; no removed line has the second one after it
 HUNK = r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@"
 
@@ -112,8 +113,13 @@ def _moved(diff: str, lines: tuple[int, ...]) -> str:
 
 
 def read(path: Path, needed_by: tuple[Path, ...] = ()) -> Patch:
-    """Parse a patch file; a header that lacks a field, or no diff at all, is refused."""
-    text = path.read_bytes().decode("utf-8")  # not read_text, which would hide CRLF
+    """Parse a patch file; a header that lacks a field, has one too many, or no diff at all, is refused."""
+    try:
+        text = path.read_bytes().decode("utf-8")  # not read_text, which would hide CRLF
+    except OSError as error:
+        raise Refusal(f"{path} cannot be read ({error.strerror}): check that it is a file of yours.") from None
+    except UnicodeDecodeError as error:
+        raise Refusal(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8.") from None
     if "\r" in text:
         raise Refusal(f"{path} has CRLF line ends, which match no source: save it with LF.")
     head, separator, diff = text.partition("\n---\n")
@@ -121,6 +127,11 @@ def read(path: Path, needed_by: tuple[Path, ...] = ()) -> Patch:
     for name in REQUIRED:
         if not header[name]:
             raise Refusal(f"{path}: the header has no {name}: add it (DEP-3; see patches/README.md).")
+    if twice := next((name for name in (*REQUIRED, *OURS) if len(header.get_all(name, [])) > 1), None):
+        raise Refusal(f"{path}: the header has {twice} twice: remove one.")
+    known = {name.lower() for name in OURS}
+    if other := next((name for name in header if name.lower().startswith("x-") and name.lower() not in known), None):
+        raise Refusal(f"{path}: {other} is not a known field: correct it to one of {', '.join(OURS)}, or remove it.")
     files = tuple(match.removeprefix("b/") for match in re.findall(FILE, diff, re.MULTILINE))
     hunks = [part for part in re.split(r"^(?=@@ |--- \S.*\n\+\+\+ )", diff, flags=re.MULTILINE) if part[:2] == "@@"]
     if not separator or not files or not hunks:
@@ -131,6 +142,8 @@ def read(path: Path, needed_by: tuple[Path, ...] = ()) -> Patch:
         raise Refusal(
             f"{path} changes {outside}, outside the tree that it is for: correct the path or delete the file."
         )
+    if stray := str(header.get_payload()).strip():  # what follows it would not be read
+        raise Refusal(f"{path}: {stray.splitlines()[0]!r} in its header is no field: mend the line, or indent it.")
     applies_to = _requirement(f"{path.parent.name} {header['X-Applies-To']}")
     if applies_to is None:
         raise Refusal(
@@ -268,7 +281,7 @@ def _git_apply(patch: Patch, tree: Path, *options: str) -> subprocess.CompletedP
     environment = ours | GIT_ALONE | {"GIT_CEILING_DIRECTORIES": str(tree.resolve().parent), "LC_ALL": "C"}
     command = ["git", "apply", *options, "-p1"]
     return subprocess.run(
-        command, cwd=tree, env=environment, input=patch.diff, capture_output=True, text=True, check=False
+        command, cwd=tree, env=environment, input=patch.diff, capture_output=True, encoding="utf-8", check=False
     )
 
 

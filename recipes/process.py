@@ -27,16 +27,23 @@ def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Ite
     Where we are killed, it inherits the cache's lock (`close_fds`), and so the next run waits for it.
     """
     process = subprocess.Popen(
-        command, cwd=folder, env=dict(variables), text=True, errors="replace", stdin=subprocess.DEVNULL,
+        command, cwd=folder, env=dict(variables), encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, close_fds=False,
     )  # fmt: skip
     try:
         yield process
     finally:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGINT)  # it may have started others apart, and ends them then
+            try:
+                _send(process, signal.SIGINT)  # it may have started others apart, and ends them then
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE)
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            finally:  # also where a second Ctrl-C ends the wait
+                _send(process, signal.SIGKILL)
+                process.wait()
+
+
+def _send(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Signal what is left of a process's group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)

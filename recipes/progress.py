@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+if sys.stdout is None:  # it is closed (>&-)
+    sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115, since it stays open
+if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does with what the terminal's encoding lacks
 LOG_WIDTH = 160  # columns where there is no terminal to ask
 console = Console(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
 errors = Console(stderr=True, highlight=False)

@@ -20,6 +20,8 @@ from recipes.model import Refusal, Target
 from recipes.plan import Plan
 from recipes.progress import console
 
+REGISTRY = r"[A-Za-z0-9][A-Za-z0-9.-]*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"  # HOST[:PORT][/PATH]
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -61,6 +63,15 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
     if not plan.target.publish:
         reason = plan.target.unpublished
         raise Refusal(f"Target {plan.target.name} is not published ({reason}): build it with `nox -s image`.")
+    if not re.fullmatch(REGISTRY, registry):
+        raise Refusal(f"--registry {registry!r} is no place to push to: write HOST[:PORT][/PATH], as ghcr.io/owner.")
+    if unresolved := plan.target.base.unresolved:
+        raise Refusal(
+            f"recipes/targets.toml [{plan.target.name}.base]: the digest of {unresolved[0]} is unresolved, and what is "
+            f"published is pinned: run `nox -s lock -- {plan.target.name}`."
+        )
+    if shutil.which("crane") is None:
+        raise Refusal("Publishing needs crane (go-containerregistry), which is not installed: install it.")
     _refuse_classic_store()
     commit, name = Commit.of(plan.root), f"{registry}/fusebox"
     folder = environment.folder(plan.root, plan.target) / "image"
@@ -142,8 +153,6 @@ def set_tags(name: str, digest: str, wanted: Iterable[str]) -> None:
 
 def _crane(fault: str, *words: str) -> None:
     """Run crane; a registry on this machine may be without TLS."""
-    if shutil.which("crane") is None:
-        raise Refusal("Publishing needs crane (go-containerregistry), which is not installed: install it.")
     local = ["--insecure"] if any(re.match(r"(127\.0\.0\.1|localhost)[:/]", word) for word in words) else []
     done = subprocess.run(["crane", *local, *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -41,6 +41,8 @@ def test_the_matrix_of_ci_is_what_is_published_and_where() -> None:
     listed = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
     matrix = {one["call_spec"]["target"]: one["tags"] for one in listed if one["name"] == "publish"}
     assert matrix == {one.target.name: [one.target.runner] for one in PLANS if one.target.publish}
+    (watched,) = re.findall(r"paths: \[(.*)\]", (ROOT / ".github" / "workflows" / "images.yml").read_text())
+    assert {"noxfile.py", "recipes/**"} < set(watched.split(", "))
 
 
 def test_nox_is_the_same_everywhere() -> None:

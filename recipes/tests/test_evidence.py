@@ -84,6 +84,19 @@ def test_claims_are_read_without_importing(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (b"one = 1\ntwo = (1 2)\n", r"broken\.py, line 2, is not Python \(invalid syntax\): correct it\.$"),
+        (b"# \xe9", r"broken\.py cannot be read as Python \(.*utf-8.*\): correct it\.$"),
+    ],
+)
+def test_code_that_is_no_python_is_refused(root: Path, code: bytes, said: str) -> None:
+    (root / "smoke_tests" / "broken.py").write_bytes(code)
+    with pytest.raises(Refusal, match=said):
+        Room(root).claims  # noqa: B018, since it is read when it is asked for
+
+
+@pytest.mark.parametrize(
     ("file", "old", "new", "changed"),
     [
         pytest.param("test_torch.py", "== 1", "== 1.0", {ONE}, id="the test"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -88,6 +89,14 @@ def test_a_base_is_named_by_digest_where_it_is_known(name: str) -> None:
     assert {base.partition("@")[0] for base in images if "@" not in base} == set(
         catalogue.targets[name].base.unresolved
     )
+
+
+def test_a_label_says_what_the_data_say() -> None:
+    """Letters stay letters, and docker puts no variable where a dollar stands."""
+    chosen = plan(Catalogue(), "cpu")
+    target = chosen.target.model_copy(update={"reason": 'für "5 $HOME"'})
+    text = image.dockerfile(dataclasses.replace(chosen, target=target))
+    assert r'LABEL org.opencontainers.image.description="für \"5 \$HOME\""' in text.splitlines()
 
 
 def test_a_standin_for_no_base_is_refused() -> None:

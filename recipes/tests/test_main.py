@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 
 import pytest
 
-from recipes.tests.conftest import Checkout, Tiny
+from recipes.process import GRACE
+from recipes.tests.conftest import Checkout, Tiny, one_sentence
 
 
 def test_every_verb_says_what_it_does(checkout: Checkout) -> None:
@@ -22,6 +24,38 @@ def test_the_menu_offers_every_verb(checkout: Checkout) -> None:
     sessions = re.findall(r"^def (\w+)\(session", (checkout.root / "noxfile.py").read_text(), re.MULTILINE)
     verbs = re.findall(r'verb\("(\w+)"', (checkout.root / "recipes" / "__main__.py").read_text())
     assert set(verbs) - {"audit"} <= set(sessions)  # a step of `docker build` alone
+
+
+def menu(checkout: Checkout, *options: str) -> subprocess.CompletedProcess[str]:
+    """`nox -l` in the checkout."""
+    command = [sys.executable, "-m", "nox", "--list", *options]
+    return subprocess.run(
+        command, cwd=checkout.root, env=checkout.variables, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("file", ["pyproject.toml", "recipes/targets.toml"])
+@pytest.mark.parametrize(
+    "spoiled", [b"x = [", b"[a]\n[a]", b"\xe9", None], ids=["syntax", "twice", "latin-1", "missing"]
+)
+def test_a_menu_that_cannot_be_read_is_refused(checkout: Checkout, file: str, spoiled: bytes | None) -> None:
+    path = checkout.root / file
+    path.unlink() if spoiled is None else path.write_bytes(spoiled)
+    one_sentence(menu(checkout), (file,), code=1)
+
+
+def test_the_menu_leaves_wrong_targets_to_the_verbs(checkout: Checkout) -> None:
+    """A value that is no table, and an image without a runner: nox lists what there is."""
+    checkout.edit(checkout.targets, 'runner = "ubuntu-24.04"\n', "")
+    checkout.targets.write_text(f"foo = 1\n{checkout.targets.read_text()}")
+    listed = json.loads(menu(checkout, "--json", "--session", "publish").stdout)
+    assert [one["tags"] for one in listed if one["call_spec"] == {"target": "cpu"}] == [[""]]
+    checkout.refuse("plan", "cpu", naming=("targets.toml", "foo"))
+
+
+def test_nox_leaves_a_stopped_verb_the_time_to_end_what_it_started(checkout: Checkout) -> None:
+    (seconds,) = re.findall(r"interrupt_timeout=(\d+)", (checkout.root / "noxfile.py").read_text())
+    assert int(seconds) > GRACE
 
 
 def test_the_exit_code_of_a_command_in_the_shell_is_ours(tiny: Tiny) -> None:

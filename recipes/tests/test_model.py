@@ -73,6 +73,9 @@ TEXTS = {
     "name-in-target": (TARGETS, 'python = "3.11"', 'name = "x"\npython = "3.11"', ("targets.toml", "cpu.name")),
     "name-in-recipe": (RECIPE, 'module = "deepspeed"', 'name = "x"\nmodule = "deepspeed"', ("deepspeed.toml", "name")),
     "unknown-placeholder": (RECIPE, '"AVX256"', '"{smm}"', ("deepspeed.toml", "DS_SIMD_WIDTH", "'sm'")),
+    "newline-in-variable": (
+        RECIPE, '"AVX256"', '"AVX256\\nLD_PRELOAD=x"', ("deepspeed.toml", "build.env.DS_SIMD_WIDTH"),
+    ),
     "newline-in-key": (TARGETS, "publish = true", 'publish = true\n"a\\nb[red]\\u001b" = 1', ("cpu.a b[red]",)),
     "python-too-new": (
         RECIPE, 'python = ">=3.8"', 'python = ">=3.12"',

@@ -108,6 +108,9 @@ def test_a_git_that_does_nothing_and_says_well_done_is_seen(
         (DIFF, "has no Description"),
         (HEADER.replace("Origin: vendor\n", "") + DIFF, "has no Origin"),
         (HEADER.replace("==1.0", "one point oh") + DIFF, "X-Applies-To"),
+        (HEADER.replace("==1.0", "==1.0\nX-Lnes: 1.0 9") + DIFF, r"0001-shout\.patch: X-Lnes is not a known field"),
+        (HEADER.replace("==1.0", "==1.0\nX-Applies-To: ==2.0") + DIFF, r"0001-shout\.patch: .* X-Applies-To twice"),
+        (HEADER.replace("==1.0", "==1.0\nsee there\nX-Lines: 1.0 8") + DIFF, "'see there' in its header is no field"),
     ],
     ids=[
         "empty",
@@ -119,6 +122,9 @@ def test_a_git_that_does_nothing_and_says_well_done_is_seen(
         "no header",
         "a field is missing",
         "no range",
+        "a mistyped field",
+        "a field twice",
+        "no field",
     ],
 )
 def test_a_file_that_is_no_patch_is_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -130,6 +136,17 @@ def test_a_patch_with_crlf_is_refused(tmp_path: Path) -> None:
     path = written(tmp_path, HEADER + DIFF)
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     with pytest.raises(Refusal, match="CRLF"):
+        patch.read(path)
+
+
+def test_a_patch_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, HEADER + DIFF)
+    path.write_bytes(path.read_bytes().replace(b"vendor", b"vend\xf6r"))
+    with pytest.raises(Refusal, match=r"0001-shout\.patch is not UTF-8 \(byte \d+\)"):
+        patch.read(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(Refusal, match=r"0001-shout\.patch cannot be read \(Is a directory\)"):
         patch.read(path)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +41,16 @@ def test_a_log_gets_a_line_every_ten_seconds(
             step.show(f"compiling {line}")
     lines = capsys.readouterr().out.splitlines()
     assert [line.rpartition(" ")[2] for line in lines[:-1]] == ["2", "5"]
+
+
+@pytest.mark.parametrize("how", ["| cat", ">&-"], ids=["ASCII", "closed"])
+def test_any_stdout_will_do(how: str) -> None:
+    """One that cannot write a letter, and one that is closed."""
+    code = "import sys; from recipes.progress import Steps; Steps().say('fetch', 'f\\xfcr'); sys.stdout.flush()"
+    done = subprocess.run(
+        ["bash", "-c", f'set -o pipefail; "$0" -c "$1" {how}', sys.executable, code],
+        cwd=Path(__file__).parents[2], env={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ([] if how == ">&-" else ["fetch", r"f\xfcr"])

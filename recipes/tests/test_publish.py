@@ -144,6 +144,26 @@ def test_an_image_is_published_from_a_commit(tmp_path: Path) -> None:
         publish.Commit.of(tmp_path)
 
 
+@pytest.mark.parametrize("registry", ["", "https://ghcr.io/owner", "ghcr.io/", "ghcr.io/Owner", "ghcr.io/owner:tag"])
+def test_a_registry_that_is_none_is_refused_before_the_build(checkout: Checkout, registry: str) -> None:
+    checkout.refuse("publish", "cpu", "--registry", registry, naming=(f"--registry {registry!r}", "HOST[:PORT]"))
+
+
+def test_what_publishing_lacks_is_refused_before_the_build(checkout: Checkout, tmp_path: Path) -> None:
+    """crane; then a base by its digest."""
+    checkout.refuse("publish", "cpu", "--registry", REGISTRY, naming=("needs crane",), PATH=str(tmp_path))
+    digest = Catalogue().targets["cpu"].base.wheels.digest
+    checkout.edit(checkout.targets, digest, "unresolved")
+    checkout.refuse("publish", "cpu", "--registry", REGISTRY, naming=("targets.toml [cpu.base]", "nox -s lock -- cpu"))
+
+
+@pytest.mark.parametrize(
+    "registry", ["127.0.0.1:5000", "localhost:5000/a", "ghcr.io/some-owner", "registry.example/a/b_c"]
+)
+def test_a_registry_is_a_host_with_port_and_path(registry: str) -> None:
+    assert re.fullmatch(publish.REGISTRY, registry)
+
+
 def test_a_target_that_is_not_published_says_why(checkout: Checkout) -> None:
     checkout.refuse(
         "publish", "ngc-23.10", "--registry", REGISTRY, naming=("not published", "another publisher's image")
