@@ -37,9 +37,9 @@ LAUNCHES = ("eager", "graph", "compiled", "compiled graph")
 PICTURES = ("block", "ablation", "crossover", "scaling")  # README's
 
 
-def room(root: Path, name: str) -> ModuleType:
-    """A module of smoke_tests/bench/ that needs the standard library only: rows, recommend."""
-    folder = str(root / "smoke_tests")
+def room(name: str) -> ModuleType:
+    """A module of this checkout's smoke_tests/bench/ that needs the standard library only: rows, recommend."""
+    folder = str(ROOT / "smoke_tests")
     if folder not in sys.path:
         sys.path.insert(0, folder)
     return importlib.import_module(f"bench.{name}")
@@ -97,7 +97,7 @@ def folder_of(plan: Plan) -> Path:
 
 def read(root: Path, path: Path) -> tuple[list[Row], list[Row]]:
     """The runs that a file of rows tells of, and the last row of each cell, judged, with its "run"; refused without."""
-    rows = room(root, "rows")
+    rows = room("rows")
     try:
         found = rows.read(path)
         cells = list(rows.latest(found).values())
@@ -183,7 +183,7 @@ def newest_committed(root: Path) -> Path:
 
 def recommend(root: Path, config: str, rows: Path, tokens: int, package: str, launch: str, head: bool) -> Row:
     """What `recommend` says of a config.json, or of a model that smoke_tests/training/models.py names."""
-    module = room(root, "recommend")
+    module = room("recommend")
     _, cells = read(root, rows)
     models = shapes(root)
     if tokens < 1:
@@ -448,7 +448,7 @@ def _in(gains: list[Gain], prefix: str, word: str) -> list[Gain]:
 
 def _least_gain(cells: list[Row]) -> list[Gain]:
     """FP8 over bf16 in the graphed block that gains least of those with a layer that `recommend` gives to FP8."""
-    found, recommend = [], room(ROOT, "recommend").recommend
+    found, recommend = [], room("recommend").recommend
     for row in of(cells, "block/"):
         wide, tokens = row["facts"]["hidden"], row["facts"]["length"] * row["facts"]["batch"]
         layers = {"qkv": (wide, 3 * wide), "output": (wide, wide), "up": (wide, 4 * wide), "down": (4 * wide, wide)}

@@ -18,7 +18,7 @@ from recipes.model import ROOT, Catalogue, Refusal
 from recipes.plan import Plan, plan
 from recipes.process import group
 
-ROWS, RECOMMEND = bench.room(ROOT, "rows"), bench.room(ROOT, "recommend")
+ROWS, RECOMMEND = bench.room("rows"), bench.room("recommend")
 LIMITS = {"copy": 4.0e12, "bf16": 8.0e14, "fp8": 1.5e15}
 SHARD: bench.Row = {
     "key": "shard", "shard": "s", "target": "cpu", "releases": {"torch": "2"}, "limits": LIMITS, "state": {},

@@ -26,7 +26,7 @@ def said(cells: list[str] = CELLS, timed: str = "te", **others: Any) -> Statemen
 
 
 def found(statement: Statement, *rows: bench.Row) -> list[str]:
-    judged = bench.room(ROOT, "rows").latest([SHARD, *rows]).values()
+    judged = bench.room("rows").latest([SHARD, *rows]).values()
     return [answer.found for answer in seeds._measured(statement, "here", [{**one, "run": SHARD} for one in judged])]
 
 
