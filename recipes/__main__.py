@@ -151,7 +151,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _listed(text: str) -> list[str]:
-    if not (parts := [part for part in text.split(",") if part]):
+    parts = [part for part in text.split(",") if part]
+    if text and not parts:  # an image's build argument that is not given is empty: those of the target
         raise argparse.ArgumentTypeError("names none")
     return parts
 
