@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         audited.add_argument(f"--{name}", type=_place, required=True, help=holds)
     published = verb("publish", _publish, mirror=True, sm=True)
-    published.add_argument("--registry", type=_text, required=True, help="where to push to: HOST[:PORT][/PATH]")
+    published.add_argument("--registry", required=True, help="where to push to: HOST[:PORT][/PATH]")
     for built in (verb("image", _image, mirror=True, sm=True), published):
         built.add_argument("--standin", action="append", default=[], metavar="NAME=REF", help="stands for a base image")
         built.add_argument("--wheelcache", type=_folder, help="a folder of exported wheels")

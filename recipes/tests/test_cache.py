@@ -122,7 +122,9 @@ def test_a_killed_build_goes_on_to_the_same_result(tiny: Tiny, index: Index, tmp
 def test_a_stopped_build_ends_cleanly(tiny: Tiny, undisturbed: Tiny, sent: signal.Signals) -> None:
     """Ctrl-C while it compiles: one line, exit code 130, nothing left running or lying about; then it goes on."""
     slow(tiny, 20)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what `nohup` has started would ignore it
     process = tiny.start("build", "tiny")
+    signal.signal(signal.SIGHUP, hangup)
     while not any(tiny.cache.glob("partial/build/*/building")):
         time.sleep(0.05)
         assert process.poll() is None
