@@ -203,14 +203,17 @@ class Builder:
 
         Not what those require in turn: a lock written anew would compile everything again.
         """
-        required = {canonicalize_name(Requirement(one).name) for one in pin.build.requires}
-        compiled = pin.build.compiler != "none"  # NVIDIA's wheels hold headers and libraries
-        chosen = {one.name: one.sha256 for one in self.plan.locked.artifacts if one.name in required}
-        if compiled:
-            chosen |= {one.name: one.sha256 for one in self.plan.locked.artifacts if one.name.startswith("nvidia-")}
-        needed = [one for one in self.plan.pins if one.name in pin.build.needs and one.name != "torch"]
-        patched = {one.name: [chosen.sha256 for chosen in self.plan.patches[one.name]] for one in needed}
-        return {**chosen, **{one.name: [one.release.identity, patched[one.name]] for one in needed}}
+        imported = {canonicalize_name(Requirement(one).name) for one in pin.build.requires}
+        against = "nvidia-" if pin.build.compiler != "none" else None  # these wheels hold headers and libraries
+        beside: dict[str, Any] = {
+            one.name: one.sha256
+            for one in self.plan.locked.artifacts
+            if one.name in imported or (against and one.name.startswith(against))
+        }
+        for one in self.plan.pins:
+            if one.name in pin.build.needs and one.name != "torch":
+                beside[one.name] = [one.release.identity, [patch.sha256 for patch in self.plan.patches[one.name]]]
+        return beside
 
     @property
     def _script(self) -> Path:

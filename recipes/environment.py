@@ -7,7 +7,6 @@ tests can tell what it should hold without this tool.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import hashlib
 import json
@@ -182,9 +181,8 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
         return layer(plan, Path(interpreter(plan.target, cache, steps)), locked, wheels, cache, steps)
     final = folder(plan.root, plan.target) / "env"
     manifest = _manifest(plan, wheels)
-    with contextlib.suppress(OSError, ValueError):  # it is not there, or damaged
-        if json.loads((final / "fusebox" / "manifest.json").read_text(encoding="utf-8")) == manifest:
-            return final
+    if _is_described(final / "fusebox" / "manifest.json", manifest):
+        return final
     final.parent.mkdir(parents=True, exist_ok=True)
     for left in final.parent.glob(".env.*"):  # of a killed run; the cache's lock says that nobody works on it
         shutil.rmtree(left)
@@ -205,6 +203,14 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
     return final
 
 
+def _is_described(path: Path, manifest: dict[str, Any]) -> bool:
+    """Whether an environment's manifest is there, whole, and this one."""
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8")) == manifest)
+    except (OSError, ValueError):
+        return False
+
+
 def layer(
     plan: Plan, python: Path, locked: list[tuple[Artifact, Path]], wheels: list[Wheel], cache: Cache, steps: Steps
 ) -> Path:
@@ -215,7 +221,7 @@ def layer(
     """
     prefix = Path(_said(python, "import sys; print(sys.prefix)"))
     manifest = prefix / "fusebox" / "manifest.json"
-    if manifest.exists() and json.loads(manifest.read_text()) == _manifest(plan, wheels):
+    if _is_described(manifest, _manifest(plan, wheels)):
         return prefix
     base = check_base(plan, python, cache)
     image = plan.target.base.runtime.image

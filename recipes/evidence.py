@@ -545,12 +545,10 @@ def against_moving(plan: Plan) -> str | None:
     for identity, reason in against.items():
         if identity not in proved:
             return reason
-    missing = [claim for claim in missing_claims(plan, room, runs[0]) if not _ran(claim, runs[1:])]
-    return f"{missing[0].id} was not run in {runs[0]['name']}" if missing else None
-
-
-def _ran(claim: Claim, runs: Iterable[dict[str, Any]]) -> bool:
-    return any(row["id"].split("[")[0] == claim.id for run in runs for row in run["claims"])
+    for claim in missing_claims(plan, room, runs[0]):
+        if all(claim in missing_claims(plan, room, run) for run in runs[1:]):
+            return f"{claim.id} was not run in {runs[0]['name']}"
+    return None
 
 
 def missing_claims(plan: Plan, room: Room, run: dict[str, Any]) -> list[Claim]:
