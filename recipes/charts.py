@@ -74,11 +74,15 @@ def _block(cells: list[Row]) -> Any:
                 axis.text(
                     column, line, f"{value:.2f}{bound}", ha="center", va="center", size=7, color="w" if dark else "k"
                 )
+            elif arm in row["arms"]:
+                axis.text(column, line, "×", ha="center", va="center", size=7, color=GREY)
         drawn = axis.imshow(grid, cmap="PuOr_r", norm=TwoSlopeNorm(1, 0.4, 1.8), aspect="auto")
         axis.set_yticks(range(len(names)), [name for _, name in names])
         axis.set_xticks(range(len(places)), [f"{length}\n×{batch}" for length, batch in places], size=7)
         axis.set_title(f"FP8 over bf16, one block, {title}", size=9, loc="left")
-    axes[1, 0].set_xlabel("sequence length × micro-batch; ° the host, not the GPU, sets the time")
+    axes[1, 0].set_xlabel(
+        "sequence length × micro-batch; ° the host, not the GPU, sets the time; × no valid number, its row says why"
+    )
     figure.colorbar(drawn, ax=axes, shrink=0.6, label="times as fast")
     return figure
 
@@ -111,7 +115,7 @@ def _ablation(cells: list[Row]) -> Any:
             place += 1
     axes[0].set_yticks(ticks, labels, size=7)
     axes[0].invert_yaxis()
-    axes[0].set_xlabel("seconds per 65,536 tokens, forward and backward; ° the host, not the GPU, sets the time")
+    axes[0].set_xlabel("seconds per 65,536 tokens, forward and backward\n° the host, not the GPU, sets the time")
     axes[1].set_xlabel("GiB: weights, gradients, and the peak of a micro-batch")
     axes[0].margins(x=0.18)
     axes[1].margins(x=0.12)
