@@ -20,7 +20,7 @@ try:
     from recipes.cache import Cache, disk_named, remove, write_text
     from recipes.model import Catalogue, Refusal
     from recipes.plan import Plan, changed, consider, grid, plan, show
-    from recipes.progress import Steps, console, errors
+    from recipes.progress import Steps, console, errors, say
 except ModuleNotFoundError as missing:
     sys.exit(
         f"fusebox: the Python package {missing.name} is not installed: run the verb through nox, which "
@@ -188,7 +188,7 @@ def _plan(options: argparse.Namespace) -> int:
     limits.refuse(verdict)
     told = verdict.reasons or ("nobody declared whether these fit; try, and add what you learn to limits.toml",)
     for reason in told:
-        console.print(f"{verdict.word}: {reason}", soft_wrap=True, markup=False)
+        say(f"{verdict.word}: {reason}")
     return 0 if verdict.word == "allowed" else 3
 
 
@@ -203,7 +203,7 @@ def _compat(options: argparse.Namespace) -> int:
         table.add_row(*(cell.replace("*", "") for cell in row))
     console.print(table)
     for number, reason in enumerate(reasons, 1):
-        console.print(f"{number:3}  {reason}", soft_wrap=True, markup=False)
+        say(f"{number:3}  {reason}")
     return 0
 
 
@@ -244,9 +244,7 @@ def _audit(options: argparse.Namespace) -> int:
 def _image(options: argparse.Namespace) -> int:
     """Build a target's image with docker buildx, print its size by layer, and let it prove itself here."""
     chosen = _chosen(options)
-    console.print(
-        f"{image.tag(chosen.target)}: {image.build(chosen, _of_image(options))}", soft_wrap=True, markup=False
-    )
+    say(f"{image.tag(chosen.target)}: {image.build(chosen, _of_image(options))}")
     image.show(chosen)
     # As strangely as anyone will run it: an unknown user, nothing writable but /tmp, where Triton loads what it makes.
     strictly = ("--user=12345", "--read-only", "--tmpfs=/tmp:exec")
@@ -257,7 +255,7 @@ def _publish(options: argparse.Namespace) -> int:
     """Build a target's image from the commit, push it by digest, prove what was pushed, and set its tags last."""
     chosen = _chosen(options)
     folder = publish.publish(chosen, _of_image(options), options.registry, evidence.against_moving(chosen))
-    console.print(f"contents: {folder}/image.md", soft_wrap=True, markup=False)
+    say(f"contents: {folder}/image.md")
     return 0
 
 
@@ -286,7 +284,7 @@ def _installed(options: argparse.Namespace) -> tuple[Plan, Path]:
 def _build(options: argparse.Namespace) -> int:
     """Fetch, patch, compile and install a target's environment."""
     _, path = _installed(options)
-    console.print(f"The environment is in {path}: source {path}/bin/activate", soft_wrap=True, markup=False)
+    say(f"The environment is in {path}: source {path}/bin/activate")
     return 0
 
 
@@ -300,17 +298,15 @@ def _promote(options: argparse.Namespace) -> int:
     """Copy the evidence of the last smoke run into smoke_tests/evidence/, to be committed, and render README."""
     chosen = _chosen(options)
     if options.built:
-        console.print(f"promoted {evidence.keep_built(chosen, options.folder)}", markup=False)
+        say(f"promoted {evidence.keep_built(chosen, options.folder)}")
         return render.write(Catalogue())
     if options.folder:
         evidence.bring(chosen, options.folder)
     kept, left = evidence.promote(chosen)
     for path in kept:
-        console.print(f"promoted {path}", markup=False)
+        say(f"promoted {path}")
     for path in left:
-        console.print(
-            f"left out {path}, an older run: another state of this checkout made it", soft_wrap=True, markup=False
-        )
+        say(f"left out {path}, an older run: another state of this checkout made it")
     return render.write(Catalogue())
 
 
@@ -324,7 +320,7 @@ def _mutants(options: argparse.Namespace) -> int:
     with Steps() as steps, cache.held(steps.wait):
         libraries = mutants.compiled(Builder(chosen, cache, steps, options.mirror))
     if options.compile:
-        console.print(f"The compiled faults are in {libraries}: bring them along.", soft_wrap=True, markup=False)
+        say(f"The compiled faults are in {libraries}: bring them along.")
         return 0
     code = mutants.run(chosen, path, libraries, options.seeds)
     render.write(Catalogue())
@@ -342,11 +338,11 @@ def _bench(options: argparse.Namespace) -> int:
         if options.list:
             return bench.listed(chosen, path, options.only, options.quick)
         rows = bench.measure(chosen, path, options.only, options.seconds, options.quick)
-    console.print(f"report: {bench.report(chosen, rows)}", soft_wrap=True, markup=False)
+    say(f"report: {bench.report(chosen, rows)}")
     if not options.promote:
         return 0
     for kept in bench.promote(chosen, rows):
-        console.print(f"promoted {kept}", markup=False)
+        say(f"promoted {kept}")
     return render.write(Catalogue())
 
 
@@ -425,7 +421,7 @@ def _clean(options: argparse.Namespace) -> int:
     if path.exists():
         with disk_named(path):
             remove(path)
-        console.print(f"removed {path}", soft_wrap=True, markup=False)
+        say(f"removed {path}")
     if options.cache and cache.root.exists():
         with Steps() as steps, cache.held(steps.wait):
             cache.clear()

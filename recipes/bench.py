@@ -28,7 +28,7 @@ from recipes.evidence import watched
 from recipes.model import ROOT, Refusal
 from recipes.plan import Plan
 from recipes.process import group
-from recipes.progress import console
+from recipes.progress import console, say
 
 Row = dict[str, Any]
 Gain = tuple[float, str, str]  # how much, the cell's key, the arm
@@ -60,7 +60,7 @@ def measure(plan: Plan, env: Path, only: list[str], seconds: float | None, quick
             last = line.rstrip() or last
             if done := re.match(r"\[(\d+)/(\d+)\] (.*), (about .* left)$", last):
                 shown.update(task, completed=int(done[1]), total=int(done[2]), description=done[4])
-            console.print(last, soft_wrap=True, markup=False)
+            say(last)
         code = process.wait()
     if code == 130:
         raise KeyboardInterrupt
@@ -188,7 +188,7 @@ def recommend(root: Path, config: str, rows: Path, tokens: int, package: str, la
     models = shapes(root)
     if tokens < 1:
         raise Refusal(f"--tokens {tokens} is no batch: name how many tokens a layer sees at once.")
-    arm = package if launch == "eager" else f"{package} {launch}"
+    arm = module.arm_of(package, launch)
     measured = {name for row in of(cells, "linear/") for name, one in valid(row).items() if one["precision"] == "fp8"}
     if arm not in measured:
         named = ", ".join(sorted(measured)) or "none"

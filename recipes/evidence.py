@@ -26,7 +26,7 @@ from recipes.cache import read_json, sha256_of, write_json, write_text
 from recipes.model import Refusal, digest_of
 from recipes.plan import Plan, changed
 from recipes.process import group
-from recipes.progress import console
+from recipes.progress import console, say
 
 Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.Import | ast.ImportFrom
 
@@ -373,7 +373,7 @@ def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, An
         raise Refusal(f"{outcomes} is of {found['target']}: bring that of {plan.target.name}.")
     written = _assemble(plan, found, log, manifest, image)
     console.print(_table(written))
-    console.print(f"evidence: {_folder(plan)}/{written['name']}.json", soft_wrap=True, markup=False)
+    say(f"evidence: {_folder(plan)}/{written['name']}.json")
     return 1 if code or any(claim["outcome"] == "refuted" for claim in written["claims"]) else 0
 
 

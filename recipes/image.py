@@ -27,7 +27,7 @@ from recipes.cache import sha256_of, write_json, write_text
 from recipes.environment import Wheel
 from recipes.model import Image, Pin, Refusal, Target, build_environment, digest_of
 from recipes.plan import Plan
-from recipes.progress import console
+from recipes.progress import say
 
 SOURCES = Image(
     image="python:3.12-slim-bookworm", digest="sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254"
@@ -337,4 +337,4 @@ def show(plan: Plan) -> None:
     image = engine().images.get(tag(plan.target))
     for layer in image.history():
         if layer["Size"]:
-            console.print(f"{layer['Size'] / 2**20:8.1f} MiB  {layer['CreatedBy'][:100]}", soft_wrap=True, markup=False)
+            say(f"{layer['Size'] / 2**20:8.1f} MiB  {layer['CreatedBy'][:100]}")

@@ -13,6 +13,7 @@ from typing import Any
 from packaging.version import Version
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from recipes import limits, patch
 from recipes.cache import Cache
@@ -20,7 +21,7 @@ from recipes.fetch import Lock, artifact_of
 from recipes.limits import Reason, Verdict
 from recipes.model import Catalogue, Pin, Refusal, Target, build_environment, digest_of, what_if
 from recipes.patch import Patch
-from recipes.progress import console, size
+from recipes.progress import console, say, size
 
 # What a release says of its size and of the cost of building it: no part of what it is.
 ESTIMATES: dict[str, Any] = {"mib": True, "build": {"core_seconds": True, "longest_seconds": True, "mib_per_job": True}}
@@ -178,9 +179,8 @@ def show(chosen: Plan, cache: Cache) -> None:
     target = chosen.target
     cuda = "no CUDA" if target.cuda == "none" else f"CUDA {target.cuda}, sm {' '.join(target.sm)}"
     driver = f", driver {target.driver} or newer" if target.driver else ""
-    console.print(
-        f"[bold]{target.name}[/bold]: Python {target.python}, {cuda}{driver}. {target.reason}.", soft_wrap=True
-    )
+    said = f": Python {target.python}, {cuda}{driver}. {target.reason}."
+    say(Text.assemble((target.name, "bold"), said))
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("step", "package", "what"):
         table.add_column(column, overflow="fold")
@@ -213,12 +213,9 @@ def show(chosen: Plan, cache: Cache) -> None:
     table.add_row("smoke", target.name, f"proves on {', '.join(target.proves_on)}", "1 min")
     console.print(table)
     for package, option in target.options.items():
-        console.print(f"option: {package}: {option}", soft_wrap=True, markup=False)
+        say(f"option: {package}: {option}")
     for image in target.base.unresolved:
-        console.print(
-            f"unresolved: the digest of {image} is not known; `nox -s lock -- {target.name}` asks its registry",
-            soft_wrap=True,
-        )
+        say(f"unresolved: the digest of {image} is not known; `nox -s lock -- {target.name}` asks its registry")
     _show_cost(chosen, cache)
 
 
@@ -243,14 +240,11 @@ def _show_cost(chosen: Plan, cache: Cache) -> None:
     whole = sum(build_seconds(pin, chosen.target) for pin in built) / 60 + 1 + download / 2**20 / 60 / 5  # at 5 MiB/s
     place = next(parent for parent in [cache.root, *cache.root.parents] if parent.exists())
     free = shutil.disk_usage(place).free
-    console.print(
+    say(
         f"disk {size(2 * download + 2 * installed)} (free: {size(free)}), of it {size(download)} to download; "
         f"peak memory {size(peak * 2**20)} (limit: {size(memory_limit())}); "
-        f"about {whole:.0f} min cold on {len(os.sched_getaffinity(0))} cores",
-        soft_wrap=True,
+        f"about {whole:.0f} min cold on {len(os.sched_getaffinity(0))} cores"
     )
     if free < 2 * download + 2 * installed:
-        console.print(
-            f"[bold]The disk of {place} is too small for a cold build[/bold]: set FUSEBOX_CACHE to another one.",
-            soft_wrap=True,
-        )
+        lacking = (f"The disk of {place} is too small for a cold build", "bold")
+        say(Text.assemble(lacking, ": set FUSEBOX_CACHE to another one."))

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -65,8 +64,13 @@ class Step:
             _print(self._progress.console, self._verb, self._subject, f"{now - self.started:.0f} s: {note}")
 
 
+def say(line: str | Text) -> None:
+    """A line on stdout, whole and as it is: neither wrapped nor read as rich's markup."""
+    console.print(line, soft_wrap=True, markup=False)
+
+
 def _print(to: Console, verb: str, subject: str, note: str) -> None:
-    to.print(f"{verb:<8}{escape(subject)}  [dim]{escape(note)}[/dim]", soft_wrap=True)
+    to.print(Text.assemble(f"{verb:<8}{subject}  ", (note, "dim")), soft_wrap=True)
 
 
 class _Bytes(DownloadColumn):

@@ -18,7 +18,7 @@ from recipes.cache import read_json, write_json, write_text
 from recipes.image import Options, buildx, engine, last_words
 from recipes.model import Refusal, Target
 from recipes.plan import Plan
-from recipes.progress import console
+from recipes.progress import say
 
 REGISTRY = r"[A-Za-z0-9][A-Za-z0-9.-]*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"  # HOST[:PORT][/PATH]
 
@@ -93,9 +93,9 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
     set_tags(name, digest, wanted)
     _describe(plan, folder, name, digest, wanted)
     for one in wanted:
-        console.print(f"published {name}:{one}", soft_wrap=True)
+        say(f"published {name}:{one}")
     if floating:
-        console.print(f"{name}:{plan.target.name} was not moved: {floating}", soft_wrap=True)
+        say(f"{name}:{plan.target.name} was not moved: {floating}")
     return folder
 
 

@@ -14,7 +14,7 @@ from recipes.evidence import Room
 from recipes.limits import Reason
 from recipes.model import Catalogue, Pin, Refusal
 from recipes.plan import Grid, Plan, grid, plan
-from recipes.progress import console
+from recipes.progress import say
 
 
 @dataclass(frozen=True)
@@ -354,7 +354,7 @@ def write(catalogue: Catalogue) -> int:
     for path in catalogue.root.glob("docker/*.Dockerfile"):
         if path not in texts:
             path.unlink()
-            console.print(f"removed {path.name}", markup=False)
+            say(f"removed {path.name}")
     _write(texts.items())
     return 0
 
@@ -363,7 +363,7 @@ def _write(texts: Iterable[tuple[Path, str]]) -> None:
     for path, text in texts:
         if not _is_current(path, text):
             write_text(path, text)
-            console.print(f"rendered {path.name}", markup=False)
+            say(f"rendered {path.name}")
 
 
 def _is_current(path: Path, text: str) -> bool:

@@ -48,16 +48,20 @@ def layers_of_shape(
     return {**attention, **gates, "head": (width, vocabulary)}
 
 
+def arm_of(package: str, launch: str) -> str:
+    """What the rows of a Linear call an FP8 column launched so."""
+    return package if launch == "eager" else f"{package} {launch}"
+
+
 def recommend(
     cells: Iterable[Row], layers: Layers, tokens: int, package: str, launch: str, head: bool = False
 ) -> Dict[str, Any]:
     """For each layer whether FP8 gains, by how much at least, and by which row; `tokens` is how many it sees at once.
 
     package: the FP8 column of the rows, e.g. "transformer-engine.delayed". launch: "eager", "graph", "compiled" or
-    "compiled graph". The head is left
-    in high precision, as published recipes have it, unless `head` asks for it too.
+    "compiled graph". The head is left in high precision, as published recipes have it, unless `head` asks for it too.
     """
-    name = package if launch == "eager" else f"{package} {launch}"
+    name = arm_of(package, launch)
     measured = [
         (row["facts"], row["arms"][name], row["key"])
         for row in cells
