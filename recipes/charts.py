@@ -16,13 +16,13 @@ matplotlib.use("agg")
 from matplotlib import pyplot
 from matplotlib.colors import TwoSlopeNorm
 
-from recipes.bench import Row, goals, mfu, of, share, valid, without_run
+from recipes.bench import Row, goals, mfu, of, room, share, valid, without_run
 
-# Okabe and Ito's palette.
-ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE, GREY = (
-    "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#777777",
+# Okabe and Ito's palette, but for its yellow, which is hardly seen on white.
+ORANGE, SKY, GREEN, BLACK, BLUE, RED, PURPLE, GREY = (
+    "#E69F00", "#56B4E9", "#009E73", "#000000", "#0072B2", "#D55E00", "#CC79A7", "#777777",
 )  # fmt: skip
-PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, GREY, YELLOW)
+PALETTE = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, GREY, BLACK)
 MARKERS = "osD^vPX"  # one less than colours, so that no two of the first 56 lines look alike
 pyplot.rcParams.update({"svg.fonttype": "none", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
 
@@ -105,6 +105,7 @@ def _ablation(cells: list[Row]) -> Any:
             colour = ORANGE if arm["precision"] == "fp8" else GREY if "naive" in name else BLUE
             axes[0].barh(place, seconds, color=colour)
             ratio = f"  {arm['ratio']:.2f}×" if "ratio" in arm else ""
+            ratio += f" {arm['base']}" if ratio and arm["base"] != next(iter(row["arms"])) else ""
             bound = "°" if arm["launch_bound"] else ""
             axes[0].text(seconds, place, f" {seconds:.3g} s{bound}{ratio}", va="center", size=7)
             gib = (arm["state_mib"] + arm.get("peak_mib", 0)) / 1024
@@ -115,8 +116,12 @@ def _ablation(cells: list[Row]) -> Any:
             place += 1
     axes[0].set_yticks(ticks, labels, size=7)
     axes[0].invert_yaxis()
-    axes[0].set_xlabel("seconds per 65,536 tokens, forward and backward\n° the host, not the GPU, sets the time")
-    axes[1].set_xlabel("GiB: weights, gradients, and the peak of a micro-batch")
+    axes[0].set_xlabel(
+        "seconds per 65,536 tokens: forward and backward of a micro-batch, times their number\n"
+        "° the host, not the GPU, sets the time; × as fast as a cell's first, or as what is named",
+        size=8,
+    )
+    axes[1].set_xlabel("GiB: weights, gradients, and the peak of a micro-batch", size=8)
     axes[0].margins(x=0.18)
     axes[1].margins(x=0.12)
     return figure
@@ -125,28 +130,44 @@ def _ablation(cells: list[Row]) -> Any:
 def _crossover(cells: list[Row]) -> Any:
     """FP8 over bf16 of one Linear by its size, with intervals."""
     found = [row for row in of(cells, "linear/") if row["facts"]["way"] == "both"]
-    lines: dict[str, list[tuple[float, Row]]] = {}
+    lines: dict[str, list[tuple[float, Row, bool]]] = {}
     for row in found:
         size = (row["facts"]["m"] * row["facts"]["k"] * row["facts"]["n"]) ** (1 / 3)
         for name, arm in valid(row).items():
             if arm["precision"] == "fp8" and "ratio" in arm:
-                lines.setdefault(name, []).append((size, arm))
+                host = arm["launch_bound"] or row["arms"][arm["base"]]["launch_bound"]
+                lines.setdefault(name, []).append((size, arm, host))
     if not lines:
         return None
     figure, axis = pyplot.subplots(figsize=(8, 4.5), layout="constrained")
     for index, (name, points) in enumerate(sorted(lines.items())):
         points.sort(key=lambda point: point[0])
-        sizes, ratios = [size for size, _ in points], [arm["ratio"] for _, arm in points]
-        spread = [[arm["ratio"] - arm["low"] for _, arm in points], [arm["high"] - arm["ratio"] for _, arm in points]]
-        style: dict[str, Any] = {"color": PALETTE[index % 8], "marker": MARKERS[index % len(MARKERS)], "label": name}
-        axis.errorbar(sizes, ratios, spread, linestyle="none", markersize=4, elinewidth=0.8, **style)
-        axis.plot(*smoothed(sizes, ratios), color=PALETTE[index % 8], linewidth=1)
+        colour, marker = PALETTE[index % 8], MARKERS[index % len(MARKERS)]
+        for size, arm, host in points:
+            spread = [[arm["ratio"] - arm["low"]], [arm["high"] - arm["ratio"]]]
+            face = "white" if host else colour
+            axis.errorbar(
+                size,
+                arm["ratio"],
+                spread,
+                color=colour,
+                marker=marker,
+                markerfacecolor=face,
+                markersize=4,
+                elinewidth=0.8,
+            )
+        sizes, ratios = [size for size, _, _ in points], [arm["ratio"] for _, arm, _ in points]
+        style: dict[str, Any] = {"color": colour, "linewidth": 1, "linestyle": "-" if index < 8 else "--"}
+        axis.plot(*smoothed(sizes, ratios), **style)
+        axis.plot([], [], marker=marker, markersize=4, label=name, **style)
     axis.axhline(1, color="k", linewidth=0.8)
     axis.axhline(2, color="k", linewidth=0.8, linestyle=":")
     axis.text(1, 2, "the hardware's limit", size=7, va="bottom", ha="right", transform=axis.get_yaxis_transform())
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter("{x:.0f}")
-    axis.set_xlabel("size of the product, cube root of m × k × n")
+    axis.set_xlabel(
+        "size of the product, cube root of m × k × n; hollow: the host, not the GPU, sets the time of either"
+    )
     axis.set_ylabel("FP8 over bf16, forward and both gradients")
     axis.legend(fontsize=7, frameon=False)
     return figure
@@ -168,12 +189,15 @@ def _roof(cells: list[Row]) -> Any:
     columns = sorted({name for row in found for name in valid(row)})
     figure, axis = pyplot.subplots(figsize=(9, 0.9 + 0.22 * len(found)), layout="constrained")
     for index, column in enumerate(columns):
-        points = [(share(row["arms"][column], row), line) for line, row in enumerate(found) if column in valid(row)]
+        shares = [(share(row["arms"][column], row), line) for line, row in enumerate(found) if column in valid(row)]
+        points = [(reached, line) for reached, line in shares if reached is not None]
+        if not points:
+            continue
         hollow: dict[str, Any] = (
             {"facecolors": "none", "edgecolors": PALETTE[index % 8]} if index >= 8 else {"color": PALETTE[index % 8]}
         )
-        shares, places = zip(*points, strict=True)
-        axis.scatter(shares, places, marker=MARKERS[index % len(MARKERS)], s=22, label=column, **hollow)
+        reaches, places = zip(*points, strict=True)
+        axis.scatter(reaches, places, marker=MARKERS[index % len(MARKERS)], s=22, label=column, **hollow)
     axis.set_yticks(range(len(found)), [row["key"].removeprefix("operators/") for row in found], size=7)
     axis.invert_yaxis()
     axis.axvline(1, color="k", linewidth=0.8)
@@ -234,6 +258,8 @@ def _scaling(cells: list[Row]) -> Any:
 
 # --- the page ---
 
+FEWEST = 5  # samples from which on they have an interval
+
 SECTIONS = {
     "scaling": ("Several GPUs", "scaling"),
     "linear": ("One Linear layer", "crossover"),
@@ -244,8 +270,11 @@ SECTIONS = {
 }
 
 
-def page(root: Path, runs: list[Row], cells: list[Row]) -> str:
-    """The whole page: pictures, tables whose numbers link to their rows, the method, and every row."""
+def page(root: Path, runs: list[Row], cells: list[Row], failed: dict[str, str]) -> str:
+    """The whole page: pictures, tables whose numbers link to their rows, the method, and every row.
+
+    failed: why a cell has no row, by its key.
+    """
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
@@ -259,6 +288,9 @@ def page(root: Path, runs: list[Row], cells: list[Row]) -> str:
             _section(name, title, shown, cells) for name, (title, shown) in SECTIONS.items() if of(cells, name + "/")
         ],
         rows=[(row["key"], json.dumps(without_run(row))) for row in cells],
+        quick=sum(row["quick"] for row in cells),
+        failed=failed,
+        gaps=room("rows").GAPS,
         numbers={run["shard"]: json.dumps(run, indent=1) for run in runs},
         invalid=[(row["key"], name, arm) for row in cells for name, arm in row["arms"].items() if arm["invalid"]],
     )
@@ -278,10 +310,12 @@ def lines(cells: Iterable[Row]) -> Iterator[Row]:
             if "error" in arm:
                 yield {**line, "ms": "", "ratio": "", "rate": "", "memory": "", "note": "failed: " + arm["error"]}
                 continue
-            rate = mfu(arm, row) if "nanogpt" in row["facts"] else f"{share(arm, row):.0%}"
-            ratio = (
-                f"{arm['ratio']:.2f} ({arm['low']:.2f} to {arm['high']:.2f}) of {arm['base']}" if "ratio" in arm else ""
-            )
+            reached = share(arm, row)
+            rate = mfu(arm, row) if "nanogpt" in row["facts"] else "" if reached is None else f"{reached:.0%}"
+            ratio = f"{arm['ratio']:.2f}" if "ratio" in arm else ""
+            if ratio and len(arm["samples_ms"]) >= FEWEST:
+                ratio += f" ({arm['low']:.2f} to {arm['high']:.2f})"
+            ratio += f" of {arm['base']}" if ratio else ""
             note = "; ".join(arm["invalid"]) and "invalid: " + "; ".join(arm["invalid"])
             note += " launch-bound" if arm.get("launch_bound") else ""
             memory = f"{(arm['state_mib'] + arm['peak_mib']) / 1024:.2f}" if "peak_mib" in arm else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ DOCUMENTS = {
     "D": ("float8 with FSDP2", 15),
     "E": ("tilearn, several GPUs", 16),
 }
+Number = tuple[float, float, float]  # the median over pairs, and the ends of its interval
 IDS = tuple(f"{letter}{number:02}" for letter, (_, last) in DOCUMENTS.items() for number in range(1, last + 1))
 
 
@@ -36,7 +38,8 @@ class Statement(Strict):
     """One statement of a document, and the one thing that answers it.
 
     `cells` are patterns of measured cells' keys; in each the number is how many times as fast `arm` is as `over`, or
-    as what it was measured beside. `least`, `most` and `rising` say when the statement holds. `patch` is a file of
+    as what it was measured beside: the median over pairs, with its interval of 95 %. `least`, `most` and `rising` say
+    when the statement holds; nothing is said where an interval has the bound inside. `patch` is a file of
     patches/; `parity` an arm of smoke_tests/training/parity.py, whose loss lies above bfloat16's, with models of these
     names (`models`, patterns; none: all); `test` a test of the tool (FILE::NAME), which every change has to pass;
     `beyond` says why none of these can be had here.
@@ -79,16 +82,19 @@ class Statement(Strict):
         )
         return ", ".join(filter(None, said))
 
-    def holds(self, numbers: list[float]) -> bool:
-        """Whether these numbers are within the bounds."""
-        rises = all(first < second for first, second in itertools.pairwise(numbers))
-        low = self.least is None or min(numbers) >= self.least
-        return (rises or not self.rising) and low and (self.most is None or max(numbers) <= self.most)
+    def holds(self, numbers: list[Number]) -> bool | None:
+        """Whether all of these numbers are within the bounds; None where that cannot be told from one."""
+        least = -math.inf if self.least is None else self.least
+        most = math.inf if self.most is None else self.most
+        rises = all(first[0] < second[0] for first, second in itertools.pairwise(numbers))
+        if (self.rising and not rises) or any(high < least or low > most for _, low, high in numbers):
+            return False
+        return True if all(low >= least and high <= most for _, low, high in numbers) else None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found, in words, and where; `found` is empty where nothing was yet. `holds` is None without bounds."""
+    """What was found, in words, and where; `found` is empty where nothing was yet. `holds`: if told."""
 
     statement: Statement
     found: str = ""
@@ -174,25 +180,39 @@ def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
 
 def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[Answer]:
     rows = list({row["key"]: row for one in statement.cells for row in cells if fnmatch(row["key"], one)}.values())
-    numbers, keys, waits = [], [], 0
+    numbers: list[Number] = []
+    keys, waits = [], 0
     for row in rows:
         arms = bench.valid(row)
         arm = arms.get(str(statement.arm), {})
         base = arms.get(statement.over or arm.get("base") or "")
         if arm and base:
-            numbers.append(base["ms"] / arm["ms"] if statement.over else arm["ratio"])
+            numbers.append(_times(base, arm) if statement.over else (arm["ratio"], arm["low"], arm["high"]))
             keys.append(row["key"])
             waits += arm["launch_bound"] or base["launch_bound"]
     if not numbers or (statement.rising and len(numbers) != len(statement.cells)):
         return
-    listed = ", ".join(f"{number:.2f}" for number in numbers)
+    listed = ", ".join(f"{number:.2f} ({low:.2f} to {high:.2f})" for number, low, high in numbers)
     if len(numbers) > 4:
-        listed = f"{min(numbers):.2f} to {max(numbers):.2f} in {len(numbers)} cells"
+        listed = f"{min(numbers)[0]:.2f} to {max(numbers)[0]:.2f} in {len(numbers)} cells"
     holds = statement.holds(numbers) if statement.bound else None
-    verdict = f"{'holds' if holds else 'does not hold'} ({statement.bound}): " if statement.bound else ""
+    said = {True: "holds", False: "does not hold", None: "not told apart"}[holds]
+    verdict = f"{said} ({statement.bound}): " if statement.bound else ""
     host = f"; the host sets the time in {waits}" if waits else ""
     where = f"{place}: {statement.arm} in {_places(keys if len(keys) <= 4 else statement.cells)}"
     yield Answer(statement, f"{verdict}{listed}{host}", where, holds)
+
+
+def _times(base: Row, arm: Row) -> Number:
+    """How many times as fast as another arm of its cell an arm is, pair by pair."""
+
+    def seen(one: Row) -> list[float]:
+        gpu: list[float] = one["samples_ms"]
+        host: list[float] = one.get("host_samples_ms", gpu)
+        return [max(pair) for pair in zip(gpu, host, strict=True)]
+
+    number: Number = bench.room("rows").ratio(seen(base), seen(arm))
+    return number
 
 
 def _places(keys: list[str]) -> str:

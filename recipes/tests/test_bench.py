@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,26 @@ def test_a_call_whose_launches_take_its_time_is_launch_bound() -> None:
     assert [found[name].get("launch_bound") for name in ("bf16", "slow", "failed")] == [False, True, None]
 
 
+def test_gaps_between_launches_are_seen_beside_the_same_work_as_a_graph() -> None:
+    gaps, graph = arm(ms=1.2, host_ms=0.5), arm(ms=1.0, host_ms=0.01)
+    cell = row(te=gaps, same=arm())
+    cell["arms"].update({"te graph": graph, "same graph": graph})
+    found = ROWS.judge(cell, LIMITS)["arms"]
+    assert [name for name, one in found.items() if one["launch_bound"]] == ["te"]
+    judged = {**ROWS.judge(row(slow=arm(host_ms=0.96, bytes=1, bytes_per_second=1e12)), LIMITS), "run": SHARD}
+    assert bench.share(judged["arms"]["slow"], judged) is None
+    step = ROWS.judge(row("ablation/step/te", slow=arm(host_ms=0.99)), LIMITS)["arms"]
+    assert not step["slow"]["launch_bound"], "its host may wait for a full queue"
+
+
+def test_a_copy_is_no_ceiling_of_a_cpu() -> None:
+    swift = row(copy=arm(bytes_per_second=9e12))
+    on_gpu = {**SHARD, "machine": {**SHARD["machine"], "gpus": [{}]}}
+    for shard, words in ((SHARD, []), (on_gpu, ["9000 GB/s, where the measured copy has 4000"])):
+        (found,) = ROWS.latest([shard, swift]).values()
+        assert found["arms"]["copy"]["invalid"] == words
+
+
 @pytest.mark.parametrize(
     ("planted", "said"),
     [
@@ -221,6 +242,21 @@ def test_what_is_no_evidence_is_not_promoted(tmp_path: Path, change: bench.Row, 
         bench.promote(plan(Catalogue(), "cpu"), planted(tmp_path, {**row(), **change}))
 
 
+def test_a_promoted_file_keeps_the_other_cells_of_the_same_releases(tmp_path: Path) -> None:
+    chosen = elsewhere(tmp_path / "checkout")
+    final = bench.committed_path(chosen.root, "cpu", "H200")
+    other, quick = row("linear/sweep/8x8x8/both", fp8=fast()), {**row("ablation/quick/2x2048"), "quick": True}
+    bench.promote(chosen, planted(tmp_path, row(fp8=fast(1.2)), other))
+    bench.promote(chosen, planted(tmp_path, row(fp8=fast(1.7)), quick))
+    kept = {one["key"]: one for one in bench.read(ROOT, final)[1]}
+    assert {key: one["arms"]["fp8"]["ratio"] for key, one in kept.items()} == {row()["key"]: 1.7, other["key"]: 1.5}
+    assert final.with_name(f"{final.stem}-crossover.svg").exists()
+    newer = {**SHARD, "shard": "n", "releases": {"torch": "3"}}
+    bench.promote(chosen, planted(tmp_path, newer, {**row("operators/x/8/forward", t=arm()), "shard": "n"}))
+    assert [one["key"] for one in bench.read(ROOT, final)[1]] == ["operators/x/8/forward"]
+    assert not final.with_name(f"{final.stem}-crossover.svg").exists(), "a picture without rows stays"
+
+
 @pytest.mark.parametrize(
     "text", ["[]\n", '{"cells": []}\n', '["key"]\n', '{"key": "shard", "shard": "s", "limits": {}}\n', None]
 )
@@ -243,8 +279,11 @@ def test_a_report_is_of_its_target(tmp_path: Path) -> None:
 def elsewhere(folder: Path) -> Plan:
     """The plan of cpu, its checkout in another folder, where the report goes."""
     chosen = plan(Catalogue(), "cpu")
-    for name in ("smoke_tests", "recipes"):
-        (folder / name).symlink_to(ROOT / name)
+    folder.mkdir(exist_ok=True)
+    (folder / "recipes").symlink_to(ROOT / "recipes")
+    shutil.copytree(
+        ROOT / "smoke_tests", folder / "smoke_tests", ignore=shutil.ignore_patterns("evidence", "__pycache__")
+    )
     return dataclasses.replace(chosen, root=folder)
 
 
@@ -263,6 +302,14 @@ def test_every_number_of_the_page_links_to_its_row(tmp_path: Path) -> None:
     assert "invalid: 2.50 times its base" in page
     assert not re.search(r"""(src|href)=["'](https?:)?//""", page), "the page needs the network"
     assert written.with_name("rows.csv").read_text().count("\n") == 1 + sum(len(one["arms"]) for one in cells)
+
+
+def test_the_page_says_what_failed_and_what_is_quick(tmp_path: Path) -> None:
+    failed = {"key": "operators/adamw/step", "shard": "s", "error": "no memory <left>"}
+    page = bench.report(elsewhere(tmp_path), planted(tmp_path, {**row(fp8=fast()), "quick": True}, failed)).read_text()
+    assert "operators/adamw/step (no memory &lt;left&gt;)" in page
+    assert "1 of the 1 cells are of a quick run" in page
+    assert "1.49 to 1.51" not in page, "an interval of one sample"
 
 
 def test_an_invalid_arm_is_in_no_picture(tmp_path: Path) -> None:
@@ -308,11 +355,16 @@ def test_the_1_26b_model_trains_as_its_article_says() -> None:
 
 
 LLAMA = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 256}
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"num_attention_heads": 0}, {"head_dim": [1]}, {"hidden_size": -64}, {"vocab_size": True}, {"model_type": "bert"},
+    {"model_type": "qwen2_moe"}, {"model_type": ["llama"]},
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "config",
-    ["none.json", "{}", "[]", *(json.dumps(LLAMA | one) for one in ({"num_attention_heads": 0}, {"head_dim": [1]}))],
+    ["none.json", "{}", "[]", "[" * 10**5, *(json.dumps(LLAMA | one) for one in OTHERS)],
+    ids=lambda config: config[-40:],
 )
 def test_another_configuration_is_refused_in_one_sentence(tmp_path: Path, config: str) -> None:
     if config[0] in "[{":

@@ -18,6 +18,7 @@ from recipes.tests.conftest import Checkout
 from recipes.tests.test_bench import SHARD, arm, fast, row
 
 CELLS = ["linear/sweep/*/both"]
+LOW, HIGH = "0.50 (0.49 to 0.51)", "1.50 (1.49 to 1.51)"  # what fast(0.5) and fast(1.5) are told as
 SLOW, FAST = "linear/sweep/1024x1024x1024/both", "linear/sweep/16384x8192x8192/both"
 
 
@@ -33,14 +34,17 @@ def found(statement: Statement, *rows: bench.Row) -> list[str]:
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        (said(), "0.50, 1.50"),
-        (said([*CELLS, SLOW]), "0.50, 1.50"),
-        (said(least=1.0), "does not hold (at least 1): 0.50, 1.50"),
-        (said(least=0.5, most=1.5), "holds (at least 0.5, at most 1.5): 0.50, 1.50"),
-        (said([SLOW], most=1.0), "holds (at most 1): 0.50"),
-        (said([SLOW, FAST], rising=True), "holds (rising): 0.50, 1.50"),
-        (said([FAST, SLOW], rising=True), "does not hold (rising): 1.50, 0.50"),
-        (said([FAST], over="slower"), "3.00"),
+        (said(), f"{LOW}, {HIGH}"),
+        (said([*CELLS, SLOW]), f"{LOW}, {HIGH}"),
+        (said(least=1.0), f"does not hold (at least 1): {LOW}, {HIGH}"),
+        (said(least=0.4, most=1.6), f"holds (at least 0.4, at most 1.6): {LOW}, {HIGH}"),
+        (said(least=0.5), f"not told apart (at least 0.5): {LOW}, {HIGH}"),
+        (said(most=1.5), f"not told apart (at most 1.5): {LOW}, {HIGH}"),
+        (said(least=0.5, most=1.4), f"does not hold (at least 0.5, at most 1.4): {LOW}, {HIGH}"),
+        (said([SLOW], most=1.0), f"holds (at most 1): {LOW}"),
+        (said([SLOW, FAST], rising=True), f"holds (rising): {LOW}, {HIGH}"),
+        (said([FAST, SLOW], rising=True), f"does not hold (rising): {HIGH}, {LOW}"),
+        (said([FAST], over="slower"), "3.00 (3.00 to 3.00)"),
     ],
 )
 def test_a_statement_is_held_against_every_number(statement: Statement, words: str) -> None:
@@ -50,7 +54,7 @@ def test_a_statement_is_held_against_every_number(statement: Statement, words: s
 
 def test_what_is_not_valid_or_not_measured_answers_nothing() -> None:
     slow, invalid = row(SLOW, te=fast(0.5)), row(FAST, te=fast(1.5, fp8_kernels=[]))
-    assert found(said(), slow, invalid) == ["0.50"]
+    assert found(said(), slow, invalid) == [LOW]
     assert found(said([SLOW, FAST], rising=True), slow, invalid) == []
     assert found(said(over="slower"), slow) == []
     assert found(said(["models/*"]), slow) == []
@@ -81,11 +85,12 @@ def test_arms_of_one_seed_are_compared_where_they_end(tmp_path: Path) -> None:
 
 def test_a_time_that_the_host_sets_is_said_to_be_that() -> None:
     launches = fast(1.5, host_ms=10.0)
-    assert found(said(), row(SLOW, te=launches)) == ["1.50; the host sets the time in 1"]
+    assert found(said(), row(SLOW, te=launches)) == [f"{HIGH}; the host sets the time in 1"]
     base = row(FAST, te=fast(1.5))
     base["arms"]["bf16"]["host_ms"] = 10.0
-    assert found(said(), row(SLOW, te=launches), base) == ["1.50, 1.50; the host sets the time in 2"]
-    assert found(said(), row(SLOW, te=launches), row(FAST, te=fast(1.5))) == ["1.50, 1.50; the host sets the time in 1"]
+    assert found(said(), row(SLOW, te=launches), base) == [f"{HIGH}, {HIGH}; the host sets the time in 2"]
+    one_of_two = [f"{HIGH}, {HIGH}; the host sets the time in 1"]
+    assert found(said(), row(SLOW, te=launches), row(FAST, te=fast(1.5))) == one_of_two
 
 
 def test_equal_numbers_do_not_rise_and_many_are_summed_up() -> None:

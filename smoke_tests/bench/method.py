@@ -149,13 +149,16 @@ def interleaved(timer: Timer, arms: Dict[str, Arm], effort: Effort) -> Dict[str,
     alone = [{name: timer.sample(arm) for name, arm in arms.items()} for _ in range(2)][1]  # the first may compile
     leads = {name: lead_for(host) if timer.cuda else 0.0 for name, (_, host) in alone.items()}
     rounds: List[float] = []
+    waited = dict.fromkeys(arms, 0)
     stop = time.monotonic() + effort.warm_up
     while len(rounds) < 3 or (max(rounds[-3:]) > 1.02 * min(rounds[-3:]) and time.monotonic() < stop):
         took = {name: timer.sample(arm, leads[name]) for name, arm in arms.items()}
         rounds.append(sum(gpu for gpu, _ in took.values()))
         for name, (_, host) in took.items():
-            if leads[name] and host > alone[name][1] + leads[name] / 2:
-                leads[name] = 0.0  # the call itself waits for the GPU, and so for what keeps it busy
+            waited[name] += host > alone[name][1] + leads[name] / 2
+    for name, times in waited.items():
+        if 2 * times > len(rounds):  # one slow call says nothing of it
+            leads[name] = 0.0  # the call itself waits for the GPU, and so for what keeps it busy
     samples: Dict[str, List[Tuple[float, float]]] = {name: [] for name in arms}
     for turn in range(effort.pairs):
         for name in list(arms) if turn % 2 == 0 else reversed(list(arms)):

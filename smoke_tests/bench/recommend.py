@@ -4,7 +4,8 @@ FP8 gains more the larger a product is, so a layer is taken to gain at least wha
 that is no larger in any of its three sizes; it is recommended if that gain's interval is not below 1. Needs the
 standard library only:
 
-    answer = json.loads(Path("fp8.json").read_text())               # what `nox -s recommend` wrote
+    answer = json.loads(Path("fp8.json").read_text())  # what `nox -s recommend` wrote, asked of what shall run it:
+    # --package torchao.tensorwise --launch "compiled graph"
     convert_to_float8_training(model, module_filter_fn=layer_filter(answer))
 """
 
@@ -15,17 +16,30 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 from bench.rows import Row
 
 Layers = Dict[str, Tuple[int, int]]  # the last part of its name -> features in, features out
+# The model_types of transformers whose layers have these names and sizes.
+LLAMA_LIKE = (
+    "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "granite", "llama", "ministral", "mistral", "olmo", "olmo2",
+    "olmo3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm",
+)  # fmt: skip
 
 
 def layers_of(config: Dict[str, Any]) -> Layers:
     """The Linear layers of a Llama-like model, from the config.json that transformers writes; ValueError without."""
     needed = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-    missing = [name for name in needed if not isinstance(config, dict) or not isinstance(config.get(name), int)]
+    missing = [name for name in needed if not isinstance(config, dict) or config.get(name) is None]
     if missing:
         raise ValueError(f"it has no {missing[0]}, so it is not the configuration of a Llama-like model")
-    width, hidden, heads = (int(config[name]) for name in needed[:3])
-    size = int(config.get("head_dim") or width // heads)
-    kv = size * int(config.get("num_key_value_heads") or heads)
+    if config.get("model_type", "llama") not in LLAMA_LIKE:
+        raise ValueError(f"its model_type is {config['model_type']!r}, whose Linear layers are others than Llama's")
+    sizes = {
+        name: config[name] for name in (*needed, "head_dim", "num_key_value_heads") if config.get(name) is not None
+    }
+    for name, value in sizes.items():
+        if type(value) is not int or value < 1:
+            raise ValueError(f"its {name} is {value!r}, and not a number of 1 or more")
+    width, hidden, heads = (config[name] for name in needed[:3])
+    size = sizes.get("head_dim", width // heads)
+    kv = size * sizes.get("num_key_value_heads", heads)
     return {
         "q_proj": (width, heads * size),
         "k_proj": (width, kv),
@@ -34,7 +48,7 @@ def layers_of(config: Dict[str, Any]) -> Layers:
         "gate_proj": (width, hidden),
         "up_proj": (width, hidden),
         "down_proj": (hidden, width),
-        "lm_head": (width, int(config["vocab_size"])),
+        "lm_head": (width, config["vocab_size"]),
     }
 
 

@@ -16,6 +16,7 @@ Limits = Dict[str, float]
 HARDWARE = {("fp8", "bf16"): 2.0, ("bf16", "tf32"): 2.0}  # the most that one precision can gain over the other
 SLACK = 1.03  # above a measured ceiling
 LAUNCHED = 0.95  # the share of a call's time from which on the host, which launches its kernels, sets that time
+GAPS = 1.15  # times the same work as a CUDA graph: what is above is the GPU waiting for the next launch
 
 
 def append(path: Path, row: Row) -> None:
@@ -49,8 +50,12 @@ def latest(rows: Iterable[Row]) -> Dict[str, Row]:
         if row["key"] == "shard":
             shards[row["shard"]] = row
         elif "arms" in row and row["shard"] in shards:
+            shard = shards[row["shard"]]
+            limits = dict(shard["limits"])
+            if not shard["machine"].get("gpus"):
+                limits.pop("copy", None)  # a CPU's copy also reads what it writes: other work moves bytes faster
             cells.pop(row["key"], None)
-            cells[row["key"]] = judge(row, shards[row["shard"]]["limits"])
+            cells[row["key"]] = judge(row, limits)
     return cells
 
 
@@ -65,14 +70,15 @@ def ratio(base: Sequence[float], arm: Sequence[float]) -> Tuple[float, float, fl
 def judge(row: Row, limits: Limits) -> Row:
     """The row with each arm's `invalid`: the physical limits and bounds that its numbers break; none is a win.
 
-    And with `launch_bound`: whether the host, not the GPU, sets its time.
+    And with `launch_bound`: whether the host, not the GPU, sets its time. False of a whole step, whose host may as well
+    wait for the GPU to take the next of a thousand launches.
 
     limits: bytes/s of the measured copy ("copy"), FLOP/s of the measured product of each precision.
     """
     arms: Dict[str, Row] = {name: {**arm, "invalid": []} for name, arm in row["arms"].items()}
-    for arm in arms.values():
+    for name, arm in arms.items():
         if "error" not in arm:
-            arm["launch_bound"] = arm.get("host_ms", 0.0) >= LAUNCHED * arm["gpu_ms"]
+            arm["launch_bound"] = not row["key"].startswith("ablation/step/") and _launched(name, arms)
             arm["invalid"] += _broken(arm, limits) + [f"the GPU was {text}" for text in row.get("throttled", [])]
     for arm in arms.values():
         base = arms.get(arm.get("base", ""))
@@ -87,6 +93,13 @@ def judge(row: Row, limits: Limits) -> Row:
         if base["invalid"]:
             arm["invalid"].append(f"its base, {arm['base']}, is invalid")
     return {**row, "arms": arms}
+
+
+def _launched(name: str, arms: Dict[str, Row]) -> bool:
+    """Whether the host takes as long as the GPU, or the GPU much longer than for the same work as a CUDA graph."""
+    graph = arms.get(f"{name} graph", {}).get("gpu_ms", math.inf)
+    gpu = arms[name]["gpu_ms"]
+    return bool(arms[name].get("host_ms", 0.0) >= LAUNCHED * gpu or gpu > GAPS * graph)
 
 
 def _broken(arm: Row, limits: Limits) -> List[str]:
