@@ -96,7 +96,7 @@ def patch(session, target):
 @verb()
 def patches(session):
     """Show all patches: for which versions and targets, what became of each upstream, on what it is proved."""
-    recipes(session, "patches")
+    recipes(session, "patches", *session.posargs)
 
 
 @verb()
@@ -178,16 +178,16 @@ def bump(session):
     """Raise a pin: nox -s bump -- cpu torchao==0.19.0; then the proofs of that package's patches run again."""
     install(session, "tests")
     session.run("python", "-m", "recipes", "bump", *session.posargs)
-    pin = next(word for word in session.posargs if "==" in word)  # there is one, or it was refused
+    pin = next((word for word in session.posargs if "==" in word), "")  # none was asked for help
     package = re.sub(r"[-_.]+", "-", pin.partition("==")[0].strip()).lower()  # as folders are named (PEP 503)
-    if Path("patches", package).is_dir():
+    if package and Path("patches", package).is_dir():
         session.run("python", "-m", "pytest", f"patches/{package}")
 
 
 @verb()
 def compat(session):
     """Print the compatibility matrix: every target x every release; allowed, refused (why), or unknown."""
-    recipes(session, "compat")
+    recipes(session, "compat", *session.posargs)
 
 
 @verb()

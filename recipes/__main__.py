@@ -32,7 +32,7 @@ except KeyboardInterrupt:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one verb and return the exit code: 0 done, 1 a claim was refuted, 2 refused, 3 a what-if is unknown."""
-    options = _parser().parse_args(arguments)
+    options = _parser().parse_args(_ours_first(sys.argv[1:] if arguments is None else arguments))
     for sent in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(sent) is not signal.SIG_IGN:  # as `nohup` has it
             signal.signal(sent, signal.default_int_handler)  # as Ctrl-C: what we started ends with us
@@ -45,6 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         errors.print("fusebox: stopped; what was complete is kept, run again to go on.")
         return 130
+
+
+def _ours_first(words: list[str]) -> list[str]:
+    """The words with `shell`'s own options before the target: nox puts them behind it, where a command begins."""
+    end = 2
+    while words[:1] == ["shell"] and end < len(words) and words[end].partition("=")[0] in ("--mirror", "--sm"):
+        end += 1 if "=" in words[end] else 2
+    return [*words[:1], *words[2:end], *words[1:2], *words[end:]]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,9 +140,9 @@ def _parser() -> argparse.ArgumentParser:
         launched.add_argument(f"--{name}", type=int, help=meaning or "of the optimizer")
     launched.add_argument("--checkpointing", choices=("none", "selective", "full"), help="of activations")
     launched.add_argument("--asynchronous", action="store_true", default=None, help="overlap tensor parallelism")
-    launched.add_argument("--image", default=f"ghcr.io/OWNER/fusebox:{runs.TARGET}", help="(%(default)s)")
+    launched.add_argument("--image", type=_text, default=f"ghcr.io/OWNER/fusebox:{runs.TARGET}", help="(%(default)s)")
     launched.add_argument(
-        "--out", default="out", help="a folder, or a volume claim, that all hosts share (%(default)s)"
+        "--out", type=_text, default="out", help="a folder, or a volume claim, that all hosts share (%(default)s)"
     )
     verb("lock", _lock)
     verb("compat", _compat, target=False)

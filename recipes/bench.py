@@ -17,14 +17,15 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any
 
 from packaging.version import Version
+from pydantic import Field, ValidationError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from recipes import environment
 from recipes.cache import write_text
-from recipes.evidence import watched
+from recipes.evidence import Brought, Hardware, watched
 from recipes.model import ROOT, Refusal
 from recipes.plan import Plan
 from recipes.process import group
@@ -35,6 +36,41 @@ Gain = tuple[float, str, str]  # how much, the cell's key, the arm
 SIDES = ("fp8", "bf16")
 LAUNCHES = ("eager", "graph", "compiled", "compiled graph")
 PICTURES = ("block", "ablation", "crossover", "scaling")  # README's
+
+
+class Run(Brought):
+    """The row that heads those of one run."""
+
+    shard: str
+    target: str
+    releases: dict[str, str]
+    machine: Hardware
+    limits: dict[str, float]
+
+
+class Lost(Brought):
+    """A row, or an arm of one, of which there is no number."""
+
+    error: str
+
+
+class Timed(Brought):
+    """An arm with numbers; times in ms."""
+
+    precision: str
+    ms: float
+    gpu_ms: float
+    samples_ms: list[float]
+    state_mib: float
+
+
+class Cell(Brought):
+    """A row of numbers."""
+
+    key: Annotated[str, Field(pattern="^(scaling|linear|block|ablation|models|operators)/")]
+    facts: dict[str, Any]
+    quick: bool
+    arms: dict[str, Timed | Lost]
 
 
 def room(name: str) -> ModuleType:
@@ -100,12 +136,15 @@ def read(root: Path, path: Path) -> tuple[list[Row], list[Row]]:
     rows = room("rows")
     try:
         found = rows.read(path)
+        for row in found:
+            (Run if row["key"] == "shard" else Cell if "arms" in row else Lost).model_validate(row)
         cells = list(rows.latest(found).values())
-        for row in found:  # what the page is made of
-            if row["key"] == "shard":
-                row["target"], row["releases"], row["machine"]["name"], row["machine"]["gpus"], row["machine"]["cpu"]
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise Refusal(f"{path} is no file of rows ({error!r}): bring the rows.jsonl of a run.") from None
+        said = repr(error)
+        if isinstance(error, ValidationError):
+            fault = error.errors(include_url=False)[0]
+            said = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        raise Refusal(f"{path} is no file of rows ({said}): bring the rows.jsonl of a run.") from None
     if not cells:
         raise Refusal(f'{path} holds no measured row: run `nox -s "bench(TARGET)"` first.')
     runs = {row["shard"]: row for row in found if row["key"] == "shard"}
@@ -311,10 +350,6 @@ def measured_runs(root: Path) -> dict[str, str]:
                 where = f"{told}: {row['facts']['gpus']} × {row['run']['machine']['name']}"
                 found[name] = f"{found[name]}; {where}" if name in found else where
     return found
-
-
-def section(row: Mapping[str, Any]) -> str:
-    return str(row["key"]).partition("/")[0]
 
 
 def valid(row: Mapping[str, Any]) -> dict[str, Row]:

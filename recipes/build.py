@@ -476,7 +476,7 @@ def check_exported(folder: Path) -> None:
         label = inputs["package"]
         if wheel.parent != folder:
             raise ValueError("the wheel lies elsewhere")
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         raise Refusal(f"{folder}/wheel.json is not the record of a wheel: export it again.") from None
     if digest_of(inputs) != folder.name:
         raise Refusal(f"{label}: {folder} is not named after its inputs: export it again.")

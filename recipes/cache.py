@@ -64,7 +64,7 @@ def disk_named(path: Path) -> Iterator[None]:
         full = (errno.ENOSPC, errno.EDQUOT)
         if error.errno in full or any(os.strerror(code) in str(error) for code in full):  # shutil.Error has no errno
             raise disk_full(path) from None
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.EIO):
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.EEXIST):
             place = error.filename or path
             raise Refusal(
                 f"{place} cannot be written ({error.strerror}): make it writable, or choose another place (of the "

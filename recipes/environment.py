@@ -79,13 +79,13 @@ def run_variables(target: Target, environment: Path) -> dict[str, str]:
 def interpreter(target: Target, cache: Cache, steps: Steps) -> str:
     """The target's Python: one of this machine, else the build of it that uv pins by hash."""
     find = ("python", "find", "--system", "--no-python-downloads", target.python)
-    found = _run_uv(cache, *find)
+    found = run_uv(cache, *find)
     if found.returncode != 0 and (switched_off := _in_pyenv(target.python)):
         return str(switched_off)
     if found.returncode != 0:
         with steps.step("fetch", f"Python {target.python}: none on this machine, uv brings one"):
-            fetched = _run_uv(cache, "python", "install", "--no-bin", target.python)
-            found = _run_uv(cache, *find)
+            fetched = run_uv(cache, "python", "install", "--no-bin", target.python)
+            found = run_uv(cache, *find)
             if found.returncode != 0:
                 said = (fetched.stderr.strip().splitlines() or ["no message"])[-1].strip().rstrip(".")
                 raise Refusal(
@@ -141,7 +141,7 @@ def check(path: Path, cache: Cache) -> None:
     _uv(path, cache, "pip", "check", "--python", str(python_of(path)))
 
 
-def uv_variables() -> dict[str, str]:
+def _uv_variables() -> dict[str, str]:
     """What uv runs with: of the caller's settings of it only those of the network and of where Python comes from."""
     kept = (
         "UV_PYTHON_INSTALL",
@@ -157,13 +157,14 @@ def uv_variables() -> dict[str, str]:
     return {**ours, "UV_NO_INSTALLER_METADATA": "1"}
 
 
-def _run_uv(cache: Cache, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_uv(cache: Cache, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """uv with this cache, and without any setting of the caller's."""
     command = [uv.find_uv_bin(), "--no-config", "--cache-dir", str(cache.root / "uv"), "--no-progress", *arguments]
-    return subprocess.run(command, env=uv_variables(), capture_output=True, text=True, check=False, close_fds=False)
+    return subprocess.run(command, env=_uv_variables(), capture_output=True, text=True, check=False, close_fds=False)
 
 
 def _uv(path: Path, cache: Cache, *arguments: str) -> None:
-    done = _run_uv(cache, *arguments)
+    done = run_uv(cache, *arguments)
     if done.returncode == 0:
         return
     said = done.stderr.strip()
@@ -262,7 +263,7 @@ def _said(python: Path, script: str) -> str:
 
 def _distributions(python: Path, cache: Cache) -> dict[str, str]:
     """Name and version of everything installed for that Python."""
-    listed = _run_uv(cache, "pip", "list", "--format", "json", "--python", str(python))
+    listed = run_uv(cache, "pip", "list", "--format", "json", "--python", str(python))
     if listed.returncode != 0:
         raise Refusal(f"{python} cannot be read ({listed.stderr.strip()[:200]}): check that it is the base's Python.")
     return {canonicalize_name(one["name"]): one["version"] for one in json.loads(listed.stdout)}

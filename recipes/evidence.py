@@ -7,6 +7,7 @@ is the hash of the pinned inputs. Evidence whose keys differ from the checkout's
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import sys
@@ -315,6 +316,18 @@ class Manifest(Brought):
     packages: dict[str, Package]
 
 
+class Built(Manifest):
+    target: str
+    stack: str
+
+
+class Evidence(Built):
+    name: str
+    hardware: Machine
+    claims: list[Outcome]
+    log_sha256: str
+
+
 def brought(model: type[Brought], path: Path) -> dict[str, Any]:
     """What a file of JSON holds, if the model says so; refused by its first fault."""
     found: dict[str, Any] = read_json(path)
@@ -413,7 +426,9 @@ def machine_name(machine: Mapping[str, Any], times: str = " × ") -> str:
 
 def without_paths(plan: Plan, text: str) -> str:
     """A text to be committed, without the places of checkout and home folder here, and of anything built anywhere."""
-    text = text.replace(str(plan.root), ".").replace(str(Path.home()), "~")
+    home = os.path.expanduser("~")  # noqa: PTH111: it raises nothing where the user has none
+    text = text.replace(str(plan.root), ".")
+    text = text if home == "/" else text.replace(home, "~")
     text = re.sub(r"[/~.][^\s'\":]*/(?=outcomes\.json)|[/~.][^\s'\":]*/partial/build/", "", text)
     return re.sub(r"[/~.][^\s'\":]*(?=/lib/python3\.\d+/)", "ENV", text)
 
@@ -457,14 +472,14 @@ def worst(rows: Iterable[dict[str, Any]]) -> str:
     return next(word for word in ("refuted", "unproven", "proved") if word in outcomes)
 
 
-def bring(plan: Plan, folder: Path) -> int:
+def bring(plan: Plan, folder: Path) -> None:
     """Make evidence of a run on another machine: outcomes.json, smoke.log and manifest.json of its environment."""
     outcomes, log, manifest = (folder / name for name in ("outcomes.json", "smoke.log", "manifest.json"))
     for path in (outcomes, log, manifest):
         if not path.is_file():
             raise Refusal(f"{path} is missing: bring it from where the smoke tests ran (README says how).")
     described = brought(Manifest, manifest)
-    return keep(plan, outcomes, 0, log.read_text(encoding="utf-8", errors="replace"), described)
+    keep(plan, outcomes, 0, log.read_text(encoding="utf-8", errors="replace"), described)
 
 
 def promote(plan: Plan) -> tuple[list[Path], list[Path]]:
@@ -499,8 +514,8 @@ def keep_built(plan: Plan, folder: Path | None) -> Path:
     if not source.is_file():
         how = "bring it from where the environment is" if folder else f'run `nox -s "build({plan.target.name})"` first'
         raise Refusal(f"{source} is missing: {how}.")
-    manifest = brought(Manifest, source)
-    if manifest.get("target") != plan.target.name or manifest.get("stack") != built_for(plan, manifest).stack:
+    manifest = brought(Built, source)
+    if manifest["target"] != plan.target.name or manifest["stack"] != built_for(plan, manifest).stack:
         raise Refusal(f'{source} is of another state of this checkout: run `nox -s "build({plan.target.name})"` again.')
     final = _built_path(plan.root, plan.target.name)
     write_json(final, manifest)
@@ -510,7 +525,7 @@ def keep_built(plan: Plan, folder: Path | None) -> Path:
 def built(root: Path, target: str) -> dict[str, Any] | None:
     """The committed manifest of a target's environment, if one is kept."""
     path = _built_path(root, target)
-    return brought(Manifest, path) if path.exists() else None
+    return brought(Built, path) if path.exists() else None
 
 
 def _built_path(root: Path, target: str) -> Path:
@@ -559,7 +574,7 @@ def missing_claims(plan: Plan, room: Room, run: dict[str, Any]) -> list[Claim]:
 
 def read(path: Path) -> dict[str, Any]:
     """Evidence whose raw log is there and unchanged; anything else is refused."""
-    evidence: dict[str, Any] = read_json(path)
+    evidence = brought(Evidence, path)
     log = path.with_suffix(".log")
     if not log.exists() or sha256_of(log) != evidence["log_sha256"]:
         raise Refusal(

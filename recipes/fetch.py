@@ -35,7 +35,7 @@ from unearth.link import Link
 
 from recipes.cache import Cache, disk_full, disk_named, find_file, put, sha256_of
 from recipes.model import Pin, Refusal, Source, Submodule, Target, is_version
-from recipes.process import GIT_ALONE, group
+from recipes.process import GIT_ALONE, git_variables, group
 from recipes.progress import Step, Steps, size
 
 WORKERS = 6  # downloads at a time
@@ -433,7 +433,7 @@ class Git:
     def _gitlinks(self, part: _Part, bare: Path) -> Iterator[tuple[str, str]]:
         """Path in the whole tree, and commit, of each submodule that a part's tree names."""
         command = ["git", f"--git-dir={bare}", "ls-tree", "-r", "-z", part.commit]
-        listed = subprocess.run(command, capture_output=True, text=True, env=_git_variables(), check=False)
+        listed = subprocess.run(command, capture_output=True, text=True, env=git_variables(), check=False)
         if listed.returncode != 0:
             raise Refusal(f"{part.label}: {bare} cannot be read ({listed.stderr.strip()[:200]}): remove {bare}.")
         for entry in listed.stdout.split("\0"):
@@ -478,7 +478,7 @@ class Git:
         """The repository of each submodule by its path in the whole tree (gitmodules(5))."""
         settings = ("config", "--blob", f"{part.commit}:.gitmodules", "--get-regexp", r"^submodule\..*\.(path|url)$")
         command = ["git", f"--git-dir={bare}", *settings]
-        listed = subprocess.run(command, capture_output=True, text=True, env=_git_variables(), check=False).stdout
+        listed = subprocess.run(command, capture_output=True, text=True, env=git_variables(), check=False).stdout
         values: dict[str, dict[str, str]] = {}
         for line in listed.splitlines():
             key, _, value = line.partition(" ")
@@ -548,7 +548,7 @@ class Git:
     def _points(self, bare: Path, name: str) -> str:
         """The commit that a name stands for in a repository, or nothing."""
         command = ["git", f"--git-dir={bare}", "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"]
-        return subprocess.run(command, capture_output=True, text=True, env=_git_variables(), check=False).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, env=git_variables(), check=False).stdout.strip()
 
     def _refuse_moved_tag(self, label: str, bare: Path, commit: str, tag: str | None) -> None:
         if tag is None:
@@ -563,7 +563,7 @@ class Git:
         self, label: str, *arguments: object, cure: str = "check what git says and run again", **variables: str
     ) -> str:
         """Run git within the time limit and return what it said; a failure is refused."""
-        environment = _git_variables() | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"} | variables
+        environment = git_variables() | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"} | variables
         with group(["git", *map(str, arguments)], self.cache.partial, environment) as process:
             try:
                 said = process.communicate(timeout=self.seconds)[0].strip()
@@ -580,12 +580,6 @@ class Git:
             why = next((line for line in lines if line.startswith("fatal: ")), lines[-1]).rstrip(".")
             raise Refusal(f"{label}: git {verb} failed ({why}): {cure}.")
         return said
-
-
-def _git_variables() -> dict[str, str]:
-    """The environment without the repository that a git hook, or the user, may have named in it."""
-    named = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
-    return {key: value for key, value in os.environ.items() if key not in named}
 
 
 def _git_seconds() -> int:

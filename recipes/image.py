@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import zipfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -326,9 +325,9 @@ def buildx(plan: Plan, options: Options, *output: str) -> None:
         raise Refusal(f"docker buildx build of {plan.target.name} failed: read what it printed above.")
 
 
-def smoke(target: Target, image: str, *options: str, command: Iterable[str] = ("smoke",)) -> int:
+def smoke(target: Target, image: str, *options: str) -> int:
     """Run an image's own `smoke` and return its exit code; `options` are those of `docker run`."""
-    run = ["docker", "run", "--rm", *(["--gpus=all"] if target.cuda != "none" else []), *options, image, *command]
+    run = ["docker", "run", "--rm", *(["--gpus=all"] if target.cuda != "none" else []), *options, image, "smoke"]
     return subprocess.run(run, check=False).returncode
 
 

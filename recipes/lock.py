@@ -6,25 +6,22 @@ uv resolves over pip's configured index; each version is then the one wheel that
 from __future__ import annotations
 
 import re
-import subprocess
-import tomllib
 from pathlib import Path
 
-import uv
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from recipes import environment, limits
 from recipes.cache import Cache, sha256_of, write_text
 from recipes.fetch import Downloads
-from recipes.model import Catalogue, Refusal, digest_of
+from recipes.model import Catalogue, Refusal, digest_of, read_toml
 from recipes.plan import Plan
 from recipes.progress import Steps
 
 
 def requirements(plan: Plan) -> list[str]:
     """What a target's environment needs beside its packages: to run, to build, to be smoke-tested (pyproject.toml)."""
-    groups = tomllib.loads((plan.root / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    groups = read_toml(plan.root / "pyproject.toml")["dependency-groups"]
     wanted = {"pip", *groups["smoke"]}
     for pin in plan.pins:
         wanted |= {*pin.release.requires, *(pin.build.requires if pin.release.kind == "source" else [])}
@@ -67,15 +64,7 @@ def _resolve(plan: Plan, downloads: Downloads) -> list[tuple[str, str]]:
         (scratch / "own.txt").write_text("".join(f"{pin.name}; sys_platform == 'never'\n" for pin in plan.pins))
         kept_to = limits.constraints(Catalogue(plan.root).limits, plan.target)
         (scratch / "constraints.txt").write_text("".join(f"{one}\n" for one in kept_to))
-        command = [
-            uv.find_uv_bin(),
-            "--no-config",
-            "--cache-dir",
-            str(downloads.cache.root / "uv"),
-            "pip",
-            "compile",
-            str(scratch / "in.txt"),
-        ]
+        command = ["pip", "compile", str(scratch / "in.txt")]
         command += ["--constraints", str(scratch / "constraints.txt"), "--overrides", str(scratch / "own.txt")]
         command += ["--no-header", "--no-annotate", "--only-binary", ":all:"]
         command += [
@@ -88,7 +77,7 @@ def _resolve(plan: Plan, downloads: Downloads) -> list[tuple[str, str]]:
         command += [f"--extra-index-url={index}" for index in settings.indexes[1:] if not index.startswith("file:")]
         command += [f"--index-url={index}" for index in settings.indexes[:1]]
         command += [] if settings.indexes else ["--no-index"]
-        done = subprocess.run(command, env=environment.uv_variables(), capture_output=True, text=True, check=False)
+        done = environment.run_uv(downloads.cache, *command)
     if done.returncode != 0:
         raise Refusal(
             f"{plan.target.name}: the requirements do not resolve ({' '.join(done.stderr.split())[:400]}): "

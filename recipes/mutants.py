@@ -185,9 +185,9 @@ def _sections(root: Path, outcomes: Row) -> Iterator[str]:
         f"{'process' if clean['processes'] == 1 else 'processes'}: {clean['claims']} times a claim ran, "
         f"{len(clean['alarms'])} false alarms."
     )
-    yield _table("survivor|implementation|why", _survivors(rows))
-    yield _table("planted|in|kind|caught by", _chosen(rows))
-    yield _table("changed by the rule|in|outcome", _ruled(rows))
+    yield table("survivor|implementation|why", _survivors(rows))
+    yield table("planted|in|kind|caught by", _chosen(rows))
+    yield table("changed by the rule|in|outcome", _ruled(rows))
 
 
 def _survivors(rows: list[Row]) -> Iterator[list[str]]:
@@ -226,6 +226,8 @@ def _place(row: Row) -> str:
     return f"{row['operator']} `{row['column']}`".strip()
 
 
-def _table(header: str, rows: Iterable[list[str]]) -> str:
-    lines = [header.split("|"), ["---"] * (header.count("|") + 1), *rows]
+def table(header: str, rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table; the header's cells are separated by "|"."""
+    names = header.split("|")
+    lines = [names, ["---"] * len(names), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

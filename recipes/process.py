@@ -20,6 +20,12 @@ GIT_ALONE = {
 GRACE = 5  # seconds
 
 
+def git_variables() -> dict[str, str]:
+    """The environment without the repository that a git hook, or the user, may have named in it."""
+    named = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR")
+    return {key: value for key, value in os.environ.items() if key not in named}
+
+
 @contextlib.contextmanager
 def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A process in a group of its own, with both outputs in one pipe; nothing of it outlives us when we stop early.

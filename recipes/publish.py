@@ -18,6 +18,7 @@ from recipes.cache import read_json, write_json, write_text
 from recipes.image import Options, buildx, engine, last_words
 from recipes.model import Refusal, Target
 from recipes.plan import Plan
+from recipes.process import git_variables
 from recipes.progress import say
 
 REGISTRY = r"[A-Za-z0-9][A-Za-z0-9.-]*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"  # HOST[:PORT][/PATH]
@@ -35,7 +36,9 @@ class Commit:
         """The checkout's commit; changes that are not committed are refused, since the tag would not name them."""
         asked = (["status", "--porcelain"], ["log", "-1", "--format=%H %ct"])
         said = [
-            subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False)
+            subprocess.run(
+                ["git", "-C", str(root), *words], env=git_variables(), capture_output=True, text=True, check=False
+            )
             for words in asked
         ]
         if any(one.returncode for one in said):

@@ -13,7 +13,7 @@ from recipes.cache import write_text
 from recipes.evidence import Room
 from recipes.limits import Reason
 from recipes.model import Catalogue, Pin, Refusal
-from recipes.plan import Grid, Plan, grid, plan
+from recipes.plan import Grid, Plan, grid
 from recipes.progress import say
 
 
@@ -29,7 +29,7 @@ class Facts:
 
     @classmethod
     def of(cls, catalogue: Catalogue) -> Facts:
-        plans = [plan(catalogue, name) for name in catalogue.targets]
+        plans = proof.plans(catalogue)
         runs = [(one, run) for one in plans for run in evidence.promoted(catalogue.root, one.target.name)]
         return cls(catalogue.root, plans, Room(catalogue.root), runs, seeds.answers(catalogue.root))
 
@@ -51,13 +51,6 @@ def blocks(facts: Facts) -> dict[str, str]:
     return {**{name: make(facts) for name, make in makers.items()}, "bench": bench.text(facts.root)}
 
 
-def _rows(header: str, rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table; the header's cells are separated by "|"."""
-    names = header.split("|")
-    lines = [names, ["---"] * len(names), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
 def _parity(facts: Facts) -> str:
     """How far training in other precisions ends from bfloat16: what smoke_tests/training/parity.py reported."""
     rows = []
@@ -74,7 +67,7 @@ def _parity(facts: Facts) -> str:
             sides, count = f"{arm} beside {first}", str(len(found["seeds"]))
             rows.append([f"`{target}`, {machine}", curves, sides, count, ratio, higher])
     header = "Where|Curves|Runs|Seeds|Largest gap of the seeds' spread|Above, nats per token (95 %)"
-    return _rows(header, rows) if rows else "Nothing trained on a GPU is committed yet."
+    return mutants.table(header, rows) if rows else "Nothing trained on a GPU is committed yet."
 
 
 def _targets(facts: Facts) -> str:
@@ -87,7 +80,7 @@ def _targets(facts: Facts) -> str:
         base = image.image + (" (digest unresolved)" if image.digest == "unresolved" else "")
         packages += "".join(f"; {name}: {option}" for name, option in target.options.items())
         rows.append([f"`{target.name}`", base, target.python, cuda, packages, hardware, target.reason])
-    return _rows("target|base|Python|CUDA|packages|to be proved on|for", rows)
+    return mutants.table("target|base|Python|CUDA|packages|to be proved on|for", rows)
 
 
 def _matrix(facts: Facts) -> str:
@@ -104,7 +97,7 @@ def _matrix(facts: Facts) -> str:
             rows += [
                 [f"`{one.target.name}`", hardware, pin.label, *_cell(facts, one, run, pin.name)] for pin in one.pins
             ]
-    return _rows("target|hardware|package|state|built with", rows)
+    return mutants.table("target|hardware|package|state|built with", rows)
 
 
 def _not_run(root: Path, one: Plan) -> list[list[str]]:
@@ -158,7 +151,7 @@ def _patches(facts: Facts) -> str:
         one = row.patch
         versions, link = str(one.header["X-Applies-To"]), f"[{one.package} {one.path.name[:4]}]({one.name})"
         rows.append([link, one.summary, versions, row.upstream, row.proved, ", ".join(row.targets)])
-    return _rows("patch|what it does|versions|upstream|proved on|targets", rows)
+    return mutants.table("patch|what it does|versions|upstream|proved on|targets", rows)
 
 
 def _documents(facts: Facts) -> str:
@@ -169,7 +162,7 @@ def _documents(facts: Facts) -> str:
         counted = [*answered.values(), sorted(denied)]
         counts = [str(sum(seed[0] == letter for seed in found)) for found in counted]
         rows.append([f"{letter}01 to {letter}{last}: {name}", *counts])
-    return _rows("|".join(["document", *answered, "of all: a statement does not hold"]), rows)
+    return mutants.table("|".join(["document", *answered, "of all: a statement does not hold"]), rows)
 
 
 def _answered(facts: Facts) -> dict[str, list[str]]:
@@ -206,8 +199,8 @@ def ledger(facts: Facts) -> tuple[Path, str]:
     ]
     text = _LEDGER.format(
         documents="\n".join(f"- {letter}: {name}" for letter, (name, _) in seeds.DOCUMENTS.items()),
-        claims=_rows("id|claim|state", claimed),
-        statements=_rows("id|the document says|found here|in", others),
+        claims=mutants.table("id|claim|state", claimed),
+        statements=mutants.table("id|the document says|found here|in", others),
         open=", ".join(_ranges(_answered(facts)["open"])),
     )
     return facts.root / "recipes" / "seeds.md", text
@@ -252,7 +245,7 @@ def _runs(facts: Facts) -> str:
     header = (
         "run|answers|shape, batch|layout|hosts × GPUs described|tokens per second and GPU measured, on how many GPUs"
     )
-    return _rows(header, rows)
+    return mutants.table(header, rows)
 
 
 def _states(facts: Facts, claim: str) -> str:
@@ -315,7 +308,8 @@ def compatibility(catalogue: Catalogue) -> tuple[Path, str]:
     rows, reasons = grid_rows(matrix)
     names = "|".join(f"`{name}`" for name in matrix.targets)
     listed = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
-    return catalogue.root / "recipes" / "compatibility.md", f"{_HEAD}{_rows(f'package|{names}', rows)}\n\n{listed}\n"
+    table = mutants.table(f"package|{names}", rows)
+    return catalogue.root / "recipes" / "compatibility.md", f"{_HEAD}{table}\n\n{listed}\n"
 
 
 def readme(path: Path, blocks: Mapping[str, str]) -> tuple[Path, str]:
@@ -337,9 +331,7 @@ def told(root: Path) -> tuple[Path, str]:
 def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
     """Every rendered file and the text it should have."""
     root, facts = catalogue.root, Facts.of(catalogue)
-    dockerfiles = [
-        (root / "docker" / f"{name}.Dockerfile", image.dockerfile(plan(catalogue, name))) for name in catalogue.targets
-    ]
+    dockerfiles = [(root / "docker" / f"{one.target.name}.Dockerfile", image.dockerfile(one)) for one in facts.plans]
     readmes = [
         readme(root / "README.md", blocks(facts)),
         readme(root / "smoke_tests" / "README.md", {"mutants": mutants.text(root)}),
@@ -348,7 +340,7 @@ def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
 
 
 def write(catalogue: Catalogue) -> int:
-    """Write every rendered file that is not current and return 0; the Dockerfile of no target is removed."""
+    """Write every rendered file that is not current and return 0; a Dockerfile that is of no target is removed."""
     _write([told(catalogue.root)])  # before the others are made: claims reach it, and they say which of those are stale
     texts = dict(every(catalogue))
     for path in catalogue.root.glob("docker/*.Dockerfile"):

@@ -197,9 +197,9 @@ def _on_one_host(run: Run, gpus: int) -> list[str]:
     return [f'    ("{run.name}", {gpus}): "{" ".join(fewer.arguments("."))}",']
 
 
-def chosen(name: str, changes: Mapping[str, Any], root: Path = ROOT) -> Run:
+def chosen(name: str, changes: Mapping[str, Any]) -> Run:
     """The run of that name with what the command line changes; refused where the identity then fails."""
-    known = load(root)
+    known = load()
     if name not in known:
         raise Refusal(f"There is no run {name!r}; choose one of {', '.join(known)}.")
     return changed(known[name], {key: value for key, value in changes.items() if value is not None})

@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 
 from recipes import bench, patch, proof
 from recipes.bench import Row
+from recipes.cache import read_json
 from recipes.model import ROOT, Refusal, Strict, Text, read_toml, validated
 
 # The inventory: five documents, and how many ids each has, numbered from 1.
@@ -138,7 +139,7 @@ def trainings(root: Path) -> Iterator[tuple[str, str, str, str, dict[str, Any]]]
     for path in sorted((root / "smoke_tests" / "evidence" / "training").glob("*--*--*.json")):
         target, machine, model = path.stem.split("--")
         place = path.relative_to(root).as_posix().removesuffix(".json")
-        yield target, machine, model, place, json.loads(path.read_text(encoding="utf-8"))
+        yield target, machine, model, place, read_json(path)
 
 
 def above(arm: dict[str, Any]) -> str:

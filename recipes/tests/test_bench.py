@@ -23,11 +23,11 @@ ROWS, RECOMMEND = bench.room("rows"), bench.room("recommend")
 LIMITS = {"copy": 4.0e12, "bf16": 8.0e14, "fp8": 1.5e15}
 SHARD: bench.Row = {
     "key": "shard", "shard": "s", "target": "cpu", "releases": {"torch": "2"}, "limits": LIMITS, "state": {},
-    "machine": {"name": "H200", "cpu": "c", "gpus": [], "driver": ""},
+    "machine": {"name": "H200", "arch": "x86-64", "cpu": "c", "gpus": [], "driver": ""},
 }  # fmt: skip
 
 
-def arm(precision: str = "bf16", ms: float = 1.0, **others: Any) -> bench.Row:
+def arm(precision: str = "bf16", ms: float | None = 1.0, **others: Any) -> bench.Row:
     return {
         "precision": precision, "ms": ms, "gpu_ms": ms, "host_ms": 0.1, "state_mib": 1024,
         "peak_mib": 1024, "checks": [[0.04, 0.02, 0.1]], "samples_ms": [ms], "fp8_kernels": ["nvjet_sm90_qqtst"],
@@ -258,7 +258,23 @@ def test_a_promoted_file_keeps_the_other_cells_of_the_same_releases(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "text", ["[]\n", '{"cells": []}\n', '["key"]\n', '{"key": "shard", "shard": "s", "limits": {}}\n', None]
+    "text",
+    [
+        "[]\n",
+        '{"cells": []}\n',
+        '["key"]\n',
+        '{"key": "shard", "shard": "s", "limits": {}}\n',
+        *(
+            "".join(json.dumps(one) + "\n" for one in rows)
+            for rows in (
+                (SHARD, row("foo/bar")),
+                (SHARD, {**row(), "facts": None}),
+                (SHARD, row(te=arm(ms=None))),
+                ({**SHARD, "machine": {**SHARD["machine"], "name": "../../x"}}, row()),
+            )
+        ),
+        None,
+    ],
 )
 def test_what_is_no_file_of_rows_is_named(tmp_path: Path, text: str | None) -> None:
     path = tmp_path if text is None else tmp_path / "rows.json"

@@ -52,13 +52,6 @@ def test_a_changed_pin_replaces_it(tiny: Tiny) -> None:
     assert value.strip().endswith("3")
 
 
-def test_an_unmet_requirement_is_refused(tiny: Tiny) -> None:
-    lock = tiny.root / "recipes" / "lock" / "tiny.txt"
-    lock.write_text("".join(line for line in lock.read_text().splitlines(keepends=True) if "tinydep" not in line))
-    assert "tinydep" in tiny.refuse("build", "tiny")
-    assert not (tiny.root / "build" / "tiny" / "env").exists()
-
-
 def test_two_wheels_that_bring_one_file_have_to_agree(tmp_path: Path) -> None:
     """transformer-engine and transformer-engine-cu13 do: a patch to one of them would vanish under the other."""
     paths = [

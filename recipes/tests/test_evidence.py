@@ -141,7 +141,8 @@ def record(chosen: Plan, **changes: Any) -> dict[str, Any]:
         "claim": claim.sentence,
         "outcome": "proved",
         "key": Room(chosen.root).key(claim.id),
-    }
+        "package": "torch", "seed": [], "seconds": 0.1, "reason": "", "measured": {},
+    }  # fmt: skip
     return {"stack": changes.pop("stack", chosen.stack), "claims": [row | changes]}
 
 
@@ -170,8 +171,16 @@ def test_evidence_without_its_raw_log_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "cpu--x86-64.json"
     log = path.with_suffix(".log")
     log.write_text("proved\n")
-    path.write_text(json.dumps({"log_sha256": sha256_of(log)}))
+    machine = {"name": "x86-64", "cpu": "c"}
+    whole = {"name": "cpu--x86-64", "target": "cpu", "stack": "s", "hardware": machine, "claims": [], "packages": {}}
+    whole["log_sha256"] = sha256_of(log)
+    path.write_text(json.dumps(whole))
     assert evidence.read(path)
+    for missing in whole:
+        path.write_text(json.dumps({key: value for key, value in whole.items() if key != missing}))
+        with pytest.raises(Refusal, match=missing):
+            evidence.read(path)
+    path.write_text(json.dumps(whole))
     log.write_text("proved more\n")
     with pytest.raises(Refusal, match="raw log"):
         evidence.read(path)
@@ -184,6 +193,13 @@ def test_nothing_is_promoted_before_a_run(chosen: Plan, tmp_path: Path) -> None:
     elsewhere = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
     with pytest.raises(Refusal, match="holds no evidence"):
         evidence.promote(elsewhere)
+
+
+def test_a_user_without_a_home_keeps_every_slash(chosen: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/")
+    assert evidence.without_paths(chosen, "3/4 of /usr/lib") == "3/4 of /usr/lib"
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert evidence.without_paths(chosen, "/home/someone/x") == "~/x"
 
 
 @pytest.mark.parametrize("place", ["/srv/env", "../env", "./build/cpu/env", "/opt/python/3.12.1"])
@@ -206,14 +222,14 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
         evidence.bring(here, tmp_path / "away")
     ran = record(chosen)
     hardware = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
-    row = ran["claims"][0] | {"package": "torch", "seed": [], "seconds": 0.1, "reason": "", "measured": {}}
+    (row,) = ran["claims"]
     row["measured"] = {"limit": f"raised in {tmp_path}/partial/build/apex-23.05/a.cu:3", "error": 0.5}
     files = {"references.py": sha256_of(tmp_path / "smoke_tests" / "references.py")}
-    outcomes = {"target": "cpu", "files": files, "hardware": hardware, **ran, "claims": [row]}
+    outcomes = {"target": "cpu", "files": files, "hardware": hardware, **ran}
     (tmp_path / "away" / "smoke.log").write_text("proved\n")
     (tmp_path / "away" / "manifest.json").write_text('{"packages": {}}')
     (tmp_path / "away" / "outcomes.json").write_text(json.dumps(outcomes))
-    assert evidence.bring(here, tmp_path / "away") == 0
+    evidence.bring(here, tmp_path / "away")
     (path,) = (tmp_path / "build").rglob("cpu--x86-64.json")
     kept = json.loads(path.read_text())["claims"][0]["measured"]
     assert kept == {"limit": "raised in apex-23.05/a.cu:3", "error": 0.5}
@@ -244,7 +260,8 @@ def test_an_older_run_of_another_machine_does_not_hold_up_a_new_one(chosen: Plan
     def ran(name: str, at: int, **changes: str) -> None:
         (folder / f"{name}.log").write_text("proved\n")
         log = {"log_sha256": sha256_of(folder / f"{name}.log"), "packages": {}}
-        (folder / f"{name}.json").write_text(json.dumps({**record(chosen, **changes), **log}))
+        whole = {"name": name, "target": "cpu", "hardware": {"name": "x86-64", "cpu": "c"}, **log}
+        (folder / f"{name}.json").write_text(json.dumps({**whole, **record(chosen, **changes)}))
         os.utime(folder / f"{name}.json", (at, at))
 
     ran("cpu--other", 1, key="0" * 64)

@@ -13,7 +13,7 @@ import pytest
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
 from recipes import runs
-from recipes.model import ROOT, Refusal
+from recipes.model import Refusal
 from recipes.runs import Run
 from recipes.tests.conftest import Checkout
 
@@ -66,6 +66,7 @@ def test_numbers_that_do_not_agree_are_refused(name: str, changes: dict[str, Any
 
 def test_the_verb_prints_it_or_refuses_in_one_sentence(checkout: Checkout) -> None:
     assert "--nnodes 2" in checkout.succeed("launch", "tiny", "--hosts", 2)
+    assert "argument --out: is empty" in checkout.run("launch", "tiny", "--out", "").stderr
     assert "no multiple of tensor 2" in checkout.refuse("launch", "tiny-tp2", "--gpus", 3)
     (checkout.root / "recipes" / "runs.toml").write_text("tiny = 1\n")
     assert "tiny is no table" in checkout.refuse("launch", "tiny")
@@ -172,7 +173,3 @@ def test_a_script_is_one_that_shellcheck_accepts(launcher: runs.Launcher, tmp_pa
     script.write_text(runs.rendered(RUNS["llama-8b"], launcher, IMAGE, "a folder"))
     done = subprocess.run(["shellcheck", "--severity=style", str(script)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-
-
-def test_the_claims_have_the_same_runs() -> None:
-    assert (ROOT / "smoke_tests" / "training" / "runs.py").read_text() == runs.module()

@@ -60,11 +60,11 @@ def run(options: argparse.Namespace, start: float) -> int:
     """Measure what is wanted and missing; 0 when nothing is left, 4 when the time was over before that."""
     try:
         described = machine.manifest(options.manifest)
-    except (OSError, ValueError) as error:
+        cuda, _ = described["cuda"] != "none", machine.releases(described)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Refused(
             f"{options.manifest} cannot be read ({one_line(error)}): run inside a target's environment."
         ) from None
-    cuda = described["cuda"] != "none"
     if cuda and not torch.cuda.is_available():
         raise Refused(f"{described['target']} needs a GPU, and torch sees none here: run on a machine with one.")
     every = cells(described, cuda, options.quick)

@@ -17,8 +17,6 @@ from fused_ops import operator, rotate_halves, rows, te_autocast, te_recipe
 from training.llama import Shape
 from training.models import operations_per_token, parameters_of
 
-Tables = Tuple[torch.Tensor, torch.Tensor]  # cosines and sines [l, d / 2]
-
 # What is taken of the table for "fused", the first that an environment has. Each is measured in bench/operators.py.
 FUSED = {
     "attention": ("torch.cudnn", "flash-attn", "xformers.flash", "torch.flash", "torch"),
@@ -36,9 +34,10 @@ class Config(NamedTuple):
     ops: operator -> "naive", "plain" (a formula for torch.compile to fuse), "chunked" (the loss, without all logits at
     once), or a column of the table. layers: "torch" (the classes below) or "transformer-engine" (te.TransformerLayer).
     linear: the table's column for the projections, with head = the head's too. weights: "float32" (the products are
-    autocast) or "bfloat16". merged: query, key and value, and gate and up, are one projection each. compile: "",
-    "blocks" (each block by itself, compiled once). graph: forward and backward are one CUDA graph. sequence_first:
-    te.TransformerLayer gets [l, b, f], in place of [b, l, f]. base: the arm that it is compared with, else the first.
+    autocast), "exact" (they are not) or "bfloat16". merged: query, key and value, and gate and up, are one projection
+    each. compile: "", "blocks" (each block by itself, compiled once). graph: forward and backward are one CUDA graph.
+    sequence_first: te.TransformerLayer gets [l, b, f], in place of [b, l, f]. base: the arm that it is compared with,
+    else the first.
     """
 
     ops: Dict[str, str]

@@ -24,8 +24,8 @@ ADAMW: Dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_
 class Case(NamedTuple):
     """An operator at one size.
 
-    shapes: of the inputs that get a gradient, those first whose rows are looked at. bind: entry -> call of the inputs.
-    forward, both: tensors of the first shape moved, or FLOP, forward and with the gradients.
+    shapes: of the inputs that get a gradient, those first whose rows are looked at. forward, both: tensors of the
+    first shape moved, or FLOP if not `moves`, forward and with the gradients. classes: of the labels, where it has any.
     """
 
     name: str
