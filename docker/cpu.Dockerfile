@@ -63,8 +63,11 @@ RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,targe
     mkdir --mode=1777 /tmp/cache && \
     # a login shell, as enroot starts one, makes a PATH of its own
     echo "PATH=/opt/fusebox/bin:\$PATH" > /etc/profile.d/fusebox.sh
-COPY docker/smoke.sh /usr/local/bin/smoke
-COPY smoke_tests /opt/fusebox/smoke_tests
+# COPY would keep the modes of the checkout, which the umask of whoever cloned it made.
+RUN --network=none --mount=type=bind,source=docker/smoke.sh,target=/smoke.sh \
+    --mount=type=bind,source=smoke_tests,target=/smoke_tests \
+    install /smoke.sh /usr/local/bin/smoke && cp -R /smoke_tests /opt/fusebox/ && \
+    chmod -R u=rwX,go=rX /opt/fusebox/smoke_tests
 ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
     HOME=/tmp USER=fusebox XDG_CACHE_HOME=/tmp/cache PYTHONPYCACHEPREFIX=/tmp/cache/python \
     TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
@@ -75,9 +78,10 @@ LABEL org.opencontainers.image.base.digest="sha256:a36c24f9cbdf4fd0f52d67f0823ee
 LABEL fusebox.target="cpu"
 LABEL fusebox.python="3.11"
 LABEL fusebox.cuda="none"
-LABEL fusebox.sm="none"
 LABEL fusebox.driver="none"
 LABEL fusebox.packages="torch 2.13.0+cpu, transformers 4.40.2, torchao 0.18.0, deepspeed 0.19.8"
+ARG SM=
+LABEL fusebox.sm="${SM:-none}"
 USER 10001:10001
 WORKDIR /tmp
 CMD ["bash"]

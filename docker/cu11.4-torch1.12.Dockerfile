@@ -83,11 +83,16 @@ RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,targe
     mkdir --mode=1777 /tmp/cache && \
     # a login shell, as enroot starts one, makes a PATH of its own
     echo "PATH=/opt/fusebox/bin:\$PATH" > /etc/profile.d/fusebox.sh
-COPY docker/smoke.sh /usr/local/bin/smoke
-COPY smoke_tests /opt/fusebox/smoke_tests
+# COPY would keep the modes of the checkout, which the umask of whoever cloned it made.
+RUN --network=none --mount=type=bind,source=docker/smoke.sh,target=/smoke.sh \
+    --mount=type=bind,source=smoke_tests,target=/smoke_tests \
+    install /smoke.sh /usr/local/bin/smoke && cp -R /smoke_tests /opt/fusebox/ && \
+    chmod -R u=rwX,go=rX /opt/fusebox/smoke_tests
 ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
     HOME=/tmp USER=fusebox XDG_CACHE_HOME=/tmp/cache PYTHONPYCACHEPREFIX=/tmp/cache/python \
     TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
+ENV NVIDIA_VISIBLE_DEVICES="all"
+ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 LABEL org.opencontainers.image.title="fusebox cu11.4-torch1.12"
 LABEL org.opencontainers.image.description="the A800 article's final choice"
 LABEL org.opencontainers.image.base.name="ubuntu:20.04"
@@ -95,10 +100,11 @@ LABEL org.opencontainers.image.base.digest="sha256:8feb4d8ca5354def3d8fce2437171
 LABEL fusebox.target="cu11.4-torch1.12"
 LABEL fusebox.python="3.8"
 LABEL fusebox.cuda="11.4"
-LABEL fusebox.sm="8.0"
 LABEL fusebox.driver="450"
 LABEL fusebox.packages="torch 1.12.1+cu113, flash-attn 2.1.0, rotary-emb 2.1.0, xentropy-cuda-lib 2.1.0, apex 22.04-dev, xformers 0.0.23"
 LABEL fusebox.option.flash-attn="head sizes 64 and 128 only (they serve 33 to 64 and 97 to 128); another is refused"
+ARG SM=
+LABEL fusebox.sm="${SM:-8.0}"
 USER 10001:10001
 WORKDIR /tmp
 CMD ["bash"]

@@ -53,11 +53,16 @@ RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,targe
     mkdir --mode=1777 /tmp/cache && \
     # a login shell, as enroot starts one, makes a PATH of its own
     echo "PATH=/opt/fusebox/bin:\$PATH" > /etc/profile.d/fusebox.sh
-COPY docker/smoke.sh /usr/local/bin/smoke
-COPY smoke_tests /opt/fusebox/smoke_tests
+# COPY would keep the modes of the checkout, which the umask of whoever cloned it made.
+RUN --network=none --mount=type=bind,source=docker/smoke.sh,target=/smoke.sh \
+    --mount=type=bind,source=smoke_tests,target=/smoke_tests \
+    install /smoke.sh /usr/local/bin/smoke && cp -R /smoke_tests /opt/fusebox/ && \
+    chmod -R u=rwX,go=rX /opt/fusebox/smoke_tests
 ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
     HOME=/tmp USER=fusebox XDG_CACHE_HOME=/tmp/cache PYTHONPYCACHEPREFIX=/tmp/cache/python \
     TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
+ENV NVIDIA_VISIBLE_DEVICES="all"
+ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 LABEL org.opencontainers.image.title="fusebox cu13.0-torch2.11-fa4"
 LABEL org.opencontainers.image.description="FlashAttention 4, which cannot stand beside flash-attn 2.8.3: both write flash_attn/cute"
 LABEL org.opencontainers.image.base.name="ubuntu:24.04"
@@ -65,9 +70,10 @@ LABEL org.opencontainers.image.base.digest="sha256:4fbb8e6a8395de5a7550b33509421
 LABEL fusebox.target="cu13.0-torch2.11-fa4"
 LABEL fusebox.python="3.12"
 LABEL fusebox.cuda="13.0"
-LABEL fusebox.sm="9.0"
 LABEL fusebox.driver="580"
 LABEL fusebox.packages="torch 2.11.0, flash-attn-4 4.0.0b36"
+ARG SM=
+LABEL fusebox.sm="${SM:-9.0}"
 USER 10001:10001
 WORKDIR /tmp
 CMD ["bash"]

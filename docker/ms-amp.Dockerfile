@@ -89,12 +89,17 @@ RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,targe
     mkdir --mode=1777 /tmp/cache && \
     # a login shell, as enroot starts one, makes a PATH of its own
     echo "PATH=/opt/fusebox/bin:\$PATH" > /etc/profile.d/fusebox.sh
-COPY docker/smoke.sh /usr/local/bin/smoke
-COPY smoke_tests /opt/fusebox/smoke_tests
+# COPY would keep the modes of the checkout, which the umask of whoever cloned it made.
+RUN --network=none --mount=type=bind,source=docker/smoke.sh,target=/smoke.sh \
+    --mount=type=bind,source=smoke_tests,target=/smoke_tests \
+    install /smoke.sh /usr/local/bin/smoke && cp -R /smoke_tests /opt/fusebox/ && \
+    chmod -R u=rwX,go=rX /opt/fusebox/smoke_tests
 ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
     HOME=/tmp USER=fusebox XDG_CACHE_HOME=/tmp/cache PYTHONPYCACHEPREFIX=/tmp/cache/python \
     TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
 ENV NVTE_CUDA_INCLUDE_DIR="/opt/fusebox/lib/python3.10/site-packages/nvidia/cuda_runtime/include"
+ENV NVIDIA_VISIBLE_DEVICES="all"
+ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 LABEL org.opencontainers.image.title="fusebox ms-amp"
 LABEL org.opencontainers.image.description="FP8 optimizer states; MS-AMP needs its own transformer-engine"
 LABEL org.opencontainers.image.base.name="ubuntu:22.04"
@@ -102,11 +107,12 @@ LABEL org.opencontainers.image.base.digest="sha256:0eb0f877e1c869a300c442c41120e
 LABEL fusebox.target="ms-amp"
 LABEL fusebox.python="3.10"
 LABEL fusebox.cuda="12.1"
-LABEL fusebox.sm="9.0"
 LABEL fusebox.driver="525"
 LABEL fusebox.packages="torch 2.1.2, flash-attn 2.3.3, transformer-engine 1.1, deepspeed 0.13.1, ms-amp 0.4.0, msamp-arithmetic 0.4.0, msamp-adamw 0.4.0"
 LABEL fusebox.option.flash-attn="head sizes 64 and 128 only (they serve 33 to 64 and 97 to 128); another is refused"
 LABEL fusebox.option.ms-amp="torch's own NCCL: no FP8 all-reduce"
+ARG SM=
+LABEL fusebox.sm="${SM:-9.0}"
 USER 10001:10001
 WORKDIR /tmp
 CMD ["bash"]

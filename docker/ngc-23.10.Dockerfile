@@ -73,11 +73,16 @@ RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,targe
     mkdir --mode=1777 /tmp/cache && \
     # a login shell, as enroot starts one, makes a PATH of its own
     echo "PATH=/opt/fusebox/bin:\$PATH" > /etc/profile.d/fusebox.sh
-COPY docker/smoke.sh /usr/local/bin/smoke
-COPY smoke_tests /opt/fusebox/smoke_tests
+# COPY would keep the modes of the checkout, which the umask of whoever cloned it made.
+RUN --network=none --mount=type=bind,source=docker/smoke.sh,target=/smoke.sh \
+    --mount=type=bind,source=smoke_tests,target=/smoke_tests \
+    install /smoke.sh /usr/local/bin/smoke && cp -R /smoke_tests /opt/fusebox/ && \
+    chmod -R u=rwX,go=rX /opt/fusebox/smoke_tests
 ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
     HOME=/tmp USER=fusebox XDG_CACHE_HOME=/tmp/cache PYTHONPYCACHEPREFIX=/tmp/cache/python \
     TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
+ENV NVIDIA_VISIBLE_DEVICES="all"
+ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 LABEL org.opencontainers.image.title="fusebox ngc-23.10"
 LABEL org.opencontainers.image.description="the HARE guide's own image"
 LABEL org.opencontainers.image.base.name="nvcr.io/nvidia/pytorch:23.10-py3"
@@ -85,10 +90,11 @@ LABEL org.opencontainers.image.base.digest="unresolved"
 LABEL fusebox.target="ngc-23.10"
 LABEL fusebox.python="3.10"
 LABEL fusebox.cuda="12.2"
-LABEL fusebox.sm="9.0"
 LABEL fusebox.driver="525"
 LABEL fusebox.packages="torch 2.1.0a0+32f93b1, transformers 4.40.2, transformer-engine 1.7, flash-attn 2.5.8, deepspeed 0.13.1"
 LABEL fusebox.option.flash-attn="head sizes 64 and 128 only (they serve 33 to 64 and 97 to 128); another is refused"
+ARG SM=
+LABEL fusebox.sm="${SM:-9.0}"
 USER 10001:10001
 WORKDIR /tmp
 CMD ["bash"]

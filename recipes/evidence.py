@@ -426,7 +426,7 @@ def machine_name(machine: Mapping[str, Any], times: str = " × ") -> str:
 
 def without_paths(plan: Plan, text: str) -> str:
     """A text to be committed, without the places of checkout and home folder here, and of anything built anywhere."""
-    home = os.path.expanduser("~")  # noqa: PTH111: it raises nothing where the user has none
+    home = os.path.expanduser("~")  # noqa: PTH111  # Path.home() raises where the user has none
     text = text.replace(str(plan.root), ".")
     text = text if home == "/" else text.replace(home, "~")
     text = re.sub(r"[/~.][^\s'\":]*/(?=outcomes\.json)|[/~.][^\s'\":]*/partial/build/", "", text)

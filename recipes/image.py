@@ -53,10 +53,17 @@ def dockerfile(plan: Plan) -> str:
         uv="type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv",
         built=[pin for pin in plan.pins if pin.release.kind == "source"],
         needs=lambda pin: [name for name in pin.build.needs if name in own],
-        variables=environment.own_variables(plan.target, Path("/opt/fusebox")),
+        variables=environment.own_variables(plan.target, Path("/opt/fusebox")) | _driver(plan.target),
         labels=labels(plan),
         quoted=_quoted,
     )
+
+
+def _driver(target: Target) -> dict[str, str]:
+    """What NVIDIA's container hooks read: without it enroot mounts no driver (NVIDIA/enroot#205)."""
+    if target.cuda == "none":
+        return {}
+    return {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 
 
 def _quoted(text: str) -> str:
@@ -75,7 +82,7 @@ def _apt(image: Image) -> str:
 
 
 def labels(plan: Plan) -> dict[str, str]:
-    """What an image says of itself that follows from the data (OCI image annotations, and ours)."""
+    """What an image says of itself that follows from the data (OCI image annotations, and ours); not its sm."""
     target = plan.target
     said = {
         "org.opencontainers.image.title": f"fusebox {target.name}",
@@ -85,7 +92,6 @@ def labels(plan: Plan) -> dict[str, str]:
         "fusebox.target": target.name,
         "fusebox.python": target.python,
         "fusebox.cuda": target.cuda,
-        "fusebox.sm": " ".join(target.sm) or "none",
         "fusebox.driver": target.driver or "none",
         "fusebox.packages": ", ".join(pin.label for pin in plan.pins),
     }
@@ -224,7 +230,9 @@ def _audited(plan: Plan, pin: Pin, out: Path, built: Path, beside: Path | None, 
 
 
 def engine() -> docker.DockerClient:
-    """The Docker engine that DOCKER_HOST or the default socket names; refused if none answers."""
+    """The Docker engine that DOCKER_HOST or the default socket names; refused if none answers, or without `docker`."""
+    if shutil.which("docker") is None:
+        raise Refusal("There is no command docker on the PATH, which builds and runs images: install Docker's client.")
     try:
         client = docker.from_env()
         client.ping()
@@ -285,6 +293,10 @@ class Options:
         if strangers := sorted(set(self.standins) - set(bases)):
             raise Refusal(f"--standin {strangers[0]} is no base of {target.name}: choose one of {', '.join(bases)}.")
         said = [f"--build-context={bases[name]}=docker-image://{other}" for name, other in self.standins.items()]
+        if other := self.standins.get(target.base.runtime.image):
+            name, _, digest = other.partition("@")
+            base = "--label=org.opencontainers.image.base"
+            said += [f"{base}.name={name}", f"{base}.digest={digest}"]
         for name, folder in (("mirror", self.mirror), ("wheelcache", self.wheelcache)):
             if folder:
                 _refuse_links_out_of(folder, name)
@@ -298,9 +310,10 @@ class Options:
 def _refuse_links_out_of(folder: Path, name: str) -> None:
     """docker takes a link along, and not what lies beyond: the stage would find nothing there, and ask the network."""
     for path in sorted(folder.rglob("*")):
-        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-            link = path.relative_to(folder)
-            raise Refusal(f"--{name} {folder}: {link} is a link out of it: copy there what it names.")
+        inside = path.resolve().is_relative_to(folder.resolve())
+        if path.is_symlink() and (path.readlink().is_absolute() or not inside):
+            link, fault = path.relative_to(folder), "names a place from / on" if inside else "is a link out of it"
+            raise Refusal(f"--{name} {folder}: {link} {fault}: copy there what it names.")
 
 
 def tag(target: Target) -> str:

@@ -21,7 +21,10 @@ from recipes.plan import Plan
 from recipes.process import git_variables
 from recipes.progress import say
 
-REGISTRY = r"[A-Za-z0-9][A-Za-z0-9.-]*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"  # HOST[:PORT][/PATH]
+# HOST[:PORT][/PATH]; a first part without a dot or a port is a path, and that is of small letters.
+REGISTRY = r"([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:)|[a-z0-9-]+)(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+
+PARTS = ("docker", "patches", "pyproject.toml", "recipes", "smoke_tests")  # what an image is made from
 
 
 @dataclass(frozen=True)
@@ -33,18 +36,28 @@ class Commit:
 
     @classmethod
     def of(cls, root: Path) -> Commit:
-        """The checkout's commit; changes that are not committed are refused, since the tag would not name them."""
-        asked = (["status", "--porcelain"], ["log", "-1", "--format=%H %ct"])
+        """The checkout's commit; changes that are not committed are refused, since the tag would not name them.
+
+        So are files that git ignores where an image's files come from, but for what .dockerignore leaves out.
+        """
+        status = ["status", "--porcelain", "--untracked-files=all"]
+        asked = (status, ["log", "-1", "--no-show-signature", "--format=%H %ct"], [*status, "--ignored", "--", *PARTS])
         said = [
             subprocess.run(
                 ["git", "-C", str(root), *words], env=git_variables(), capture_output=True, text=True, check=False
             )
             for words in asked
         ]
-        if any(one.returncode for one in said):
-            raise Refusal(f"{root} is not a git checkout, and an image is published from a commit: clone Fusebox.")
+        if failed := [one.stderr for one in said if one.returncode]:
+            raise Refusal(
+                f"{root} is no git checkout that can be read ({last_words(failed[0].partition(chr(10))[0])}), and an "
+                "image is published from a commit: clone Fusebox."
+            )
         if changes := said[0].stdout.split("\n")[0].strip():
             raise Refusal(f"{root} has changes that are not committed ({changes}): commit them, then publish.")
+        ignored = [line.removeprefix("!! ") for line in said[2].stdout.splitlines()]
+        if found := [path for path in ignored if not re.search(r"(^|/)(__pycache__/|\.)", path)]:
+            raise Refusal(f"{root} has {found[0]}, which git ignores and an image would hold: remove it, then publish.")
         sha, seconds = said[1].stdout.split()
         return cls(sha, int(seconds))
 
@@ -90,16 +103,37 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
     )  # fmt: skip
     digest = digest_in(folder / "oci")
     push(folder / "oci", name, digest)
-    if prove(plan, f"{name}@{digest}"):
-        raise Refusal(f"{name}@{digest} was pushed and a claim of it is refuted: no tag was set, read its evidence.")
-    wanted = [one for one in tags(plan.target, commit) if floating is None or one != plan.target.name]
-    set_tags(name, digest, wanted)
-    _describe(plan, folder, name, digest, wanted)
+    try:
+        if prove(plan, f"{name}@{digest}"):
+            raise Refusal(
+                f"{name}@{digest} was pushed and a claim of it is refuted: no tag was set, read its evidence."
+            )
+        kept = _kept(plan, options, name, commit, floating)
+        wanted = [one for one in tags(plan.target, commit) if one not in kept]
+        set_tags(name, digest, wanted)
+        _describe(plan, folder, name, digest, wanted)
+    finally:  # the registry has it
+        subprocess.run(["docker", "image", "rm", f"{name}@{digest}"], capture_output=True, check=False)
+        shutil.rmtree(folder / "oci")
     for one in wanted:
         say(f"published {name}:{one}")
-    if floating:
-        say(f"{name}:{plan.target.name} was not moved: {floating}")
+    for one, why in kept.items():
+        say(f"{name}:{one} was not moved: {why}")
     return folder
+
+
+def _kept(plan: Plan, options: Options, name: str, commit: Commit, floating: str | None) -> dict[str, str]:
+    """The tags that stay, and why: those of a later commit, and the floating one of what is not whole."""
+    kept = {}
+    for one in tags(plan.target, commit)[1:]:
+        made = _created(f"{name}:{one}")
+        if made > commit.time.isoformat():
+            kept[one] = f"it names what was made of a later commit ({made})"
+    if options.sm:
+        floating = "it is compiled for some of its GPUs only"
+    if options.standins and not _is_local(name):
+        floating = "its base is a stand-in"
+    return kept | ({plan.target.name: floating} if floating else {})
 
 
 def prove(plan: Plan, image: str) -> int:
@@ -154,9 +188,21 @@ def set_tags(name: str, digest: str, wanted: Iterable[str]) -> None:
         _crane(f"{name}:{one} cannot be set", "tag", f"{name}@{digest}", one)
 
 
+def _created(image: str) -> str:
+    """When the commit of what a tag names was made, as its label says; "" where there is none."""
+    words = ["crane", *(["--insecure"] if _is_local(image) else []), "config", image]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    labels = json.loads(done.stdout)["config"].get("Labels") if done.returncode == 0 else {}
+    return str((labels or {}).get("org.opencontainers.image.created", ""))
+
+
+def _is_local(name: str) -> bool:
+    return bool(re.match(r"(127\.0\.0\.1|localhost)[:/]", name))
+
+
 def _crane(fault: str, *words: str) -> None:
     """Run crane; a registry on this machine may be without TLS."""
-    local = ["--insecure"] if any(re.match(r"(127\.0\.0\.1|localhost)[:/]", word) for word in words) else []
+    local = ["--insecure"] if any(map(_is_local, words)) else []
     done = subprocess.run(["crane", *local, *words], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         said = last_words((done.stderr.strip().splitlines() or ["no message"])[-1])

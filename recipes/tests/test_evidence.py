@@ -136,7 +136,7 @@ def chosen() -> Plan:
 def record(chosen: Plan, **changes: Any) -> dict[str, Any]:
     """Evidence of this checkout with one claim, with some fields changed."""
     claim = next(iter(Room(chosen.root).claims.values()))
-    row = {
+    row: dict[str, Any] = {
         "id": f"{claim.id}[row]",
         "claim": claim.sentence,
         "outcome": "proved",

@@ -99,6 +99,21 @@ def test_a_label_says_what_the_data_say() -> None:
     assert r'LABEL org.opencontainers.image.description="für \"5 \$HOME\""' in text.splitlines()
 
 
+def test_an_image_says_which_gpus_it_is_compiled_for_and_that_it_wants_the_driver() -> None:
+    texts = {name: image.dockerfile(plan(Catalogue(), name)).splitlines() for name in ("cpu", "cu12.1-torch2.1")}
+    assert 'LABEL fusebox.sm="${SM:-8.0 9.0}"' in texts["cu12.1-torch2.1"]
+    assert 'ENV NVIDIA_VISIBLE_DEVICES="all"' in texts["cu12.1-torch2.1"]
+    assert 'LABEL fusebox.sm="${SM:-none}"' in texts["cpu"]
+    assert not any("NVIDIA" in line for line in texts["cpu"])
+
+
+def test_an_image_on_a_standin_says_so() -> None:
+    target = Catalogue().targets["cpu"]
+    said = image.Options({target.base.runtime.image: "here/base@sha256:0"}).arguments(target)
+    base = "--label=org.opencontainers.image.base"
+    assert {f"{base}.name=here/base", f"{base}.digest=sha256:0"} <= set(said)
+
+
 def test_a_standin_for_no_base_is_refused() -> None:
     target = Catalogue().targets["cpu"]
     with pytest.raises(Refusal, match=r"python:3 is no base of cpu: choose one of python:3\.12"):
@@ -117,6 +132,10 @@ def test_a_link_out_of_a_mirror_is_refused(tmp_path: Path) -> None:
     assert image.Options({}, mirror).arguments(target) == [f"--build-context=mirror={mirror}"]
     (mirror / "github.com" / "one" / "its.git").symlink_to(tmp_path)
     with pytest.raises(Refusal, match=r"--mirror .*mirror: github\.com/one/its\.git is a link out of it"):
+        image.Options({}, mirror).arguments(target)
+    (mirror / "github.com" / "one" / "its.git").unlink()
+    (mirror / "github.com" / "three").symlink_to(mirror / "github.com" / "one")
+    with pytest.raises(Refusal, match=r"github\.com/three names a place from / on"):
         image.Options({}, mirror).arguments(target)
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 from recipes import publish
+from recipes.image import Options
 from recipes.model import Catalogue, Refusal
+from recipes.plan import plan
 from recipes.tests.conftest import REGISTRY, Checkout
 
 
@@ -65,10 +67,11 @@ class _Proxy(BaseHTTPRequestHandler):
         """Keep the test's output clean."""
 
 
-def oci_image(folder: Path) -> tuple[Path, str]:
+def oci_image(folder: Path, **labels: str) -> tuple[Path, str]:
     """An OCI layout with one image of one small layer that no registry has yet, and its digest."""
     layer = gzip.compress(uuid.uuid4().bytes, mtime=0)
-    config = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}, "config": {}}
+    config = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}}
+    config["config"] = {"Labels": labels}
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 
@@ -121,6 +124,33 @@ def test_a_registry_that_refuses_leaves_no_tag(tmp_path: Path, case: str) -> Non
         registry.shutdown()
 
 
+@pytest.mark.usefixtures("crane")
+def test_an_older_commit_moves_no_tag_back(tmp_path: Path) -> None:
+    """Nor does one compiled for some GPUs only, or on a stand-in, take the floating tag; elsewhere than here."""
+    name = f"{REGISTRY}/fusebox/{uuid.uuid4().hex[:8]}"
+    oci, digest = oci_image(tmp_path / "oci", **{"org.opencontainers.image.created": "2026-05-05T10:00:00+00:00"})
+    publish.push(oci, name, digest)
+    publish.set_tags(name, digest, ["cpu-20260505", "cpu"])
+    chosen, plain = plan(Catalogue(), "cpu"), Options({})
+    morning, evening = (publish.Commit("0" * 40, 1777939200 + 3600 * hour) for hour in (8, 20))
+    assert (f"{morning.time:%Y%m%d %H}", f"{evening.time:%Y%m%d %H}") == ("20260505 08", "20260505 20")
+    assert list(publish._kept(chosen, plain, name, morning, None)) == ["cpu-20260505", "cpu"]
+    assert publish._kept(chosen, plain, name, evening, None) == {}
+    assert publish._kept(chosen, plain, name, evening, "why") == {"cpu": "why"}
+    assert list(publish._kept(chosen, Options({}, sm=("9.0",)), name, evening, None)) == ["cpu"]
+    assert publish._kept(chosen, Options({"a": "b"}), name, evening, None) == {}
+    assert list(publish._kept(chosen, Options({"a": "b"}), "registry.invalid/x", evening, None)) == ["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("name", "good"),
+    [("ghcr.io/owner", True), ("127.0.0.1:5000", True), ("HOST:5000/a/b", True), ("Ghcr.io/a", True), ("owner", True)]
+    + [(name, False) for name in ("MyOrg", "ghcr.io/Owner", "a b", "https://ghcr.io/a", "host:/a", "")],
+)
+def test_a_registry_is_where_an_image_can_be_pushed(name: str, good: bool) -> None:
+    assert bool(re.fullmatch(publish.REGISTRY, name)) == good
+
+
 def tags_of(repository: str) -> list[str]:
     """The tags that the registry has for a repository."""
     connection = http.client.HTTPConnection(REGISTRY)
@@ -129,7 +159,7 @@ def tags_of(repository: str) -> list[str]:
 
 
 def test_an_image_is_published_from_a_commit(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match="is not a git checkout"):
+    with pytest.raises(Refusal, match=r"is no git checkout that can be read \(fatal: not a git repository"):
         publish.Commit.of(tmp_path)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@example.org"]
     (tmp_path / "file").touch()
@@ -139,6 +169,19 @@ def test_an_image_is_published_from_a_commit(tmp_path: Path) -> None:
     commit = publish.Commit.of(tmp_path)
     target = Catalogue().targets["cpu"]
     assert publish.tags(target, commit) == [f"cpu-{commit.sha[:12]}", f"cpu-{commit.time:%Y%m%d}", "cpu"]
+    (tmp_path / "smoke_tests" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "smoke_tests" / "__pycache__" / "a.pyc").touch()
+    (tmp_path / ".git" / "info" / "exclude").write_text("*.pyc\n*.key\n")
+    assert publish.Commit.of(tmp_path) == commit
+    (tmp_path / "smoke_tests" / "my.key").touch()
+    with pytest.raises(Refusal, match=r"smoke_tests/my\.key, which git ignores and an image would hold"):
+        publish.Commit.of(tmp_path)
+    (tmp_path / "smoke_tests" / "my.key").unlink()
+    (tmp_path / "smoke_tests" / "new").touch()
+    subprocess.run([*git, "config", "status.showUntrackedFiles", "no"], check=True)
+    with pytest.raises(Refusal, match="changes that are not committed"):
+        publish.Commit.of(tmp_path)
+    (tmp_path / "smoke_tests" / "new").unlink()
     (tmp_path / "file").write_text("changed")
     with pytest.raises(Refusal, match="changes that are not committed"):
         publish.Commit.of(tmp_path)
