@@ -260,7 +260,7 @@ def recommend(root: Path, config: str, rows: Path, tokens: int, package: str, la
 
 
 def shapes(root: Path) -> dict[str, list[int]]:
-    """The sizes of each model of smoke_tests/training/models.py, which this environment cannot import."""
+    """The sizes of each model of smoke_tests/training/models.py, which this one cannot import; not "tiny"."""
     tree = ast.parse((root / "smoke_tests" / "training" / "models.py").read_text(encoding="utf-8"))
     (models,) = [
         part.value for part in tree.body if isinstance(part, ast.AnnAssign) and "MODELS" in ast.dump(part.target)

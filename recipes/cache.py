@@ -7,7 +7,8 @@
     CACHE/uv/                          what uv keeps of the package index
     CACHE/CACHEDIR.TAG, lock           that it is ours, and who uses it
     CACHE/partial/                     what is being written; swept by the next run
-    ROOT/build/TARGET/                 of one checkout: env/ (the environment), evidence/, logs of failed builds
+    ROOT/build/TARGET/                 of one checkout: env/ (the environment), evidence/, bench/, mutants/, image/, and
+                                       logs of failed builds
 
 A name outside partial/ is only ever given by a rename of something complete and synced, so a killed run leaves
 nothing half-written under it.

@@ -526,19 +526,25 @@ def build_environment(pin: Pin, target: Target) -> dict[str, str]:
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file; what cannot be read is refused with the place."""
+def read_text(path: Path) -> str:
+    """A text file of the checkout, its line ends as they are; what cannot be read is refused with the place."""
     try:
-        text = path.read_bytes().decode("utf-8")
-        if text.startswith("\ufeff"):
-            raise Refusal(f"{path} begins with a byte order mark: save it as UTF-8 without one.")
-        return tomllib.loads(text)
+        return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
         raise Refusal(f"{path} does not exist: run from a complete checkout of Fusebox.") from None
     except OSError as error:
         raise Refusal(f"{path} cannot be read ({error.strerror}): check that it is a file of yours.") from None
     except UnicodeDecodeError as error:
         raise Refusal(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8.") from None
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file; what cannot be read is refused with the place."""
+    text = read_text(path)
+    if text.startswith("\ufeff"):
+        raise Refusal(f"{path} begins with a byte order mark: save it as UTF-8 without one.")
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise Refusal(f"{path} is not valid TOML: {str(error).removesuffix('.')}; mend that line.") from None
     except RecursionError:

@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from recipes.cache import disk_full, sha256_of
-from recipes.model import Pin, Refusal, Target, is_version
+from recipes.model import Pin, Refusal, Target, is_version, read_text
 from recipes.process import GIT_ALONE
 
 REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "X-Applies-To")
@@ -114,12 +114,7 @@ def _moved(diff: str, lines: tuple[int, ...]) -> str:
 
 def read(path: Path, needed_by: tuple[Path, ...] = ()) -> Patch:
     """Parse a patch file; a header that lacks a field, has one too many, or no diff at all, is refused."""
-    try:
-        text = path.read_bytes().decode("utf-8")  # not read_text, which would hide CRLF
-    except OSError as error:
-        raise Refusal(f"{path} cannot be read ({error.strerror}): check that it is a file of yours.") from None
-    except UnicodeDecodeError as error:
-        raise Refusal(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8.") from None
+    text = read_text(path)
     if "\r" in text:
         raise Refusal(f"{path} has CRLF line ends, which match no source: save it with LF.")
     head, separator, diff = text.partition("\n---\n")

@@ -12,7 +12,7 @@ from recipes import bench, evidence, image, mutants, proof, runs, seeds
 from recipes.cache import write_text
 from recipes.evidence import Room
 from recipes.limits import Reason
-from recipes.model import Catalogue, Pin, Refusal
+from recipes.model import Catalogue, Pin, Refusal, read_text
 from recipes.plan import Grid, Plan, grid
 from recipes.progress import say
 
@@ -314,7 +314,7 @@ def compatibility(catalogue: Catalogue) -> tuple[Path, str]:
 
 def readme(path: Path, blocks: Mapping[str, str]) -> tuple[Path, str]:
     """A README and the text it should have: its own words, and each block between its markers."""
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     for name, block in blocks.items():
         marked = re.search(rf"<!-- {name}: [^\n]*-->\n(.*?)<!-- /{name} -->", text, re.DOTALL)
         if not marked:
