@@ -221,8 +221,8 @@ Rendered by `nox -s render` from the claims of smoke_tests/, their evidence, and
 
 Beside what was found: by `bench` (how many times as fast), by a patch's proof, by trainings beside each other, or by a
 test of the tool. The documents' numbers are of other GPUs and older releases. A cell is a row of
-[the measurements](../smoke_tests/evidence/bench); where the host sets the time, to launch kernels took longer than to
-run them.
+[the measurements](../smoke_tests/evidence/bench), with its interval of 95 %; a bound within that is not told apart.
+Where the host sets the time, to launch kernels took longer than to run them.
 
 {statements}
 
