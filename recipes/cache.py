@@ -65,7 +65,7 @@ def disk_named(path: Path) -> Iterator[None]:
         full = (errno.ENOSPC, errno.EDQUOT)
         if error.errno in full or any(os.strerror(code) in str(error) for code in full):  # shutil.Error has no errno
             raise disk_full(path) from None
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.EIO, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.EIO):
             place = error.filename or path
             raise Refusal(
                 f"{place} cannot be written ({error.strerror}): make it writable, or choose another place (of the "
@@ -173,7 +173,13 @@ class Cache:
                 for left in (self.partial, *self.root.glob("uv/.tmp*")):
                     remove(left)
                 self.partial.mkdir()
-                yield
+                try:
+                    yield
+                except (FileExistsError, NotADirectoryError) as error:
+                    raise Refusal(
+                        f"{error.filename} is there already, or a file is where its folder should be: remove it, or "
+                        "choose another place."
+                    ) from None
 
     def _claim(self) -> None:
         """Mark the folder as ours before anything in it is swept; one that holds something else is refused."""

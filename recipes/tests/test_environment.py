@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,16 @@ def test_two_wheels_that_bring_one_file_have_to_agree(tmp_path: Path) -> None:
     refuse_clashes(wheels[:2])
     with pytest.raises(Refusal, match=r"tiny-0 and tiny-2 both bring tiny\.py, and not the same: patch both alike"):
         refuse_clashes(wheels)
+
+
+def test_a_file_where_a_folder_should_be_is_named(tiny: Tiny, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    tiny.succeed("build", "tiny")
+    assert f"{file}/x" in tiny.refuse("cache", "export", str(file / "x"))
+    shutil.rmtree(tiny.root / "build")
+    (tiny.root / "build").touch()
+    assert "is there already, or a file is where its folder should be" in tiny.refuse("build", "tiny")
 
 
 def test_nothing_of_the_caller_s_python_gets_in(tiny: Tiny) -> None:
