@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from recipes import environment
 from recipes.cache import write_text
-from recipes.evidence import Brought, Hardware, watched
+from recipes.evidence import Brought, Hardware, fault_of, watched
 from recipes.model import ROOT, Refusal
 from recipes.plan import Plan
 from recipes.process import group
@@ -131,7 +131,7 @@ def folder_of(plan: Plan) -> Path:
     return environment.folder(plan.root, plan.target) / "bench"
 
 
-def read(root: Path, path: Path) -> tuple[list[Row], list[Row]]:
+def read(path: Path) -> tuple[list[Row], list[Row]]:
     """The runs that a file of rows tells of, and the last row of each cell, judged, with its "run"; refused without."""
     rows = room("rows")
     try:
@@ -140,10 +140,7 @@ def read(root: Path, path: Path) -> tuple[list[Row], list[Row]]:
             (Run if row["key"] == "shard" else Cell if "arms" in row else Lost).model_validate(row)
         cells = list(rows.latest(found).values())
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        said = repr(error)
-        if isinstance(error, ValidationError):
-            fault = error.errors(include_url=False)[0]
-            said = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+        said = fault_of(error) if isinstance(error, ValidationError) else repr(error)
         raise Refusal(f"{path} is no file of rows ({said}): bring the rows.jsonl of a run.") from None
     if not cells:
         raise Refusal(f'{path} holds no measured row: run `nox -s "bench(TARGET)"` first.')
@@ -168,7 +165,7 @@ def promote(plan: Plan, path: Path) -> list[Path]:
         raise Refusal(f"{path} holds rows of --quick only: run without it.")
     final = committed_path(plan.root, plan.target.name, names[0])
     releases = cells[-1]["run"]["releases"]
-    before = read(plan.root, final)[1] if final.exists() else []
+    before = read(final)[1] if final.exists() else []
     merged = {row["key"]: row for row in [*before, *cells] if row["run"]["releases"] == releases}
     cells = list(merged.values())
     heads = {row["run"]["shard"]: row["run"] for row in cells}
@@ -187,7 +184,7 @@ def promote(plan: Plan, path: Path) -> list[Path]:
 
 def _read_of(plan: Plan, path: Path) -> tuple[list[Row], list[Row]]:
     """What `read` gives; refused where it is another target's."""
-    runs, cells = read(plan.root, path)
+    runs, cells = read(path)
     if others := sorted({run["target"] for run in runs} - {plan.target.name}):
         raise Refusal(f"{path} holds rows of {others[0]}: bring those of {plan.target.name}.")
     return runs, cells
@@ -220,7 +217,7 @@ def newest_committed(root: Path) -> Path:
     """The committed rows of a GPU with a sweep of Linear layers, of the newest torch; refused where that is not one."""
     found: dict[Version, list[Path]] = {}
     for path in committed(root):
-        runs, cells = read(root, path)
+        runs, cells = read(path)
         if runs[0]["machine"].get("gpus") and of(cells, "linear/sweep/"):
             found.setdefault(Version(Version(runs[0]["releases"]["torch"]).public), []).append(path)
     newest = found[max(found)] if found else []
@@ -235,7 +232,7 @@ def newest_committed(root: Path) -> Path:
 def recommend(root: Path, config: str, rows: Path, tokens: int, package: str, launch: str, head: bool) -> Row:
     """What `recommend` says of a config.json, or of a model that smoke_tests/training/models.py names."""
     module = room("recommend")
-    _, cells = read(root, rows)
+    _, cells = read(rows)
     models = shapes(root)
     if tokens < 1:
         raise Refusal(f"--tokens {tokens} is no batch: name how many tokens a layer sees at once.")
@@ -312,7 +309,7 @@ def text(root: Path) -> str:
     """README's block: the goals and the pictures of each committed file of rows."""
     parts = []
     for path in committed(root):
-        runs, cells = read(root, path)
+        runs, cells = read(path)
         place = path.relative_to(root)
         parts.append(f"`{runs[0]['target']}` on {runs[0]['machine']['name']} ([rows]({place})):")
         missing = {row["key"] for row in cells if row.get("unfinished")}  # some arms of it
@@ -339,7 +336,7 @@ def measured_runs(root: Path) -> dict[str, str]:
     """The runs of recipes/runs.toml that were measured as they are: name -> the fastest by precision, on which GPUs."""
     found: dict[str, str] = {}
     for path in committed(root):
-        for row in of(read(root, path)[1], "scaling/"):
+        for row in of(read(path)[1], "scaling/"):
             as_described = [arm for arm in valid(row).values() if not arm["recomputed"] and not arm["more"]]
             for name in dict.fromkeys(arm["run"] for arm in as_described):
                 speeds: dict[str, float] = {}
@@ -373,6 +370,12 @@ def share(arm: Row, row: Row) -> float | None:
         return float(arm["bytes_per_second"] / limits["copy"])
     ceiling = limits.get(arm["precision"])
     return float(arm["flops_per_second"] / ceiling) if ceiling and "flops_per_second" in arm else None
+
+
+def shares(row: Row) -> dict[str, float]:
+    """Arm -> how much of its ceiling it reaches, of the valid ones for which that can be told."""
+    found = {name: share(arm, row) for name, arm in valid(row).items()}
+    return {name: reached for name, reached in found.items() if reached is not None}
 
 
 def goals(cells: list[Row]) -> list[Row]:
@@ -488,9 +491,8 @@ def _wanted_of_one(cells: list[Row]) -> list[tuple[str, float, list[Gain]]]:
     ]
     for name in ("rms_norm", "swiglu", "rope", "cross_entropy"):
         found = [row for row in of(cells, f"operators/{name}/") if row["facts"]["way"] == "forward"]
-        shares = [(share(arm, row), row["key"], arm_name) for row in found for arm_name, arm in valid(row).items()]
-        known = [(reached, key, arm_name) for reached, key, arm_name in shares if reached is not None]
-        wanted.append((f"{name} forward, share of the copy", 0.85, known))
+        reached = [(part, row["key"], arm) for row in found for arm, part in shares(row).items()]
+        wanted.append((f"{name} forward, share of the copy", 0.85, reached))
     return wanted
 
 

@@ -16,7 +16,7 @@ matplotlib.use("agg")
 from matplotlib import pyplot
 from matplotlib.colors import TwoSlopeNorm
 
-from recipes.bench import Row, goals, mfu, of, room, share, valid, without_run
+from recipes.bench import Row, goals, mfu, of, room, share, shares, valid, without_run
 
 # Okabe and Ito's palette, but for its yellow, which is hardly seen on white.
 ORANGE, SKY, GREEN, BLACK, BLUE, RED, PURPLE, GREY = (
@@ -143,21 +143,14 @@ def _crossover(cells: list[Row]) -> Any:
     for index, (name, points) in enumerate(sorted(lines.items())):
         points.sort(key=lambda point: point[0])
         colour, marker = PALETTE[index % 8], MARKERS[index % len(MARKERS)]
-        for size, arm, host in points:
-            spread = [[arm["ratio"] - arm["low"]], [arm["high"] - arm["ratio"]]]
-            face = "white" if host else colour
-            axis.errorbar(
-                size,
-                arm["ratio"],
-                spread,
-                color=colour,
-                marker=marker,
-                markerfacecolor=face,
-                markersize=4,
-                elinewidth=0.8,
-            )
+        for face, bound in ((colour, False), ("white", True)):
+            part = [(size, arm) for size, arm, host in points if host == bound]
+            ratios = [arm["ratio"] for _, arm in part]
+            spread = [[arm["ratio"] - arm["low"] for _, arm in part], [arm["high"] - arm["ratio"] for _, arm in part]]
+            style: dict[str, Any] = {"color": colour, "marker": marker, "markerfacecolor": face, "elinewidth": 0.8}
+            axis.errorbar([size for size, _ in part], ratios, spread, linestyle="none", markersize=4, **style)
         sizes, ratios = [size for size, _, _ in points], [arm["ratio"] for _, arm, _ in points]
-        style: dict[str, Any] = {"color": colour, "linewidth": 1, "linestyle": "-" if index < 8 else "--"}
+        style = {"color": colour, "linewidth": 1, "linestyle": "-" if index < 8 else "--"}
         axis.plot(*smoothed(sizes, ratios), **style)
         axis.plot([], [], marker=marker, markersize=4, label=name, **style)
     axis.axhline(1, color="k", linewidth=0.8)
@@ -186,13 +179,11 @@ def _roof(cells: list[Row]) -> Any:
     found = [row for row in of(cells, "operators/") if valid(row)]
     if not found:
         return None
-    columns = sorted({name for row in found for name in valid(row)})
+    told = [shares(row) for row in found]
+    columns = sorted({name for reached in told for name in reached})
     figure, axis = pyplot.subplots(figsize=(9, 0.9 + 0.22 * len(found)), layout="constrained")
     for index, column in enumerate(columns):
-        shares = [(share(row["arms"][column], row), line) for line, row in enumerate(found) if column in valid(row)]
-        points = [(reached, line) for reached, line in shares if reached is not None]
-        if not points:
-            continue
+        points = [(reached[column], line) for line, reached in enumerate(told) if column in reached]
         hollow: dict[str, Any] = (
             {"facecolors": "none", "edgecolors": PALETTE[index % 8]} if index >= 8 else {"color": PALETTE[index % 8]}
         )

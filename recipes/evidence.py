@@ -334,12 +334,14 @@ def brought(model: type[Brought], path: Path) -> dict[str, Any]:
     try:
         model.model_validate(found)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        key = ".".join(map(str, fault["loc"])) or "all of it"
-        raise Refusal(
-            f"{path} is not as its writer leaves it ({key}: {fault['msg']}): bring it again, whole."
-        ) from None
+        raise Refusal(f"{path} is not as its writer leaves it ({fault_of(error)}): bring it again, whole.") from None
     return found
+
+
+def fault_of(error: ValidationError) -> str:
+    """The first fault that a model finds: where, and what."""
+    fault = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, fault['loc'])) or 'all of it'}: {fault['msg']}"
 
 
 def smoke(plan: Plan, env: Path) -> int:
@@ -560,10 +562,9 @@ def against_moving(plan: Plan) -> str | None:
     for identity, reason in against.items():
         if identity not in proved:
             return reason
-    for claim in missing_claims(plan, room, runs[0]):
-        if all(claim in missing_claims(plan, room, run) for run in runs[1:]):
-            return f"{claim.id} was not run in {runs[0]['name']}"
-    return None
+    first, *others = (missing_claims(plan, room, run) for run in runs)
+    missing = next((claim for claim in first if all(claim in other for other in others)), None)
+    return f"{missing.id} was not run in {runs[0]['name']}" if missing else None
 
 
 def missing_claims(plan: Plan, room: Room, run: dict[str, Any]) -> list[Claim]:

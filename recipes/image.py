@@ -309,9 +309,9 @@ class Options:
 
 def _refuse_links_out_of(folder: Path, name: str) -> None:
     """docker takes a link along, and not what lies beyond: the stage would find nothing there, and ask the network."""
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(path for path in folder.rglob("*") if path.is_symlink()):
         inside = path.resolve().is_relative_to(folder.resolve())
-        if path.is_symlink() and (path.readlink().is_absolute() or not inside):
+        if path.readlink().is_absolute() or not inside:
             link, fault = path.relative_to(folder), "names a place from / on" if inside else "is a link out of it"
             raise Refusal(f"--{name} {folder}: {link} {fault}: copy there what it names.")
 

@@ -190,8 +190,7 @@ def set_tags(name: str, digest: str, wanted: Iterable[str]) -> None:
 
 def _created(image: str) -> str:
     """When the commit of what a tag names was made, as its label says; "" where there is none."""
-    words = ["crane", *(["--insecure"] if _is_local(image) else []), "config", image]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = _run_crane("config", image)
     labels = json.loads(done.stdout)["config"].get("Labels") if done.returncode == 0 else {}
     return str((labels or {}).get("org.opencontainers.image.created", ""))
 
@@ -200,10 +199,14 @@ def _is_local(name: str) -> bool:
     return bool(re.match(r"(127\.0\.0\.1|localhost)[:/]", name))
 
 
-def _crane(fault: str, *words: str) -> None:
-    """Run crane; a registry on this machine may be without TLS."""
+def _run_crane(*words: str) -> subprocess.CompletedProcess[str]:
+    """crane; a registry on this machine may be without TLS."""
     local = ["--insecure"] if any(map(_is_local, words)) else []
-    done = subprocess.run(["crane", *local, *words], capture_output=True, text=True, check=False)
+    return subprocess.run(["crane", *local, *words], capture_output=True, text=True, check=False)
+
+
+def _crane(fault: str, *words: str) -> None:
+    done = _run_crane(*words)
     if done.returncode != 0:
         said = last_words((done.stderr.strip().splitlines() or ["no message"])[-1])
         raise Refusal(f"{fault} ({said}): check the registry and your rights there, then publish again.")

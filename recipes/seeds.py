@@ -95,7 +95,10 @@ class Statement(Strict):
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found, in words, and where; `found` is empty where nothing was yet. `holds`: if told."""
+    """What was found, in words, and where; `found` is empty where nothing was yet.
+
+    holds: whether the statement does; None where that is not told.
+    """
 
     statement: Statement
     found: str = ""
@@ -116,7 +119,7 @@ def load(root: Path = ROOT) -> list[Statement]:
 
 def answers(root: Path) -> list[Answer]:
     """Each statement with what answers it, once for each file of rows or comparison that does."""
-    measured = [(path.stem.replace("--", ", "), bench.read(root, path)[1]) for path in bench.committed(root)]
+    measured = [(path.stem.replace("--", ", "), bench.read(path)[1]) for path in bench.committed(root)]
     found = []
     for statement in load(root):
         if statement.patch:

@@ -71,9 +71,9 @@ def job(precision: str, rate: float, gib: int, **others: Any) -> bench.Row:
 
 def test_recommend_takes_the_rows_of_the_newest_torch_among_those_that_are_kept(tmp_path: Path) -> None:
     chosen = bench.newest_committed(ROOT)
-    assert bench.of(bench.read(ROOT, chosen)[1], "linear/sweep/")
+    assert bench.of(bench.read(chosen)[1], "linear/sweep/")
     swept = [path for path in bench.committed(ROOT) if "linear/sweep/" in path.read_text(encoding="utf-8")]
-    versions = {path: Version(bench.read(ROOT, path)[0][0]["releases"]["torch"]) for path in swept}
+    versions = {path: Version(bench.read(path)[0][0]["releases"]["torch"]) for path in swept}
     assert len(swept) > 1 and versions[chosen] == max(versions.values())
     with pytest.raises(Refusal, match=r"none.*--rows"):
         bench.newest_committed(tmp_path)
@@ -248,12 +248,12 @@ def test_a_promoted_file_keeps_the_other_cells_of_the_same_releases(tmp_path: Pa
     other, quick = row("linear/sweep/8x8x8/both", fp8=fast()), {**row("ablation/quick/2x2048"), "quick": True}
     bench.promote(chosen, planted(tmp_path, row(fp8=fast(1.2)), other))
     bench.promote(chosen, planted(tmp_path, row(fp8=fast(1.7)), quick))
-    kept = {one["key"]: one for one in bench.read(ROOT, final)[1]}
+    kept = {one["key"]: one for one in bench.read(final)[1]}
     assert {key: one["arms"]["fp8"]["ratio"] for key, one in kept.items()} == {row()["key"]: 1.7, other["key"]: 1.5}
     assert final.with_name(f"{final.stem}-crossover.svg").exists()
     newer = {**SHARD, "shard": "n", "releases": {"torch": "3"}}
     bench.promote(chosen, planted(tmp_path, newer, {**row("operators/x/8/forward", t=arm()), "shard": "n"}))
-    assert [one["key"] for one in bench.read(ROOT, final)[1]] == ["operators/x/8/forward"]
+    assert [one["key"] for one in bench.read(final)[1]] == ["operators/x/8/forward"]
     assert not final.with_name(f"{final.stem}-crossover.svg").exists(), "a picture without rows stays"
 
 
@@ -281,7 +281,7 @@ def test_what_is_no_file_of_rows_is_named(tmp_path: Path, text: str | None) -> N
     if text is not None:
         path.write_text(text)
     with pytest.raises(Refusal, match=re.escape(str(path)) + " is no file of rows"):
-        bench.read(ROOT, path)
+        bench.read(path)
 
 
 def test_a_report_is_of_its_target(tmp_path: Path) -> None:
