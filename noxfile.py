@@ -130,8 +130,14 @@ def publish(session, target):
 @verb()
 @for_each_target
 def promote(session, target):
-    """Keep the evidence of the last smoke run, or of one elsewhere, and render README; -- [--from DIR] [--built]."""
+    """Keep the evidence of a smoke run, here or elsewhere, and render README; -- [--from DIR] [--built] [--record FILE]."""
     recipes(session, "promote", target, *session.posargs)
+
+
+@verb()
+def changes(session):
+    """List what changed since each run of claims that is kept, and which claims that concerns."""
+    recipes(session, "changes", *session.posargs)
 
 
 @verb()

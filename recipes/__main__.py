@@ -110,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
         help="outcomes.json, smoke.log, manifest.json of a run elsewhere",
     )
     kept.add_argument("--built", action="store_true", help="only that it was built: manifest.json, without any claim")
+    kept.add_argument("--record", type=_place, help="a file in smoke_tests/evidence/ that this commit's programs wrote")
+    verb("changes", _changes, target=False)
     planted = verb("mutants", _mutants, mirror=True, sm=True)
     planted.add_argument("--seeds", type=int, default=100, help="of the runs on correct code (%(default)s)")
     planted.add_argument("--compile", action="store_true", help="compile the faults that are compiled, and stop")
@@ -305,17 +307,29 @@ def _smoke(options: argparse.Namespace) -> int:
 def _promote(options: argparse.Namespace) -> int:
     """Copy the evidence of the last smoke run into smoke_tests/evidence/, to be committed, and render README."""
     chosen = _chosen(options)
+    if options.record:
+        say(f"recorded {evidence.record(chosen.root, options.record)}")
+        return render.write(Catalogue())
     if options.built:
         say(f"promoted {evidence.keep_built(chosen, options.folder)}")
         return render.write(Catalogue())
     if options.folder:
         evidence.bring(chosen, options.folder)
-    kept, left = evidence.promote(chosen)
-    for path in kept:
+    for path in evidence.promote(chosen):
         say(f"promoted {path}")
-    for path in left:
-        say(f"left out {path}, an older run: another state of this checkout made it")
     return render.write(Catalogue())
+
+
+def _changes(_: argparse.Namespace) -> int:
+    """List what changed since each run of claims that is kept, and how many claims that concerns."""
+    facts = render.Facts.of(Catalogue())
+    for chosen, run in facts.runs:
+        changed = evidence.changes(evidence.built_for(chosen, run), facts.room, run)
+        say(f"{run['name']}, since {run['commit']}: {'nothing changed' if not changed else ''}")
+        for name, rows in sorted(changed.items()):
+            claims = sorted({row.split("[")[0] for row in rows})
+            say(f"    {name}: {len(rows)} rows of {len(claims)} claims, such as {claims[0]}")
+    return 0
 
 
 def _mutants(options: argparse.Namespace) -> int:

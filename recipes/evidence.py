@@ -1,20 +1,25 @@
 """What was proven: run the claims, keep their outcomes with what was tested, and say which of them still hold.
 
-A claim's key is the hash of its test's syntax tree and of all code of smoke_tests/ that the test reaches; the stack key
-is the hash of the pinned inputs. Evidence whose keys differ from the checkout's is stale: shown as such, not as proof.
+A claim's key is that of the definitions of smoke_tests/ that it ran (recipes/definitions.py); the stack key is the hash
+of the pinned inputs. A row whose keys differ from the checkout's has changed since: it is shown as such, not as proof.
 """
 
 from __future__ import annotations
 
 import ast
+import collections
+import importlib
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from functools import cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from packaging.version import Version
@@ -24,12 +29,14 @@ from rich.table import Table
 
 from recipes import environment
 from recipes.cache import read_json, sha256_of, write_json, write_text
-from recipes.model import Refusal, digest_of
+from recipes.definitions import Code, Place, Recorded, packed, syntax, unpacked
+from recipes.model import ROOT, Refusal
 from recipes.plan import Plan, changed
-from recipes.process import group
+from recipes.process import git_variables, group
 from recipes.progress import console, say
 
-Definition = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign | ast.Import | ast.ImportFrom
+CHANGED = "changed"  # of a row: what it was proved of is no longer what the checkout holds
+HARNESS = ("conftest.py", "claims.py", "hardware.py", "pytest.ini")  # what selects, runs and judges every claim
 
 
 @dataclass(frozen=True)
@@ -76,61 +83,46 @@ def _holds(held: tuple[int, ...], since: str, until: str) -> bool:
     return held >= Version(since).release and not (until and held >= Version(until).release)
 
 
-def _parsed(path: Path) -> ast.Module:
-    """A file of smoke_tests/ as syntax; one that is no Python is refused with its line."""
-    try:
-        return ast.parse(path.read_text(encoding="utf-8"))
-    except SyntaxError as error:
-        said = error.msg.partition(". ")[0]  # the rest is a guess
-        raise Refusal(f"{path}, line {error.lineno}, is not Python ({said}): correct it.") from None
-    except (OSError, ValueError) as error:
-        raise Refusal(f"{path} cannot be read as Python ({error}): correct it.") from None
-
-
 class Room:
     """The code of smoke_tests/, read and never imported: its claims, and what each of them reaches."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "smoke_tests"
-        self._paths = {
-            path.relative_to(self.folder).with_suffix("").as_posix().replace("/", "."): path
-            for path in self.folder.rglob("*.py")
-        }
-        self._keys: dict[str, str | None] = {}
-        self._read: dict[tuple[str, str], tuple[str, list[tuple[str, str]]]] = {}
+
+    @cached_property
+    def code(self) -> Code:
+        """All definitions of the room."""
+        return Code(self.folder, HARNESS)
 
     def others_than(self, files: Mapping[str, str]) -> list[str]:
-        """The files (name -> sha256) that something was made with and that are others now, or gone."""
+        """The files (name -> sha256) that something was made with and that have changed since, or are gone."""
         paths = {name: self.folder / name for name in files}
         return [name for name, path in paths.items() if not path.exists() or sha256_of(path) != files[name]]
 
     @cached_property
-    def _definitions(self) -> dict[str, dict[str, Definition]]:
-        """Module -> top-level name -> the statement that defines it."""
-        modules: dict[str, dict[str, Definition]] = {}
-        for module, path in self._paths.items():
-            names = modules.setdefault(module, {})
-            for statement in _parsed(path).body:
-                if isinstance(statement, Definition):
-                    names.update(dict.fromkeys(_names(statement), statement))
-        return modules
-
-    @cached_property
     def claims(self) -> dict[str, Claim]:
         """Every claim, by id, in the order of the files."""
-        found = {}
-        for module in sorted(name for name in self._paths if name.split(".")[-1].startswith("test_")):
-            for name, node in self._definitions[module].items():
+        claims = {}
+        for path in sorted(self.folder.rglob("test_*.py")):
+            file = path.relative_to(self.folder).as_posix()
+            for node in syntax(path).body:
                 if isinstance(node, ast.FunctionDef) and (mark := _mark(node, "proves")):
-                    file = self._paths[module].relative_to(self.folder).as_posix()
-                    found[f"{file}::{name}"] = _claim(f"{file}::{name}", node, mark)
-        return found
+                    claims[f"{file}::{node.name}"] = _claim(f"{file}::{node.name}", node, mark)
+        return claims
+
+    def test(self, identity: str) -> Place | None:
+        """The definition of the test that makes a claim, whatever its row; None if it is gone."""
+        file, _, name = identity.split("[")[0].partition("::")
+        return (file, name) if (file, name) in self.code.definitions else None
 
     def key(self, identity: str) -> str | None:
-        """The key of that claim: changes when its test, or code that it reaches, changes; None if it is gone."""
-        if identity not in self._keys:
-            self._keys[identity] = self._key(self.claims[identity]) if identity in self.claims else None
-        return self._keys[identity]
+        """The key of a claim by all that its text can reach; None if it is gone."""
+        place = self.test(identity)
+        return self.code.key(self.code.floor([place])) if place else None
+
+    def key_of(self, run: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
+        """The key that a row of evidence would have now: by what it ran, or where that is not recorded, could reach."""
+        return self.code.key_now(recorded(run, row)) if "ran" in row else self.key(row["id"])
 
     def has(self, operator: str, plan: Plan, only: str = "", seen: bool = False) -> bool:
         """Whether a target has an implementation of an operator, by the table in fused_ops.py.
@@ -149,7 +141,11 @@ class Room:
     @cached_property
     def _table(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Operator -> implementation -> the fields of its Entry; what is no literal stands there as its text."""
-        entry, table = (self._definitions["fused_ops"][name] for name in ("Entry", "OPERATORS"))
+        nodes = {}
+        for node in syntax(self.folder / "fused_ops.py").body:
+            if isinstance(node, ast.ClassDef | ast.AnnAssign):
+                nodes[node.name if isinstance(node, ast.ClassDef) else ast.unparse(node.target)] = node
+        entry, table = nodes["Entry"], nodes["OPERATORS"]
         assert isinstance(entry, ast.ClassDef) and isinstance(table, ast.AnnAssign) and table.value
         fields = [one for one in entry.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
         names = [ast.unparse(one.target) for one in fields]
@@ -165,63 +161,14 @@ class Room:
                 found.setdefault(operator, {})[column] = row
         return found
 
-    def _key(self, claim: Claim) -> str:
-        file, name = claim.id.split("::")
-        module = file.removesuffix(".py").replace("/", ".")
-        reached: dict[tuple[str, str], str] = {}
-        pending = [(module, name), *(("conftest", fixture) for fixture in self._automatic)]
-        while pending:
-            place = pending.pop()
-            if place not in reached:
-                if place not in self._read:
-                    node = self._definitions[place[0]][place[1]]
-                    self._read[place] = _dumped(node), list(self._references(place[0], node))
-                reached[place], references = self._read[place]
-                pending += references
-        return digest_of(sorted([*place, text] for place, text in reached.items()))
 
-    @cached_property
-    def _automatic(self) -> list[str]:
-        return [name for name, node in self._definitions.get("conftest", {}).items() if "autouse" in ast.dump(node)]
-
-    def _references(self, module: str, node: Definition) -> Iterator[tuple[str, str]]:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            return
-        for part in ast.walk(node):
-            if isinstance(part, ast.Name | ast.arg):
-                yield from self._resolve(module, part.id if isinstance(part, ast.Name) else part.arg)
-            elif isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
-                bound = self._definitions[module].get(part.value.id)
-                if isinstance(bound, ast.Import) and part.attr in self._definitions.get(part.value.id, {}):
-                    yield part.value.id, part.attr
-
-    def _resolve(self, module: str, name: str) -> Iterator[tuple[str, str]]:
-        """Where a name used in a module is defined in the room; fixtures come from conftest."""
-        bound = self._definitions[module].get(name)
-        if bound is None:
-            if name in self._definitions.get("conftest", {}) and module != "conftest":
-                yield "conftest", name
-        elif isinstance(bound, ast.ImportFrom):
-            origin = next((alias.name for alias in bound.names if (alias.asname or alias.name) == name), name)
-            source = (bound.module or "").removeprefix("smoke_tests.")
-            if origin in self._definitions.get(source, {}):
-                yield source, origin
-            elif (inner := f"{source}.{origin}") in self._definitions:
-                yield from ((inner, each) for each in self._definitions[inner])
-        elif not isinstance(bound, ast.Import):
-            yield module, name
-
-
-def _names(statement: Definition) -> list[str]:
-    match statement:
-        case ast.FunctionDef() | ast.ClassDef():
-            return [statement.name]
-        case ast.Import() | ast.ImportFrom():
-            return [(alias.asname or alias.name).split(".")[0] for alias in statement.names]
-        case ast.AnnAssign():
-            return [statement.target.id] if isinstance(statement.target, ast.Name) else []
-        case ast.Assign():
-            return [part.id for target in statement.targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+def recorded(run: Mapping[str, Any], row: Mapping[str, Any]) -> Recorded:
+    """The definitions that a row of evidence ran, with the digests that they had."""
+    table = list(run["definitions"].items())
+    chosen = (table[number] for number in unpacked(row["ran"]))
+    return tuple(
+        ((file, name), digest) for (file, _, name), digest in ((at.partition(":"), digest) for at, digest in chosen)
+    )
 
 
 def _pairs(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
@@ -264,13 +211,12 @@ def _claim(identity: str, node: ast.FunctionDef, mark: ast.Call) -> Claim:
     )
 
 
-def _dumped(node: ast.AST) -> str:
-    """The syntax tree as text, the same on every Python: 3.12 added a field, 3.13 leaves empty ones out by default."""
-    for part in ast.walk(node):
-        if hasattr(part, "type_params"):  # the claims are written for Python 3.8 and have none
-            del part.type_params
-    every: dict[str, Any] = {"show_empty": True} if sys.version_info >= (3, 13) else {}
-    return ast.dump(node, **every)
+def imported(name: str) -> ModuleType:
+    """A module of this checkout's smoke_tests/ that needs the standard library only."""
+    folder = str(ROOT / "smoke_tests")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(name)
 
 
 class Brought(BaseModel):
@@ -305,6 +251,7 @@ class Outcomes(Brought):
     stack: str
     files: dict[str, str]
     hardware: Hardware
+    ran: dict[str, list[str]] | None = None
     claims: list[Outcome]
 
 
@@ -323,8 +270,12 @@ class Built(Manifest):
 
 class Evidence(Built):
     name: str
+    started: str
     hardware: Machine
     claims: list[Outcome]
+    commit: str
+    files: dict[str, str]
+    definitions: dict[str, str]
     log_sha256: str
 
 
@@ -397,7 +348,7 @@ def _assemble(
 ) -> dict[str, Any]:
     """Outcomes with keys and what was tested, written beside the log; no path of this machine stays in it."""
     room, folder = Room(plan.root), _folder(plan)
-    if others := room.others_than(outcomes.pop("files")):
+    if others := room.others_than(outcomes["files"]):
         raise Refusal(
             f"{plan.target.name}: these outcomes are of other tests than {room.folder} holds ({', '.join(others)}): "
             "run those, where the environment is."
@@ -405,19 +356,61 @@ def _assemble(
     name = f"{plan.target.name}--{machine_name(outcomes['hardware'], 'x')}"
     write_text(folder / f"{name}.log", without_paths(plan, re.sub(r"\x1b\[[\d;]*m", "", log)))
     for claim in outcomes["claims"]:
-        claim["key"] = room.key(claim["id"].split("[")[0])
         claim["reason"] = without_paths(plan, claim["reason"])
         texts = {name: value for name, value in claim["measured"].items() if isinstance(value, str)}
         claim["measured"].update({name: without_paths(plan, value) for name, value in texts.items()})
+    definitions = _with_keys(room, outcomes["claims"], outcomes.pop("ran", None))
     evidence = {
         "name": name,
         **outcomes,
         **({"image": image} if image else {}),
+        "commit": commit_of(plan.root),
+        "definitions": definitions,
         "packages": manifest["packages"],
         "log_sha256": sha256_of(folder / f"{name}.log"),
     }
     write_json(folder / f"{name}.json", evidence)
     return evidence
+
+
+def _with_keys(room: Room, claims: list[dict[str, Any]], ran: dict[str, list[str]] | None) -> dict[str, str]:
+    """Give each claim its key and what it ran; the table of all definitions that claims ran, with their digests."""
+    code, places = room.code, {}
+    functions = {claim: set(_places(code, names)) for claim, names in (ran or {}).items()}
+    compiled, always = functions.pop("compiled", set()), functions.get("", set())
+    anywhere = frozenset().union(*functions.values()) if functions else frozenset()
+    for claim in claims:
+        if mine := functions.get(claim["id"]):
+            places[claim["id"]] = code.ran(mine, anywhere, mine & compiled) | always
+    table = sorted(set().union(*places.values())) if places else []
+    numbers = {place: number for number, place in enumerate(table)}
+    for claim in claims:
+        if claim["id"] in places:
+            claim["ran"] = packed(numbers[place] for place in places[claim["id"]])
+            claim["key"] = code.key(places[claim["id"]])
+        else:
+            claim["key"] = room.key(claim["id"])
+    return {f"{file}:{name}": code.definitions[file, name].digest for file, name in table}
+
+
+def _places(code: Code, names: Iterable[str]) -> Iterator[Place]:
+    for file, _, name in (text.partition(":") for text in names):
+        if place := code.place(file, name):
+            yield place
+
+
+def commit_of(root: Path) -> str:
+    """The commit whose smoke_tests/ this is, shortened; "" where there is none, as between commits."""
+    git = ("git", "-C", str(root))
+    asked = (
+        ("rev-parse", "--short=12", "HEAD"),
+        ("status", "--porcelain", "--", "smoke_tests/*.py", "smoke_tests/*.ini"),
+    )
+    answers = [
+        subprocess.run([*git, *words], env=git_variables(), capture_output=True, text=True, check=False)
+        for words in asked
+    ]
+    return answers[0].stdout.strip() if not any(one.returncode for one in answers) and not answers[1].stdout else ""
 
 
 def machine_name(machine: Mapping[str, Any], times: str = " × ") -> str:
@@ -484,30 +477,59 @@ def bring(plan: Plan, folder: Path) -> None:
     keep(plan, outcomes, 0, log.read_text(encoding="utf-8", errors="replace"), described)
 
 
-def promote(plan: Plan) -> tuple[list[Path], list[Path]]:
-    """Copy the evidence of a target's smoke runs to smoke_tests/evidence/: what was copied, and what is stale.
+def promote(plan: Plan) -> list[Path]:
+    """Copy the evidence of a target's smoke runs to smoke_tests/evidence/, one file per hardware: what was copied.
 
-    There is one file per hardware. The last run's is refused if it is stale; that of another machine is left out.
+    What changed after a run is shown as such. Refused: outcomes that the raw log does not hold, and tests of no commit.
     """
     folder = environment.folder(plan.root, plan.target) / "evidence"
-    found = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    if not found:
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
         raise Refusal(f'{folder} holds no evidence: run `nox -s "smoke({plan.target.name})"` first.')
-    room, runs = Room(plan.root), {path: read(path) for path in found}
-    stale = [path for path, run in runs.items() if state(built_for(plan, run), room, run, run["claims"]) == "stale"]
-    if found[-1] in stale:
-        raise Refusal(
-            f'{found[-1]} was made by another state of this checkout: run `nox -s "smoke({plan.target.name})"` again.'
-        )
     promoted = []
-    for path in sorted(set(found) - set(stale)):
-        for source in (path, path.with_suffix(".log")):
-            final = plan.root / "smoke_tests" / "evidence" / source.name
-            final.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, final)
-            promoted.append(final.relative_to(plan.root))
+    for path, run in [(path, _promotable(plan, path)) for path in paths]:
+        final = plan.root / "smoke_tests" / "evidence" / path.name
+        if final.exists() and read(final)["started"] > run["started"]:
+            continue  # another checkout's run is newer
+        write_json(final, run)
+        shutil.copyfile(path.with_suffix(".log"), final.with_suffix(".log"))
+        promoted += [final.relative_to(plan.root), final.with_suffix(".log").relative_to(plan.root)]
     _built_path(plan.root, plan.target.name).unlink(missing_ok=True)  # that claims ran in it says more
-    return promoted, sorted(stale)
+    return promoted
+
+
+def _promotable(plan: Plan, path: Path) -> dict[str, Any]:
+    """Evidence that its raw log holds line by line, with the commit of its tests."""
+    run = read(path)
+    runs = compare_log(path.with_suffix(".log"), run["claims"])
+    commit = run["commit"] or ("" if Room(plan.root).others_than(run["files"]) else commit_of(plan.root))
+    if not commit:
+        raise Refusal(f"{path} is of tests that are in no commit: commit smoke_tests/, and promote again.")
+    return {**run, "commit": commit, **({"runs_in_log": runs} if runs > 1 else {})}
+
+
+def compare_log(log: Path, claims: Iterable[Mapping[str, Any]]) -> int:
+    """How many runs a raw log holds; refused where none of them printed exactly these claims."""
+    printed = imported("printed")
+    wanted = collections.Counter(_parts(printed.line(claim)) for claim in claims)
+    runs: list[collections.Counter[tuple[str, ...]]] = [collections.Counter()]
+    for line in log.read_text(encoding="utf-8").splitlines():
+        if re.match(r"(proved|refuted|unproven) +\S+ .* \(\d+\.\d s\)$", line):
+            runs[-1][_parts(line)] += 1
+        elif re.match(r"target \S+ on .*: \d+ proved, \d+ refuted, \d+ unproven", line):
+            runs.append(collections.Counter())
+    runs = [lines for lines in runs if lines]
+    if wanted not in runs:
+        apart = (wanted - (runs or [wanted])[-1]) or ((runs or [wanted])[-1] - wanted)
+        example = ", ".join(next(iter(apart), ("no claim at all",)))
+        raise Refusal(f"{log} does not hold the outcomes beside it (such as {example!r}): bring both from one run.")
+    return len(runs)
+
+
+def _parts(line: str) -> tuple[str, ...]:
+    """A printed line without its order: JSON keeps numbers by their names, the log in the order of measuring."""
+    text, _, seconds = line.rpartition(" (")
+    return (*sorted(re.split("[;,] ", text)), seconds)
 
 
 def keep_built(plan: Plan, folder: Path | None) -> Path:
@@ -534,6 +556,70 @@ def _built_path(root: Path, target: str) -> Path:
     return root / "smoke_tests" / "evidence" / "built" / f"{target}.json"
 
 
+# What programs of smoke_tests/ write, kept in smoke_tests/evidence/: the files, and the program.
+PROGRAMS = {
+    "bench/*.jsonl": "bench/__main__.py",
+    "training/guard*.json": "training/guard_proof.py",
+    "training/kills*.json": "training/kills.py",
+    "training/*--*--*.json": "training/parity.py",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """A file that a program of smoke_tests/ wrote, and whether the program is still what it was."""
+
+    file: str
+    program: str
+    commit: str
+    changed: bool
+
+
+def record(root: Path, path: Path) -> str:
+    """Note with which commit's program a file of smoke_tests/evidence/ was made: this one's."""
+    folder = root / "smoke_tests" / "evidence"
+    try:
+        name = path.resolve().relative_to(folder.resolve()).as_posix()
+    except ValueError:
+        name = str(path)
+    if not (program := program_of(name)) or not (folder / name).is_file():
+        known = ", ".join(PROGRAMS)
+        raise Refusal(f"{path} is no record below {folder} ({known}): put it there under such a name.")
+    if not (commit := commit_of(root)):
+        raise Refusal(f"{path} would be of tests that are in no commit: commit smoke_tests/, and record it again.")
+    noted = {"commit": commit, "key": _key_of_program(Room(root).code, program)}
+    write_json(folder / "records.json", {**_noted(root), name: noted})
+    return name
+
+
+def records(root: Path) -> list[Record]:
+    """Every record that is kept; one of which no commit is known has changed."""
+    code, noted = Room(root).code, _noted(root)
+    found = []
+    for pattern, program in PROGRAMS.items():
+        for path in sorted((root / "smoke_tests" / "evidence").glob(pattern)):
+            name = path.relative_to(root / "smoke_tests" / "evidence").as_posix()
+            made = noted.get(name, {"commit": "", "key": ""})
+            found.append(Record(name, program, made["commit"], made["key"] != _key_of_program(code, program)))
+    return found
+
+
+def program_of(name: str) -> str | None:
+    """The program that writes a file of this name."""
+    return next((program for pattern, program in PROGRAMS.items() if fnmatch(name, pattern)), None)
+
+
+def _noted(root: Path) -> dict[str, dict[str, str]]:
+    path = root / "smoke_tests" / "evidence" / "records.json"
+    return read_json(path) if path.exists() else {}
+
+
+def _key_of_program(code: Code, program: str) -> str | None:
+    """The key of all that a program can reach; None if it is gone."""
+    module = code.modules.get(program)
+    return code.key(code.floor(one.place for one in module.definitions.values())) if module else None
+
+
 def promoted(root: Path, target: str) -> list[dict[str, Any]]:
     """The committed evidence of a target, one per hardware."""
     return [read(path) for path in sorted((root / "smoke_tests" / "evidence").glob(f"{target}--*.json"))]
@@ -553,7 +639,7 @@ def against_moving(plan: Plan) -> str | None:
         ran_as = built_for(plan, run)
         partly = ", compiled for some of its GPUs only" if ran_as.stack != plan.stack else ""
         for row in run["claims"]:
-            word = state(ran_as, room, run, [row])
+            word = state(ran_as, room, run, row)
             if word == "refuted":
                 return f"{row['id']} is {word} in {run['name']}"
             if word == "proved" and not partly:
@@ -592,8 +678,26 @@ def built_for(plan: Plan, evidence: dict[str, Any]) -> Plan:
     return replace(plan, target=changed(plan.target, found[0], None)) if found else plan
 
 
-def state(plan: Plan, room: Room, evidence: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Of some rows: proved, refuted, unproven, or stale when the stack or a claim changed after the run."""
-    if evidence["stack"] != plan.stack or any(room.key(row["id"].split("[")[0]) != row["key"] for row in rows):
-        return "stale"
-    return worst(rows)
+def state(plan: Plan, room: Room, evidence: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Of a row: proved, refuted, unproven, or changed when the stack or what it ran changed after the run."""
+    fresh = evidence["stack"] == plan.stack and room.key_of(evidence, row) == row["key"]
+    return str(row["outcome"]) if fresh else CHANGED
+
+
+def states(plan: Plan, room: Room, evidence: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many of some rows are in which state, the best first."""
+    counts = collections.Counter(state(plan, room, evidence, row) for row in rows)
+    return {word: counts[word] for word in ("proved", CHANGED, "unproven", "refuted") if counts[word]}
+
+
+def changes(plan: Plan, room: Room, run: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What changed since a run (a definition, or "the stack"), and the rows that it concerns."""
+    found: dict[str, list[str]] = {}
+    for row in run["claims"]:
+        if state(plan, room, run, row) != CHANGED:
+            continue
+        whole = "the stack" if run["stack"] != plan.stack else "what it can reach" if "ran" not in row else ""
+        names = [f"{file}:{name}" for file, name in room.code.changed(recorded(run, row))] if not whole else [whole]
+        for name in names or ["what its names stand for"]:
+            found.setdefault(name, []).append(row["id"])
+    return found

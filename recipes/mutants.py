@@ -2,21 +2,23 @@
 
 smoke_tests/mutants.py does the work, inside the environment; faults of upstream's compiled code
 (smoke_tests/compiled_faults.toml) are compiled here first. The outcomes are committed beside the evidence and shown
-in smoke_tests/README.md. They hold the hash of each file that they were made with, so that a change of one of those is
-seen; nothing is planted again because of it.
+in smoke_tests/README.md. Each holds the key of what decided it, so that a change of that is seen; nothing is planted
+again because of it.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from recipes import audit, environment, evidence
 from recipes.build import Builder
 from recipes.cache import write_json
+from recipes.definitions import Code, Place
 from recipes.environment import Wheel
 from recipes.evidence import Room
 from recipes.model import Refusal, Strict, Text, digest_of, read_toml, validated
@@ -133,25 +135,63 @@ class Planted(evidence.Brought):
     failing: list[str]
     clean: Clean
     mutants: list[Mutant]
+    commit: str = ""
 
 
 def keep(plan: Plan, path: Path) -> None:
-    """Commit-to-be the outcomes of a whole run, wherever it was, with the tests that this checkout has."""
+    """Files for you to commit: the outcomes of a whole run, wherever it was, with the tests that this checkout has."""
     found = evidence.brought(Planted, path) if path.is_file() else {}
-    others = _others_than(plan.root, found.get("files", {}))
-    if not found.get("mutants") or found["target"] != plan.target.name or others:
+    room = Room(plan.root)
+    if not found.get("mutants") or found["target"] != plan.target.name or room.others_than(found["files"]):
         raise Refusal(
             f"{path} is no whole run of {plan.target.name} with the tests of this checkout: run smoke_tests/mutants.py "
             "there, to its end and with seeds."
         )
     outcomes = json.loads(evidence.without_paths(plan, json.dumps(found)))
+    keys = keys_of(plan.root, outcomes)
+    outcomes["mutants"] = [{**row, "key": key} for row, key in zip(outcomes["mutants"], keys, strict=True)]
     name = f"{outcomes['target']}--{outcomes['hardware']['name']}.json"
-    write_json(plan.root / "smoke_tests" / "evidence" / "mutants" / name, outcomes)
+    final = plan.root / "smoke_tests" / "evidence" / "mutants" / name
+    write_json(final, {**outcomes, "commit": evidence.commit_of(plan.root)})
 
 
-def _others_than(root: Path, files: Mapping[str, str]) -> list[str]:
-    """The files that the outcomes were made with and that are others now; no claim and no mutant reaches bench/."""
-    return Room(root).others_than({name: key for name, key in files.items() if not name.startswith("bench/")})
+def keys_of(root: Path, outcomes: Row) -> list[str | None]:
+    """The key of each mutant as the checkout is: of the claims that decided it, the fault, and what plants it.
+
+    One that was caught is decided by the claim that caught it, any other by all of its claims.
+    """
+    code = Code(root / "smoke_tests", (*evidence.HARNESS, "mutants.py"))
+
+    @functools.cache
+    def key(roots: frozenset[Place]) -> str:
+        return code.key(code.floor(roots))
+
+    return [key(frozenset(_deciding(code, row))) if _is_there(code, row) else None for row in outcomes["mutants"]]
+
+
+def _deciding(code: Code, row: Row) -> Iterator[Place]:
+    for claim in [row["by"]] if row["by"] else row["claims"]:
+        file, _, test = claim.split("[")[0].partition("::")
+        names = [test] if test else [name for name in code.modules[file].definitions if name.startswith("test_")]
+        yield from ((file, name) for name in names)
+    yield from _planted(code, row)
+
+
+def _planted(code: Code, row: Row) -> list[Place]:
+    """The function that plants a fault, or a table that names it, or the function that a rule changed."""
+    name = row["name"].partition(" ")[0] if row["origin"] == "rule" else row["name"].replace(" ", "_")
+    others = {
+        place: one for place, one in code.definitions.items() if not place[0].rpartition("/")[2].startswith("test_")
+    }
+    return [place for place, one in others.items() if place[1] == name or row["name"] in one.strings]
+
+
+def _is_there(code: Code, row: Row) -> bool:
+    """Whether the claims that decided a mutant, and its fault, are in the checkout."""
+    claims = [row["by"]] if row["by"] else row["claims"]
+    places = [tuple(claim.split("[")[0].split("::")) for claim in claims]
+    tests = all(place in code.definitions if len(place) == 2 else place[0] in code.modules for place in places)
+    return tests and (row["origin"] == "compiled" or bool(_planted(code, row)))
 
 
 def committed(root: Path) -> list[Row]:
@@ -170,8 +210,11 @@ def _sections(root: Path, outcomes: Row) -> Iterator[str]:
     counts = collections.Counter(row["outcome"] for row in rows)
     caught = collections.Counter(row["origin"] for row in rows if row["outcome"] == "caught")
     yield f"### `{outcomes['target']}` on {outcomes['hardware']['name']} ({outcomes['hardware']['cpu']})"
-    if stale := _others_than(root, outcomes["files"]):
-        yield f"Stale: {', '.join(f'`{name}`' for name in stale)} changed since."
+    changed = sum(not key or row["key"] != key for row, key in zip(rows, keys_of(root, outcomes), strict=True))
+    if changed:
+        commit = outcomes["commit"]
+        since = f"{commit[:7]} ([diff](../../../compare/{commit}...main))"
+        yield f"What decided {changed} of these {len(rows)} mutants has changed since {since}."
     yield (
         f"{sum(counts[word] for word in COUNTED)} mutants count: {counts['caught']} caught ({caught['rule']} of them "
         f"made by the rule, {caught['compiled']} compiled into upstream's code), {counts['survived']} survived, "

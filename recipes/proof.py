@@ -20,11 +20,13 @@ from rich.table import Table
 
 from recipes import patch
 from recipes.cache import write_json
-from recipes.model import Catalogue, Refusal, Source, digest_of
+from recipes.definitions import Code
+from recipes.model import Catalogue, Refusal, Source
 from recipes.patch import Patch
 from recipes.plan import Plan, plan
 from recipes.progress import console
 
+HARNESS = ("proof.py", "conftest.py")  # of patches/: what runs every proof
 AGAIN = "run `nox -s tests -- patches --record` and commit what it writes"
 
 
@@ -105,19 +107,15 @@ def conditions(test: Path) -> Conditions:
     return Conditions(found["RUNS_IN"], found.get("EMULATED"), found.get("UNPROVEN", {}))
 
 
-def key(test: Path) -> str:
-    """The hash of a proof's code and of what it imports from patches/; comments and layout do not count."""
-    return digest_of([ast.unparse(code) for code in _code(test, test.parents[2])])
+def code(root: Path) -> Code:
+    """All definitions of patches/, whose harness runs every proof."""
+    return Code(root / "patches", HARNESS)
 
 
-def _code(file: Path, root: Path) -> Iterator[ast.Module]:
-    code = ast.parse(file.read_text(encoding="utf-8"))
-    yield code
-    imported = {node.module or "" for node in ast.walk(code) if isinstance(node, ast.ImportFrom)}
-    for module in sorted(imported - {"patches.proof"}):  # what runs every proof is not part of one
-        other = root / f"{module.replace('.', '/')}.py"
-        if module.startswith("patches.") and other.is_file():
-            yield from _code(other, root)
+def key(every: Code, test: Path) -> str:
+    """The key of a proof: of all that its module can reach, and of what runs it (recipes/definitions.py)."""
+    file = test.relative_to(every.folder).as_posix()
+    return every.key(every.floor(definition.place for definition in every.modules[file].definitions.values()))
 
 
 def written(one: Patch) -> dict[str, Any] | None:
@@ -132,7 +130,8 @@ def written(one: Patch) -> dict[str, Any] | None:
 def write(one: Patch, releases: list[dict[str, Any]]) -> Path:
     """Write the record of a run that proved the patch on these releases."""
     ordered = sorted(releases, key=lambda each: Version(each["version"]))
-    write_json(record_of(one), {"patch": one.sha256, "proof": key(test_of(one)), "releases": ordered})
+    proof = key(code(one.path.parents[2]), test_of(one))
+    write_json(record_of(one), {"patch": one.sha256, "proof": proof, "releases": ordered})
     return record_of(one)
 
 
@@ -157,10 +156,11 @@ def faults(catalogue: Catalogue, every: list[Plan]) -> list[str]:
         for path in sorted((catalogue.root / "patches").glob(pattern))
         if path not in expected
     ]
-    return found + [fault for one in patches for fault in _faults(one, cases(catalogue, every, one))]
+    now = code(catalogue.root)
+    return found + [fault for one in patches for fault in _faults(one, cases(catalogue, every, one), now)]
 
 
-def _faults(one: Patch, proved_on: list[Case]) -> Iterator[str]:
+def _faults(one: Patch, proved_on: list[Case], now: Code) -> Iterator[str]:
     test, record = test_of(one), written(one)
     if not proved_on:
         yield f"{one.name} applies to no release of any target or of proved_on: delete it, or correct X-Applies-To."
@@ -169,13 +169,14 @@ def _faults(one: Patch, proved_on: list[Case]) -> Iterator[str]:
     elif record is None:
         yield f"{one.name} has no record {record_of(one).name} of its proof: {AGAIN}."
     else:
-        yield from _outdated(one, proved_on, test, record)
+        yield from _outdated(one, proved_on, now, record)
 
 
-def _outdated(one: Patch, proved_on: list[Case], test: Path, record: dict[str, Any]) -> Iterator[str]:
+def _outdated(one: Patch, proved_on: list[Case], now: Code, record: dict[str, Any]) -> Iterator[str]:
+    test = test_of(one)
     if record.get("patch") != one.sha256:
         yield f"{one.name} changed after its proof ran: {AGAIN}."
-    if record.get("proof") != key(test):
+    if record.get("proof") != key(now, test):
         yield f"{test.name}, the proof of {one.name}, changed after it ran: {AGAIN}."
     wanted = {(case.source.version, case.source.identity) for case in proved_on}
     known = {(each.get("version"), each.get("source")) for each in record["releases"]}

@@ -33,9 +33,9 @@ class Facts:
         runs = [(one, run) for one in plans for run in evidence.promoted(catalogue.root, one.target.name)]
         return cls(catalogue.root, plans, Room(catalogue.root), runs, seeds.answers(catalogue.root))
 
-    def state(self, one: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-        """The word for some rows of a run, as a run of what was built for it."""
-        return evidence.state(evidence.built_for(one, run), self.room, run, rows)
+    def states(self, one: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, int]:
+        """How many of some rows of a run are in which state, as a run of what was built for it."""
+        return evidence.states(evidence.built_for(one, run), self.room, run, rows)
 
 
 def blocks(facts: Facts) -> dict[str, str]:
@@ -104,13 +104,17 @@ def _not_run(root: Path, one: Plan) -> list[list[str]]:
     """Of a target without any run: its packages by how far they are, and what they were built with."""
     found: dict[tuple[str, str], list[str]] = {}
     built = evidence.built(root, one.target.name)
-    state = "built" if built and built["stack"] == evidence.built_for(one, built).stack else "stale"
+    state = (
+        "built" if built and built["stack"] == evidence.built_for(one, built).stack else "built, inputs changed since"
+    )
     for pin in one.pins:
         cell = "patched" if _proofs_ran(one, pin) else "declared", ""
         if built and pin.name in built["packages"]:
             cell = state, _how(one, built["packages"][pin.name]["built_with"])
         found.setdefault(cell, []).append(pin.label)
-    cells = sorted(found, key=lambda cell: ("built", "stale", "patched", "declared").index(cell[0]))  # down the ladder
+    cells = sorted(
+        found, key=lambda cell: ("built", "built, inputs changed since", "patched", "declared").index(cell[0])
+    )  # down the ladder
     return [[f"`{one.target.name}`", "", ", ".join(found[cell]), *cell] for cell in cells]
 
 
@@ -125,11 +129,16 @@ def _cell(facts: Facts, one: Plan, run: dict[str, Any], package: str) -> tuple[s
     claims = [row for row in run["claims"] if row["package"] == package]
     if not claims:
         return "declared", ""
-    good = sum(row["outcome"] == "proved" for row in claims)
     how = _how(one, run["packages"].get(package, {}).get("built_with", {}))
     missing = sum(claim.about(one) in (None, package) for claim in evidence.missing_claims(one, facts.room, run))
-    word = f"{facts.state(one, run, claims)} ({good} of {len(claims)}{f', {missing} not run' if missing else ''})"
-    return word, how
+    counts = facts.states(one, run, claims) | ({"not run": missing} if missing else {})
+    return ", ".join(_counted(word, count, run["commit"]) for word, count in counts.items()), how
+
+
+def _counted(word: str, count: int, commit: str) -> str:
+    """A state and how many rows are in it; of what changed, since which commit."""
+    since = f" since {commit[:7]} ([diff](../../compare/{commit}...main))" if word == evidence.CHANGED else ""
+    return f"{count} {word}{since}"
 
 
 def _how(one: Plan, built: Mapping[str, Any]) -> str:
@@ -248,14 +257,26 @@ def _runs(facts: Facts) -> str:
     return mutants.table(header, rows)
 
 
+def _records(root: Path) -> str:
+    """What programs of smoke_tests/ wrote, and whether they have changed since."""
+    rows = []
+    for one in evidence.records(root):
+        link = f"[{one.commit[:7]}](../../../compare/{one.commit}...main)" if one.commit else "no commit that is known"
+        state = f"the program has changed since {link}" if one.changed else "current"
+        rows.append([f"[{one.file}](evidence/{one.file})", f"`{one.program}`", state])
+    return mutants.table("record|program|state", rows)
+
+
 def _states(facts: Facts, claim: str) -> str:
     """The state of a claim in every run that has it."""
     places: dict[str, list[str]] = {}
     for one, run in facts.runs:
         rows = [row for row in run["claims"] if row["id"].split("[")[0] == claim]
         if rows:
+            counts = facts.states(one, run, rows)
+            counted = [word if count == len(rows) else f"{count} {word}" for word, count in counts.items()]
             place = f"{one.target.name} ({evidence.machine_name(run['hardware'])})"
-            places.setdefault(facts.state(one, run, rows), []).append(place)
+            places.setdefault(" and ".join(counted), []).append(place)
     return "; ".join(f"{state} on {', '.join(found)}" for state, found in places.items()) or "not run"
 
 
@@ -334,14 +355,16 @@ def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
     dockerfiles = [(root / "docker" / f"{one.target.name}.Dockerfile", image.dockerfile(one)) for one in facts.plans]
     readmes = [
         readme(root / "README.md", blocks(facts)),
-        readme(root / "smoke_tests" / "README.md", {"mutants": mutants.text(root)}),
+        readme(root / "smoke_tests" / "README.md", {"mutants": mutants.text(root), "records": _records(root)}),
     ]
     return [*readmes, compatibility(catalogue), ledger(facts), told(root), *dockerfiles]
 
 
 def write(catalogue: Catalogue) -> int:
     """Write every rendered file that is not current and return 0; a Dockerfile that is of no target is removed."""
-    _write([told(catalogue.root)])  # before the others are made: claims reach it, and they say which of those are stale
+    _write(
+        [told(catalogue.root)]
+    )  # before the others are made: claims reach it, and they say which of those have changed
     texts = dict(every(catalogue))
     for path in catalogue.root.glob("docker/*.Dockerfile"):
         if path not in texts:

@@ -9,16 +9,20 @@ import json
 import math
 import os
 import random
+import shutil
 import sys
+import tempfile
 import time
 import zlib
 from pathlib import Path
-from typing import Any, Dict, Generator, Iterator, List, Tuple
+from typing import Any, Dict, Generator, Iterator, List, Optional, Tuple
 
 import pytest
 
 import claims
 import hardware
+import printed
+import recorder
 
 ROOM = Path(__file__).resolve().parent
 MANIFEST = pytest.StashKey[Dict[str, Any]]()
@@ -306,6 +310,16 @@ class Ledger:
         self.started = datetime.datetime.now(datetime.timezone.utc)
         self.clock = time.perf_counter()
         self._forget_last_run()
+        self.record = self._begin_recording()
+
+    def _begin_recording(self) -> Optional[Path]:
+        """The folder where each process notes what it runs; None without evidence to write, or if Python cannot tell."""
+        if self.evidence is None or not recorder.is_possible():
+            recorder.join()  # one of several processes
+            return None
+        folder = Path(tempfile.mkdtemp(prefix="fusebox-record-"))
+        recorder.begin(folder)
+        return folder
 
     def _forget_last_run(self) -> None:
         """Leave no older outcome where a run that dies would seem to have written it."""
@@ -362,6 +376,15 @@ class Ledger:
                 return groups.get(nodeid, nodeid)
 
         return ByGroup(config, log)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """What runs from setup to teardown, is run for this claim."""
+        recorder.switch(item.stash[RECORD]["id"])
+        try:
+            return (yield)
+        finally:
+            recorder.switch("")
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
@@ -421,15 +444,11 @@ class Ledger:
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is None:
             return
-        row = record["id"].partition("[")[2].rstrip("]")
-        numbers = ", ".join(f"{name} {short(value)}" for name, value in record["measured"].items())
-        parts = [record["claim"] + (f" [{row}]" if row else ""), numbers]
-        parts += [record["reason"]] if record["outcome"] != "proved" else []
         colour = {"proved": "green", "refuted": "red", "unproven": "yellow"}[record["outcome"]]
         terminal.ensure_newline()
-        terminal.write("{:9}".format(record["outcome"]), **{colour: True})
-        sentence = "; ".join(part for part in parts if part)
-        terminal.write_line("{:13} {} ({:.1f} s)".format(record["package"], sentence, record["seconds"]))
+        text = printed.line(record)
+        terminal.write(text[: printed.OUTCOME], **{colour: True})
+        terminal.write_line(text[printed.OUTCOME :])
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:
@@ -437,7 +456,10 @@ class Ledger:
         if terminal is not None:
             terminal.showfspath = False
 
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
+        """Write the evidence, once every other process has ended."""
+        recorder.end()
         if self.evidence is None or not self.records:
             return
         outcomes = {
@@ -448,12 +470,21 @@ class Ledger:
             "files": files_of_the_room(),
             "started": self.started.isoformat(timespec="seconds"),
             "seconds": time.perf_counter() - self.clock,
+            "ran": self._ran(),
             "claims": list(self.records.values()),
         }
         try:
             write_whole(self.evidence, json.dumps(outcomes, indent=1, allow_nan=False) + "\n")
         except OSError as error:
             pytest.exit(f"cannot write evidence to {self.evidence}: {error}", returncode=1)
+
+    def _ran(self) -> Optional[Dict[str, List[str]]]:
+        """Claim -> the functions of this room that it ran; None where that was not recorded."""
+        if self.record is None:
+            return None
+        functions = recorder.collected(self.record)
+        shutil.rmtree(self.record)
+        return functions
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if not self.records:
@@ -466,11 +497,6 @@ class Ledger:
 
 
 OUTCOMES = ("proved", "refuted", "unproven")
-
-
-def short(value: Any) -> str:
-    """A measured value in a few characters."""
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def plain(value: Any) -> Any:

@@ -1,10 +1,11 @@
-"""Evidence knows what it proves: claims are read from source, keys follow what a claim reaches, old runs go stale."""
+"""Evidence: claims are read from source, raw logs hold what was run, and what changed since a run is told."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from recipes import evidence
 from recipes.cache import sha256_of
 from recipes.evidence import Room
-from recipes.model import Catalogue, Refusal
+from recipes.model import ROOT, Catalogue, Refusal
 from recipes.plan import Plan, plan
 from recipes.tests.conftest import Checkout
 
@@ -70,11 +71,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def keys(root: Path) -> dict[str, str | None]:
-    room = Room(root)
-    return {name: room.key(name) for name in room.claims}
-
-
 def test_claims_are_read_without_importing(root: Path) -> None:
     claims = Room(root).claims
     assert [(claim.sentence, claim.seeds) for claim in claims.values()] == [
@@ -93,39 +89,7 @@ def test_claims_are_read_without_importing(root: Path) -> None:
 def test_code_that_is_no_python_is_refused(root: Path, code: bytes, said: str) -> None:
     (root / "smoke_tests" / "broken.py").write_bytes(code)
     with pytest.raises(Refusal, match=said):
-        Room(root).claims  # noqa: B018, since it is read when it is asked for
-
-
-@pytest.mark.parametrize(
-    ("file", "old", "new", "changed"),
-    [
-        pytest.param("test_torch.py", "== 1", "== 1.0", {ONE}, id="the test"),
-        pytest.param("test_torch.py", "(3, 5)", "(3, 7)", {ONE}, id="its constant"),
-        pytest.param("test_torch.py", "one is one", "one is 1", {ONE}, id="its sentence"),
-        pytest.param("references.py", "return 1", "return 1 + 0", {ONE}, id="code it reaches through code"),
-        pytest.param("references.py", "return 3", "return 4", set(), id="code it does not reach"),
-        pytest.param("fused_ops.py", "return 2", "return 1 + 1", {TWO}, id="an imported name"),
-        pytest.param("conftest.py", "return {}", "return dict()", {ONE}, id="a fixture"),
-        pytest.param("conftest.py", "    pass", "    return None", {ONE, TWO}, id="a fixture of all"),
-        pytest.param("references.py", "def one(shape):\n", "def one(shape):\n    # why\n\n", set(), id="a comment"),
-    ],
-)
-def test_a_key_changes_with_what_the_claim_reaches(
-    root: Path, file: str, old: str, new: str, changed: set[str]
-) -> None:
-    before = keys(root)
-    path = root / "smoke_tests" / file
-    path.write_text(path.read_text().replace(old, new))
-    after = keys(root)
-    assert {name for name in before if before[name] != after[name]} == changed
-
-
-def test_a_key_is_the_same_on_every_python(root: Path) -> None:
-    """Written down here on 3.11, 3.12 and 3.13, which dump a syntax tree each in its own way."""
-    assert keys(root) == {
-        ONE: "c08b05d05771a77a6bdb887cb54ddb1971ad63c6a05fcb150b4fea88e6c1bd10",
-        TWO: "684ba3764c1ac65dc7ed5ed5b4c5546a8e4651c36f312dbe9ca3036a20c0e719",
-    }
+        Room(root).key(ONE)
 
 
 @pytest.fixture
@@ -152,14 +116,17 @@ def record(chosen: Plan, **changes: Any) -> dict[str, Any]:
         pytest.param({}, "proved", id="current"),
         pytest.param({"outcome": "refuted"}, "refuted", id="refuted"),
         pytest.param({"outcome": "unproven"}, "unproven", id="unproven"),
-        pytest.param({"key": "0" * 64}, "stale", id="another test"),
-        pytest.param({"stack": "0" * 64}, "stale", id="another stack"),
-        pytest.param({"id": "test_gone.py::test_gone"}, "stale", id="no such test"),
+        pytest.param({"key": "0" * 64}, "changed", id="another test"),
+        pytest.param({"stack": "0" * 64}, "changed", id="another stack"),
+        pytest.param({"id": "test_gone.py::test_gone"}, "changed", id="no such test"),
     ],
 )
 def test_state_of_a_run(chosen: Plan, changes: dict[str, str], state: str) -> None:
-    run = record(chosen, **changes)
-    assert evidence.state(chosen, Room(chosen.root), run, run["claims"]) == state
+    run, room = record(chosen, **changes), Room(chosen.root)
+    assert evidence.state(chosen, room, run, run["claims"][0]) == state
+    assert evidence.states(chosen, room, run, run["claims"]) == {state: 1}
+    why = {"the stack"} if "stack" in changes else {"what it can reach"}
+    assert set(evidence.changes(chosen, room, run)) == (why if state == "changed" else set())
 
 
 def test_the_worst_outcome_counts() -> None:
@@ -172,7 +139,9 @@ def test_evidence_without_its_raw_log_is_refused(tmp_path: Path) -> None:
     log = path.with_suffix(".log")
     log.write_text("proved\n")
     machine = {"name": "x86-64", "cpu": "c"}
-    whole = {"name": "cpu--x86-64", "target": "cpu", "stack": "s", "hardware": machine, "claims": [], "packages": {}}
+    whole: dict[str, Any] = {"name": "cpu--x86-64", "target": "cpu", "stack": "s", "hardware": machine}
+    whole |= {"claims": [], "packages": {}}
+    whole |= {"started": "2026-11-23T00:00:00+00:00", "commit": "c", "files": {}, "definitions": {}}
     whole["log_sha256"] = sha256_of(log)
     path.write_text(json.dumps(whole))
     assert evidence.read(path)
@@ -251,30 +220,87 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     assert json.loads(path.read_text())["claims"][0]["measured"] == kept  # what was there is there
 
 
-def test_an_older_run_of_another_machine_does_not_hold_up_a_new_one(chosen: Plan, tmp_path: Path) -> None:
-    here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
+def committed(folder: Path) -> None:
+    """Make a git checkout of a folder, with all of it committed."""
+    git = ["git", "-C", str(folder), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-q", "-m", "tests"]):
+        subprocess.run([*git, *words], check=True)
+
+
+@pytest.fixture
+def run_here(chosen: Plan, tmp_path: Path) -> Callable[..., Path]:
+    """Writes the evidence of a run of one claim in a checkout below tmp_path, as `smoke` leaves it."""
     shutil.copytree(chosen.root / "smoke_tests", tmp_path / "smoke_tests", ignore=shutil.ignore_patterns("evidence"))
     folder = tmp_path / "build" / "cpu" / "evidence"
     folder.mkdir(parents=True)
 
-    def ran(name: str, at: int, **changes: str) -> None:
-        (folder / f"{name}.log").write_text("proved\n")
-        log = {"log_sha256": sha256_of(folder / f"{name}.log"), "packages": {}}
-        whole = {"name": name, "target": "cpu", "hardware": {"name": "x86-64", "cpu": "c"}, **log}
-        (folder / f"{name}.json").write_text(json.dumps({**whole, **record(chosen, **changes)}))
-        os.utime(folder / f"{name}.json", (at, at))
+    def write(name: str, at: str = "2026-11-23T00:00:00+00:00", log: str | None = None, **changes: Any) -> Path:
+        whole: dict[str, Any] = {"name": name, "target": "cpu", "hardware": {"name": "x86-64", "cpu": "c"}}
+        whole |= {
+            "started": at,
+            "commit": "",
+            "files": {},
+            "definitions": {},
+            "packages": {},
+            **record(chosen, **changes),
+        }
+        line = evidence.imported("printed").line(whole["claims"][0])
+        (folder / f"{name}.log").write_text(log.format(line=line) if log else f"{line}\n")
+        whole["log_sha256"] = sha256_of(folder / f"{name}.log")
+        (folder / f"{name}.json").write_text(json.dumps(whole))
+        return folder / f"{name}.json"
 
-    ran("cpu--other", 1, key="0" * 64)
-    ran("cpu--x86-64", 2)
-    kept, left = evidence.promote(here)
-    assert ([path.name for path in kept], left) == (
-        ["cpu--x86-64.json", "cpu--x86-64.log"], [folder / "cpu--other.json"]
-    )  # fmt: skip
-    ran("cpu--other", 3, key="0" * 64)
-    shutil.rmtree(tmp_path / "smoke_tests" / "evidence")
-    with pytest.raises(Refusal, match=r"cpu--other\.json was made by another state"):
+    return write
+
+
+def test_every_run_is_promoted_and_none_replaces_a_newer_one(
+    chosen: Plan, tmp_path: Path, run_here: Callable[..., Path]
+) -> None:
+    """What changed since a run is shown, and holds nothing up."""
+    here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
+    run_here("cpu--other", key="0" * 64)
+    path = run_here("cpu--x86-64")
+    with pytest.raises(Refusal, match=r"is of tests that are in no commit: commit smoke_tests/, and promote again"):
         evidence.promote(here)
-    assert not (tmp_path / "smoke_tests" / "evidence").exists()
+    committed(tmp_path)
+    names = [path.name for path in evidence.promote(here)]
+    assert names == ["cpu--other.json", "cpu--other.log", "cpu--x86-64.json", "cpu--x86-64.log"]
+    kept = json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text())
+    assert kept["commit"] == evidence.commit_of(tmp_path) and len(kept["commit"]) >= 7
+    run_here("cpu--x86-64", at="2026-11-22T00:00:00+00:00", seconds=9.5)
+    evidence.promote(here)
+    assert json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text()) == kept
+
+
+@pytest.mark.parametrize(
+    ("log", "runs"),
+    [
+        ("{line}\n", 1),
+        ("{line}\ntarget cpu on x86-64: 1 proved, 0 refuted, 0 unproven\n{line}\n", 2),
+        ("{line}\n{line}\n", None),
+        ("proved    torch         something else (0.1 s)\n", None),
+        ("nothing\n", None),
+    ],
+)
+def test_a_raw_log_holds_the_outcomes_line_by_line(
+    chosen: Plan, tmp_path: Path, run_here: Callable[..., Path], log: str, runs: int | None
+) -> None:
+    here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
+    path = run_here("cpu--x86-64", log=log)
+    committed(tmp_path)
+    if runs is None:
+        with pytest.raises(Refusal, match=r"cpu--x86-64\.log does not hold the outcomes beside it"):
+            evidence.promote(here)
+        return
+    evidence.promote(here)
+    assert json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text()).get("runs_in_log", 1) == runs
+
+
+def test_the_committed_evidence_is_what_its_logs_hold() -> None:
+    for path in sorted((ROOT / "smoke_tests" / "evidence").glob("*.json")):
+        run = evidence.read(path)
+        assert evidence.compare_log(path.with_suffix(".log"), run["claims"]) == run.get("runs_in_log", 1), path
+        assert run["commit"] and run["files"], path
 
 
 @pytest.mark.parametrize(
@@ -306,7 +332,7 @@ def test_what_was_built_is_kept_of_this_stack_only(checkout: Checkout, tmp_path:
         pytest.param({}, None, id="all proved"),
         pytest.param({"outcome": "refuted"}, "is refuted in", id="refuted"),
         pytest.param({"outcome": "unproven"}, "is unproven in", id="unproven"),
-        pytest.param({"key": "0" * 64}, "is stale in", id="stale"),
+        pytest.param({"key": "0" * 64}, "is changed in", id="changed"),
         pytest.param(None, "was not run in", id="missing"),
     ],
 )

@@ -123,8 +123,9 @@ class PlantedRoom:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "room"
         self.folder.mkdir()
-        for name in ("conftest.py", "claims.py", "hardware.py", "pytest.ini"):
+        for name in ("conftest.py", "claims.py", "hardware.py", "printed.py", "recorder.py", "pytest.ini"):
             shutil.copy(ROOM / name, self.folder)
+        shutil.copytree(ROOM / "recorded", self.folder / "recorded", ignore=shutil.ignore_patterns("__pycache__"))
         self.evidence = folder / "out" / "outcomes.json"
         self.manifest = folder / "manifest.json"
         self.describe()
@@ -344,7 +345,7 @@ def test_outcomes_say_what_was_proved_where(room: PlantedRoom) -> None:
     result = room.run()
     assert result.returncode == 0
     outcomes = room.outcomes()
-    assert list(outcomes) == ["target", "stack", "hardware", "python", "files", "started", "seconds", "claims"]
+    assert list(outcomes) == ["target", "stack", "hardware", "python", "files", "started", "seconds", "ran", "claims"]
     assert (outcomes["target"], outcomes["stack"]) == ("planted", "5" * 64)
     assert list(outcomes["hardware"]) == ["name", "arch", "cpu", "isa", "gpus", "driver"]
     assert outcomes["hardware"]["name"] == HERE

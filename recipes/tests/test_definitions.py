@@ -1,0 +1,313 @@
+"""What an outcome rests on: each definition by its syntax, wherever it is; and every function of the room, mutated."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes import evidence
+from recipes.definitions import Code, Place, packed, unpacked
+from recipes.evidence import Room
+from recipes.model import ROOT, Catalogue
+from recipes.plan import plan
+from recipes.tests.test_smoke_tests import PlantedRoom, room
+
+__all__ = ["room"]  # a fixture
+
+TEST = """
+from claims import proves
+import references
+from table import ROWS, closed_form as formula
+
+@proves("values are right", seed="A09")
+def test_values(device):
+    for name in ROWS:
+        assert getattr(references, name)(3) == formula(3)
+
+@proves("a script ends well")
+def test_script():
+    import subprocess, sys
+    from helpers import command
+    assert subprocess.call(command("job.py")) == 0
+"""
+FILES = {
+    "test_alpha.py": TEST,
+    "references.py": "import math\n\ndef double(x):\n    return add(x, x)\n\ndef add(a, b):\n    return a + b\n\n"
+    "def other(x):\n    return math.pi\n",
+    "table.py": "ROWS = ['double']\n\ndef closed_form(x):\n    return 2 * x\n",
+    "helpers.py": "import sys\n\ndef command(file):\n    return [sys.executable, file]\n",
+    "job.py": "def work():\n    return 0\n\nif __name__ == '__main__':\n    raise SystemExit(work())\n",
+    "conftest.py": "import pytest\n\n@pytest.fixture\ndef device():\n    return 'cpu'\n\n"
+    "def judge(report):\n    return report\n",
+    "claims.py": "def proves(*_, **__):\n    return lambda test: test\n",
+    "pytest.ini": "[pytest]\naddopts = -n0\n",
+}
+VALUES, SCRIPT = "test_alpha.py::test_values", "test_alpha.py::test_script"
+RAN = {
+    VALUES: [("test_alpha.py", "test_values"), ("references.py", "double"), ("references.py", "add"),
+             ("table.py", "closed_form")],
+    SCRIPT: [("test_alpha.py", "test_script"), ("helpers.py", "command"), ("job.py", "work")],
+}  # fmt: skip
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout with nothing but smoke tests."""
+    (tmp_path / "smoke_tests").mkdir()
+    for name, text in FILES.items():
+        (tmp_path / "smoke_tests" / name).write_text(text)
+    return tmp_path
+
+
+def edit(checkout: Path, file: str, old: str, new: str) -> None:
+    path = checkout / "smoke_tests" / file
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def recorded(code: Code, places: list[Place]) -> Any:
+    """As evidence keeps what these functions rest on."""
+    every = code.ran(places, frozenset(place for ran in RAN.values() for place in ran))
+    return tuple((place, code.definitions[place].digest) for place in sorted(every)), code.key(every)
+
+
+def stale(checkout: Path, change: Callable[[], None]) -> tuple[set[str], set[str]]:
+    """The claims that a change makes stale: by what they ran, and by what they can reach."""
+    before = Room(checkout)
+    runs = {claim: recorded(before.code, places) for claim, places in RAN.items()}
+    floors = {claim: before.key(claim) for claim in RAN}
+    change()
+    after = Room(checkout)
+    by_record = {claim for claim, (table, key) in runs.items() if after.code.key_now(table) != key}
+    return by_record, {claim for claim in RAN if after.key(claim) != floors[claim]}
+
+
+BOTH = {VALUES, SCRIPT}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "ran", "reached"),
+    [
+        pytest.param("test_alpha.py", "== formula(3)", "== formula(4)", {VALUES}, {VALUES}, id="the test"),
+        pytest.param("test_alpha.py", "values are right", "values are good", {VALUES}, {VALUES}, id="its sentence"),
+        pytest.param("references.py", "return add(x, x)", "return add(x, 2 * x)", {VALUES}, {VALUES}, id="by getattr"),
+        pytest.param("references.py", "return a + b", "return b + a", {VALUES}, {VALUES}, id="through code"),
+        pytest.param("references.py", "return math.pi", "return math.e", set(), {VALUES}, id="not run"),
+        pytest.param("table.py", "['double']", "['double', 'other']", {VALUES}, {VALUES}, id="data that it reads"),
+        pytest.param("table.py", "return 2 * x", "return x + x", {VALUES}, {VALUES}, id="by another name"),
+        pytest.param("test_alpha.py", "closed_form as formula", "ROWS as formula", {VALUES}, {VALUES}, id="an import"),
+        pytest.param("helpers.py", "[sys.executable, file]", "[sys.executable, '-B', file]", {SCRIPT}, {SCRIPT},
+                     id="a local import"),
+        pytest.param("job.py", "return 0", "return False", {SCRIPT}, {SCRIPT}, id="a script named by a string"),
+        pytest.param("job.py", "SystemExit(work())", "SystemExit(not work())", {SCRIPT}, {SCRIPT}, id="its main"),
+        pytest.param("conftest.py", "return 'cpu'", "return 'cuda'", BOTH, BOTH, id="a fixture"),
+        pytest.param("conftest.py", "return report", "return None", BOTH, BOTH, id="the judge"),
+        pytest.param("pytest.ini", "-n0", "-n1", BOTH, BOTH, id="pytest's options"),
+        pytest.param("test_alpha.py", "import references\n", "import references\n\npytestmark = ['skip']\n", BOTH, BOTH,
+                     id="marks"),
+        pytest.param("references.py", "def add(a, b):\n", "def add(a, b):\n    # why\n    'A sum.'\n", set(), set(),
+                     id="a comment and a docstring"),
+    ],
+)  # fmt: skip
+def test_what_ran_decides(checkout: Path, file: str, old: str, new: str, ran: set[str], reached: set[str]) -> None:
+    assert stale(checkout, lambda: edit(checkout, file, old, new)) == (ran, reached)
+
+
+def test_a_moved_definition_stays_what_it_is(checkout: Path) -> None:
+    def move() -> None:
+        edit(checkout, "table.py", "def closed_form(x):\n    return 2 * x\n", "")
+        (checkout / "smoke_tests" / "formulas.py").write_text("def closed_form(x):\n    return 2 * x\n")
+        edit(checkout, "test_alpha.py", "from table import ROWS, closed_form as formula",
+             "from table import ROWS\nfrom formulas import closed_form as formula")  # fmt: skip
+
+    assert stale(checkout, move) == (set(), set())
+
+
+def test_a_twin_does_not_stand_for_what_changed(checkout: Path) -> None:
+    """The same function in two files: the one that ran changes, the other does not."""
+    (checkout / "smoke_tests" / "twin.py").write_text("def add(a, b):\n    return a + b\n")
+    ran, _ = stale(checkout, lambda: edit(checkout, "references.py", "return a + b", "return b + a"))
+    assert ran == {VALUES}
+
+
+def test_a_name_that_means_another_definition_counts(checkout: Path) -> None:
+    """Nothing that ran changes but what an import in between means."""
+    (checkout / "smoke_tests" / "other.py").write_text("def closed_form(x):\n    return 7\n")
+    redirect = ("test_alpha.py", "from table import ROWS, closed_form as formula",
+                "from table import ROWS\nfrom other import closed_form as formula")  # fmt: skip
+    ran, reached = stale(checkout, lambda: edit(checkout, *redirect))
+    assert (ran, reached) == ({VALUES}, {VALUES})
+
+
+def test_a_cached_function_counts_for_whoever_mentions_it(checkout: Path) -> None:
+    """The second claim is given what the first one's call returned."""
+    (checkout / "smoke_tests" / "table.py").write_text(
+        "import functools\nROWS = ['double']\n\n@functools.lru_cache(maxsize=None)\ndef closed_form(x):\n"
+        "    return twice(x)\n\ndef twice(x):\n    return 2 * x\n"
+    )
+    code = Room(checkout).code
+    anywhere = frozenset({("table.py", "closed_form"), ("table.py", "twice")})
+    without = [place for place in RAN[VALUES] if place[0] != "table.py"]
+    assert anywhere <= code.ran(without, anywhere)
+    assert ("table.py", "twice") not in code.ran(without, frozenset())
+
+
+def test_keys_are_the_same_on_every_python(checkout: Path) -> None:
+    """Written down here on 3.11, 3.12 and 3.13, which dump a syntax tree each in its own way."""
+    code = Room(checkout).code
+    assert {name: code.key(code.floor([place]))[:16] for name, (place, *_) in RAN.items()} == KEYS
+
+
+KEYS = {VALUES: "e9aef3d5a8dfe15e", SCRIPT: "7a3f00006630e9ed"}
+
+
+@pytest.mark.parametrize("numbers", [[], [3], [0, 1, 2], [0, 2, 3, 9]])
+def test_numbers_are_packed(numbers: list[int]) -> None:
+    assert list(unpacked(packed(numbers))) == numbers
+
+
+# --- what is recorded ---
+
+PLANTED = """
+import importlib, subprocess, sys, threading
+from functools import lru_cache
+from pathlib import Path
+import helpers
+
+@pytest.fixture(scope="module")
+def shared():
+    return helpers.shared()
+
+@lru_cache(maxsize=None)
+def trained():
+    return helpers.trained()
+
+@proves("one is called by name")
+def test_named(shared):
+    '''What it says.'''
+    assert getattr(helpers, "by" + "_name")() == 1
+
+@proves("one is called in a thread, by a local import")
+def test_thread(shared):
+    from helpers import in_a_thread
+    thread = threading.Thread(target=in_a_thread)
+    thread.start()
+    thread.join()
+    trained()
+
+@proves("one is called in another process")
+def test_process():
+    here = Path(__file__).parent
+    assert subprocess.call([sys.executable, "job.py"], cwd=str(here)) == 3
+    trained()
+"""
+HELPERS = """
+class Held:
+    def method(self):
+        return [inner for inner in (lambda: 1, )][0]()
+
+def by_name():
+    def nested():
+        return Held().method()
+    def unused():
+        return 2
+    return nested()
+
+def in_a_thread():
+    return 1
+
+def shared():
+    return 1
+
+def trained():
+    return 1
+
+def never():
+    return 1
+"""
+
+
+@pytest.mark.parametrize("processes", ["-n0", "-n2"])
+def test_what_a_claim_runs_is_recorded(room: PlantedRoom, processes: str) -> None:
+    room.plant(PLANTED)
+    (room.folder / "helpers.py").write_text(HELPERS)
+    (room.folder / "job.py").write_text("import os\n\ndef work():\n    os._exit(3)\n\nwork()\n")
+    done = room.run(processes)
+    assert done.returncode == 0, done.stdout
+    rules = ("conftest.py", "claims.py", "hardware.py")
+    ran = {
+        claim.partition("::")[2]: {name for name in names if not name.startswith(rules)}
+        for claim, names in room.outcomes()["ran"].items()
+    }
+    here, common = "test_alpha.py:", {"test_alpha.py:shared", "helpers.py:shared"}
+    first = {f"{here}test_named", "helpers.py:by_name", "helpers.py:by_name.<locals>.nested", "helpers.py:Held.method"}
+    assert ran["test_named"] - common == first
+    assert ran["test_thread"] - common - {f"{here}trained", "helpers.py:trained"} == {
+        f"{here}test_thread", "helpers.py:in_a_thread"
+    }  # fmt: skip
+    assert {f"{here}test_process", "job.py:work"} <= ran["test_process"]
+    assert common <= ran["test_named"] | ran["test_thread"]
+    assert not any("never" in name or "unused" in name for names in ran.values() for name in names)
+
+
+# --- every function of the room ---
+
+CPU = plan(Catalogue(), "cpu")
+SHARES = 6
+
+
+def with_a_statement_more(path: Path, name: str) -> str:
+    """A file's text with one more statement in a function, on a line of its own."""
+    text = path.read_text(encoding="utf-8")
+    lines, bodies = text.splitlines(keepends=True), []
+
+    def walk(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                if prefix + child.name == name:
+                    bodies.append(child)
+                walk(child, f"{prefix}{child.name}.<locals>.")
+            elif isinstance(child, ast.ClassDef):
+                walk(child, f"{prefix}{child.name}.")
+            else:
+                walk(child, prefix)
+
+    walk(ast.parse(text), "")
+    for node in sorted(bodies, key=lambda node: -node.lineno):
+        last = node.body[-1]
+        lines.insert(int(last.end_lineno or 0), " " * last.col_offset + "0\n")
+    assert bodies, (path, name)
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_a_change_of_any_function_is_seen_in_the_claims_that_ran_it_and_no_others(share: int, tmp_path: Path) -> None:
+    """Every function that a claim of cpu ran is changed in turn; both ways, without exception."""
+    (run,) = evidence.promoted(ROOT, "cpu")
+    before = Room(ROOT)
+    rows = [row for row in run["claims"] if "ran" in row and before.key_of(run, row) == row["key"]]
+    assert len(rows) > 100, "the committed evidence of cpu is of an older state: run its claims and promote them"
+    tables = {row["id"]: evidence.recorded(run, row) for row in rows}
+    ran: dict[Place, set[str]] = {}
+    for identity, table in tables.items():
+        for place, _ in table:
+            ran.setdefault(place, set()).add(identity)
+    functions = sorted(place for place in ran if before.code.definitions[place].kind == "function")
+    assert len(functions) > 300
+    shutil.copytree(
+        ROOT / "smoke_tests", tmp_path / "smoke_tests", ignore=shutil.ignore_patterns("evidence", "__pycache__")
+    )
+    for place in functions[share::SHARES]:
+        path = tmp_path / "smoke_tests" / place[0]
+        original = path.read_text(encoding="utf-8")
+        path.write_text(with_a_statement_more(path, place[1]), encoding="utf-8")
+        code = Room(tmp_path).code
+        keys = {table: code.key_now(table) for table in set(tables.values())}
+        changed = {row["id"] for row in rows if keys[tables[row["id"]]] != row["key"]}
+        path.write_text(original, encoding="utf-8")
+        assert changed == ran[place], place

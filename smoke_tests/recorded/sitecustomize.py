@@ -1,0 +1,12 @@
+"""Python imports this when it starts beside a claim that is recorded (smoke_tests/recorder.py puts it on the path)."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+specification = importlib.util.spec_from_file_location("recorder", Path(__file__).resolve().parents[1] / "recorder.py")
+assert specification and specification.loader
+recorder = importlib.util.module_from_spec(specification)
+sys.modules["recorder"] = recorder  # the one that a pytest worker imports later
+specification.loader.exec_module(recorder)
+recorder.join()

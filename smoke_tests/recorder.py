@@ -1,0 +1,193 @@
+"""Which functions of this room each claim runs: in this process, in pytest's workers, and in all that these start.
+
+On Python 3.12 and newer `sys.monitoring` tells, of every thread; before that coverage.py, with a context per claim. An
+older coverage.py than 7.13 does not start in other processes by itself, so nothing is recorded beside that.
+"""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Set, Tuple
+
+ROOM = Path(__file__).resolve().parent
+FOLDER, CLAIM = "FUSEBOX_RECORD", "FUSEBOX_CLAIM"  # where each process notes what it runs; the claim that runs now
+BESIDE = ("recorder.py", "printed.py")  # of this room, and no part of any outcome
+COMPILED = "compiled"  # in place of a claim: the functions that torch.compile has compiled
+TOOL = 4  # of sys.monitoring: one that neither a debugger, a profiler nor coverage.py takes
+MONITORED = sys.version_info >= (3, 12)
+SETTINGS = """\
+[run]
+data_file = {folder}/coverage
+source = {room}
+parallel = true
+context = ${{FUSEBOX_CLAIM-}}
+patch = _exit
+sigterm = true
+disable_warnings = no-data-collected, module-not-measured, module-not-imported, already-imported
+"""
+RUNNING: List[Any] = []  # what records in this process
+
+
+class Monitor:
+    """Notes each function when a claim first calls it, in a file of this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = os.open(str(folder / "{}.ran".format(os.getpid())), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.noted: Set[Tuple[str, str, str]] = set()
+        monitoring = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+        monitoring.use_tool_id(TOOL, "fusebox")
+        monitoring.register_callback(TOOL, monitoring.events.PY_START, self.note)
+        monitoring.set_events(TOOL, monitoring.events.PY_START)
+
+    def note(self, code: Any, _: int) -> Any:
+        path = os.path.abspath(code.co_filename)
+        if path.startswith(str(ROOM)):
+            # A lambda or a comprehension is part of the function that it stands in.
+            name = re.sub(r"(\.?<locals>)?\.?<(?!locals).*", "", code.co_qualname)
+            noted = os.environ.get(CLAIM, ""), path, name
+            if name and noted not in self.noted:
+                self.noted.add(noted)
+                self.write(*noted)
+        return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore]
+
+    def write(self, claim: str, path: str, name: str) -> None:
+        os.write(self.file, "{}\t{}\t{}\n".format(claim, path, name).encode())
+
+    def switch(self) -> None:
+        sys.monitoring.restart_events()  # type: ignore[attr-defined,unused-ignore]
+
+    def stop(self) -> None:
+        for path, name in compiled():
+            self.write(COMPILED, path, name)
+
+
+class Coverage:
+    """coverage.py, which its own .pth file has started already in a process that another began."""
+
+    def __init__(self, folder: Path) -> None:
+        import coverage
+
+        self.folder = folder
+        self.running = coverage.Coverage.current() or coverage.Coverage(
+            config_file=os.environ["COVERAGE_PROCESS_START"]
+        )
+        self.running.start()
+
+    def switch(self) -> None:
+        self.running.switch_context(os.environ[CLAIM])
+
+    def stop(self) -> None:
+        self.running.stop()
+        self.running.save()
+        with open(str(self.folder / "{}.ran".format(os.getpid())), "w", encoding="utf-8") as file:
+            file.writelines("{}\t{}\t{}\n".format(COMPILED, *code) for code in compiled())
+
+
+def compiled() -> Iterator[Tuple[str, str]]:
+    """The functions of this room that torch.compile has compiled in this process, which calls others unseen."""
+    tracker = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
+    for reference in getattr(tracker, "seen", ()):
+        code = reference() if callable(reference) else reference
+        if code is not None and os.path.abspath(code.co_filename).startswith(str(ROOM)):
+            yield os.path.abspath(code.co_filename), getattr(code, "co_qualname", code.co_name)
+
+
+def is_possible() -> bool:
+    """Whether this Python can tell what runs."""
+    if MONITORED:
+        return True
+    try:
+        import coverage
+    except ImportError:
+        return False
+    return coverage.version_info >= (7, 13)
+
+
+def begin(folder: Path) -> None:
+    """Record this process and all that it starts from now on into an empty folder."""
+    os.environ[FOLDER], os.environ[CLAIM] = str(folder), ""
+    if MONITORED:  # Python imports sitecustomize.py when it starts
+        beside = str(ROOM / "recorded")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PYTHONPATH", ""))))
+    else:
+        settings = folder / "coveragerc"
+        settings.write_text(SETTINGS.format(folder=folder, room=ROOM), encoding="utf-8")
+        os.environ["COVERAGE_PROCESS_START"] = str(settings)
+    join()
+
+
+def join() -> None:
+    """Record this process, if the one that started it is recorded."""
+    if os.environ.get(FOLDER) and not RUNNING:
+        RUNNING.append((Monitor if MONITORED else Coverage)(Path(os.environ[FOLDER])))
+        if MONITORED:
+            atexit.register(end)
+
+
+def switch(claim: str) -> None:
+    """From now on what runs is run for this claim; for none if empty."""
+    if RUNNING:
+        os.environ[CLAIM] = claim
+        RUNNING[0].switch()
+
+
+def end() -> None:
+    """Stop recording this process."""
+    while RUNNING:
+        RUNNING.pop().stop()
+
+
+def collected(folder: Path) -> Dict[str, List[str]]:
+    """Claim -> the functions that it ran, as FILE:QUALIFIED.NAME; under "" what ran for no claim."""
+    functions: Dict[str, Set[str]] = {}
+    for claim, path, name in [*_noted(folder), *(() if MONITORED else _covered(folder))]:
+        file = Path(path).relative_to(ROOM).as_posix()
+        if file not in BESIDE:
+            functions.setdefault(claim, set()).add(f"{file}:{name}")
+    return {claim: sorted(names) for claim, names in functions.items()}
+
+
+def _noted(folder: Path) -> Iterator[Tuple[str, str, str]]:
+    for path in sorted(folder.glob("*.ran")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            claim, file, name = line.split("\t")
+            yield claim, file, name
+
+
+def _covered(folder: Path) -> Iterator[Tuple[str, str, str]]:
+    import coverage
+
+    lines: Dict[str, Dict[int, str]] = {}
+    for path in sorted(folder.glob("coverage.*")):
+        data = coverage.CoverageData(str(path))
+        data.read()
+        for file in data.measured_files():
+            names = lines[file] if file in lines else lines.setdefault(file, _functions(Path(file)))
+            for line, contexts in data.contexts_by_lineno(file).items():
+                if line in names:
+                    yield from ((claim, file, names[line]) for claim in contexts)
+
+
+def _functions(path: Path) -> Dict[int, str]:
+    """Line -> the innermost function whose body it is in: a `def` and its decorators run where the function is made."""
+    lines: Dict[int, str] = {}
+
+    def walk(node: ast.AST, name: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                inner = name + child.name
+                body = child.body[1:] if ast.get_docstring(child) is not None else child.body
+                lines.update((line, inner) for part in body for line in range(part.lineno, (part.end_lineno or 0) + 1))
+                walk(child, inner + ".<locals>.")
+            elif isinstance(child, ast.ClassDef):
+                walk(child, name + child.name + ".")
+            else:
+                walk(child, name)
+
+    walk(ast.parse(path.read_text(encoding="utf-8")), "")
+    return lines
