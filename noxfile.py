@@ -130,7 +130,7 @@ def publish(session, target):
 @verb()
 @for_each_target
 def promote(session, target):
-    """Keep the evidence of a smoke run, here or elsewhere, and render README; -- [--from DIR] [--built] [--record FILE]."""
+    """Keep the evidence of a run of the claims, and render README; -- [--from DIR] [--built] [--record FILE]."""
     recipes(session, "promote", target, *session.posargs)
 
 

@@ -313,7 +313,7 @@ class Ledger:
         self.record = self._begin_recording()
 
     def _begin_recording(self) -> Optional[Path]:
-        """The folder where each process notes what it runs; None without evidence to write, or if Python cannot tell."""
+        """The folder in which processes note what they run; None without evidence, or if Python cannot tell."""
         if self.evidence is None or not recorder.is_possible():
             recorder.join()  # one of several processes
             return None
