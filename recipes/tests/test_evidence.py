@@ -303,6 +303,36 @@ def test_the_committed_evidence_is_what_its_logs_hold() -> None:
         assert run["commit"] and run["files"], path
 
 
+def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
+    """A training's report, say: as long as nothing changes that its program can reach."""
+    room = tmp_path / "smoke_tests"
+    (room / "training").mkdir(parents=True)
+    (room / "training" / "parity.py").write_text("from training.pretrain import step\n\ndef run():\n    step()\n")
+    (room / "training" / "pretrain.py").write_text("def step():\n    return 1\n\ndef shown():\n    return 1\n")
+    path = room / "evidence" / "training" / "cu--H200--tiny.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    assert [(one.commit, one.changed) for one in evidence.records(tmp_path)] == [("", True)]
+    with pytest.raises(Refusal, match="tests that are in no commit: commit smoke_tests/, and record it again"):
+        evidence.record(tmp_path, path)
+    committed(tmp_path)
+    for wrong in (tmp_path / "cu--H200--tiny.json", path.with_name("gone--H200--tiny.json"), path.with_name("x.txt")):
+        with pytest.raises(Refusal, match=r"is no record below .*: put it there under such a name"):
+            evidence.record(tmp_path, wrong)
+    assert evidence.record(tmp_path, path) == "training/cu--H200--tiny.json"
+    (one,) = evidence.records(tmp_path)
+    assert (one.commit, one.changed, one.program) == (evidence.commit_of(tmp_path), False, "training/parity.py")
+    program = room / "training" / "pretrain.py"
+    for old, new, changed in (("shown():\n    return 1", "shown():\n    return 2", False), ("return 1", "return 3", True)):
+        program.write_text(program.read_text().replace(old, new))
+        ("return 1", "return 3", True),
+    ):
+        (room / "training" / "pretrain.py").write_text(
+            (room / "training" / "pretrain.py").read_text().replace(old, new)
+        )
+        assert [one.changed for one in evidence.records(tmp_path)] == [changed]
+
+
 @pytest.mark.parametrize(
     ("name", "gpus", "said"), [("H200", 1, "H200"), ("H200", 4, "4xH200"), ("x86-64", 4, "x86-64")]
 )

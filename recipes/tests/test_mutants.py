@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from recipes import mutants
-from recipes.cache import sha256_of
 from recipes.evidence import Room
 from recipes.model import ROOT, Catalogue, Refusal
 from recipes.plan import plan
@@ -80,14 +79,42 @@ def test_claims_that_fail_on_correct_code_are_named(tmp_path: Path) -> None:
     assert "These claims fail without any mutant and so catch none: test_torch.py::" in mutants.text(tmp_path)
 
 
-def test_outcomes_of_other_files_are_called_stale(tmp_path: Path) -> None:
-    file = tmp_path / "smoke_tests" / "bounds.py"
-    file.parent.mkdir(parents=True)
-    file.write_text("SLOPE = 0.004\n")
-    keep(tmp_path, outcomes() | {"files": {"bounds.py": sha256_of(file)}})
-    assert "Stale" not in mutants.text(tmp_path)
-    file.write_text("SLOPE = 0.4\n")
-    assert "Stale: `bounds.py` changed since." in mutants.text(tmp_path)
+ROOM = {
+    "test_fused_ops.py": "import bounds\n\ndef test_swiglu():\n    assert bounds.SLOPE\n\ndef test_rope():\n    pass\n",
+    "faults.py": "def off():\n    return 1\n\ndef other():\n    return 1\n",
+    "mutants.py": "def outcome_of():\n    return 1\n",
+    "bounds.py": "SLOPE = 0.004\nOTHER = 1\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "changed"),
+    [
+        ("bounds.py", "0.004", "0.4", True),
+        ("bounds.py", "OTHER = 1", "OTHER = 2", False),
+        ("faults.py", "def off():\n    return 1", "def off():\n    return 2", True),
+        ("faults.py", "def other():\n    return 1", "def other():\n    return 2", False),
+        ("faults.py", "def off()", "def gone()", True),
+        ("mutants.py", "return 1", "return 2", True),
+        ("test_fused_ops.py", "    pass", "    return", False),
+        ("test_fused_ops.py", "    assert", "    # why\n    assert", False),
+    ],
+)
+def test_a_mutant_whose_claim_or_fault_changed_is_counted(
+    tmp_path: Path, file: str, old: str, new: str, changed: bool
+) -> None:
+    folder = tmp_path / "smoke_tests"
+    folder.mkdir()
+    for name, text in ROOM.items():
+        (folder / name).write_text(text)
+    made = outcomes(by="test_fused_ops.py::test_swiglu[torch]")
+    (key,) = mutants.keys_of(tmp_path, made)
+    made["mutants"][0]["key"] = key
+    keep(tmp_path, made | {"commit": "68ebab4"})
+    sentence = "What decided 1 of these 1 mutants has changed since 68ebab4"
+    assert sentence not in mutants.text(tmp_path)
+    (folder / file).write_text(ROOM[file].replace(old, new))
+    assert (sentence in mutants.text(tmp_path)) == changed
 
 
 # Stands for an environment's Python: it writes outcomes, except with 0 seeds, and ends with the number of seeds.
@@ -112,7 +139,9 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
             mutants.run(here, tmp_path / "env", tmp_path / "libraries", seeds)
         assert mutants.committed(tmp_path) == []
     assert mutants.run(here, tmp_path / "env", tmp_path / "libraries", seeds=1) == 1
-    assert mutants.committed(tmp_path) == [outcomes()]
+    (kept,) = mutants.committed(tmp_path)
+    assert (kept.pop("commit"), kept["mutants"][0].pop("key")) == ("", None)
+    assert kept == outcomes()
     (tmp_path / "smoke_tests" / "bounds.py").write_text("SLOPE = 0.4\n")
     (tmp_path / "elsewhere.json").write_text(json.dumps(outcomes() | {"files": {"bounds.py": "0" * 64}}))
     with pytest.raises(Refusal, match="no whole run of cpu with the tests of this checkout"):
