@@ -494,9 +494,9 @@ def deepspeed_cpu_adamw(parameters: Parameters, **settings: Any) -> torch.optim.
 
 
 def torch_scaled_mm(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype, **more: Any
 ) -> torch.Tensor:
-    product = torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype)
+    product = torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, **more)
     # Until 2.5 it returned the product's largest magnitude as well.
     return product[0] if isinstance(product, tuple) else product
 
