@@ -158,6 +158,71 @@ def float16_instead_of_bfloat16(call: Call) -> Call:
     return narrow
 
 
+@wrong("beyond a tile", *TENSORS[1:], by="test_many_tiles")
+def rows_2_percent_too_large_from_1024_on(call: Call) -> Call:
+    """What lies behind the first 1,024 numbers of a row; of the rows of an MLP, behind the first 64 of those."""
+
+    def second(*given: Any) -> torch.Tensor:
+        output = call(*given)
+        if output.shape[-1] <= 1024:
+            return torch.cat([output[:64], output[64:] * 1.02])
+        return torch.cat([output[:, :1024], output[:, 1024:] * 1.02], -1)
+
+    return second
+
+
+@wrong("beyond a tile", *LOSSES, by="test_many_tiles")
+def classes_from_1024_on_count_2_percent_more(call: Call) -> Call:
+    def more(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        weights = others[0] if len(others) == 3 else x  # the classes are rows of the one and columns of the other
+        if weights is x:
+            return call(torch.cat([x[:, :1024], x[:, 1024:] * 1.02], -1), *others)
+        return call(x, torch.cat([weights[:1024], weights[1024:] * 1.02]), *others[1:])
+
+    return more
+
+
+@wrong("input mutated", *TENSORS, *LOSSES, by="test_inputs_keep_their_bits")
+def last_number_of_the_input_doubled_afterwards(call: Call) -> Call:
+    def mutating(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        output = call(x * 1, *others)
+        x.data.view(-1)[-1:].mul_(2)
+        return output
+
+    return mutating
+
+
+@wrong("uninitialised memory", *TENSORS, by="test_memory_is_written_before_it_is_read")
+def last_row_is_what_memory_held(call: Call) -> Call:
+    """A kernel that leaves the last row out where it was right by luck: where memory has the row of the same call."""
+    before: Dict[Any, torch.Tensor] = {}
+
+    def lucky(*given: Any) -> torch.Tensor:
+        output = call(*given)
+        shape = tuple(output.shape)
+        if shape not in before:
+            before[shape] = output.detach().clone()
+            return output
+        held = torch.empty_like(output.detach())
+        # What is NaN there was poisoned; what is not came from the last call, or from one like it.
+        row = torch.where(held[-1:].isnan().any(), torch.zeros_like(held[-1:]), output[-1:])
+        return torch.cat([output[:-1], row])
+
+    return lucky
+
+
+@wrong("side stream", *TENSORS, *LOSSES, by="test_results_are_there_at_once")
+def computed_on_a_stream_that_nobody_waits_for(call: Call) -> Call:
+    def beside(*given: Any) -> torch.Tensor:
+        if not given[0].is_cuda:
+            return call(*given)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(20_000_000)  # some ten milliseconds
+            return call(*given)
+
+    return beside
+
+
 @wrong("shape", "rms_norm", "swiglu", by="test_one_row")
 def a_single_row_is_left_as_it_is(call: Call) -> Call:
     return lambda x, *others: call(x, *others) if len(x) > 1 else x * 1
@@ -210,6 +275,45 @@ def the_last_token_leaks_a_little(attend: Call) -> Call:
     return lambda *given: (output := attend(*given)) + output[:, :, -1:] * 2.0**-9
 
 
+def seeing_the_next(which: Callable[[torch.Tensor], torch.Tensor]) -> Wrap:
+    """Attention in which the tokens whose positions are so see one token of the future."""
+
+    def wrap(attend: Call) -> Call:
+        def leaky(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            position = torch.arange(query.shape[2], device=query.device)
+            ahead = attend(query, key.roll(-1, 2), value.roll(-1, 2))
+            return torch.where(which(position)[:, None], ahead, attend(query, key, value))
+
+        return leaky
+
+    return wrap
+
+
+@wrong("causal mask", "attention", by=("test_attention_is_causal", "test_long_attention"))
+def tokens_beyond_64_see_the_next_one(attend: Call) -> Call:
+    return seeing_the_next(lambda position: position > 64)(attend)
+
+
+@wrong("causal mask", "attention", by="test_attention_is_causal")
+def tokens_at_multiples_of_128_see_the_next_one(attend: Call) -> Call:
+    return seeing_the_next(lambda position: (position % 128 == 0) & (position > 0))(attend)
+
+
+@wrong("beyond a tile", "attention", by="test_long_attention")
+def softmax_scale_wrong_beyond_128_tokens(attend: Call) -> Call:
+    def scaled(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        factor = 1 + 0.5 * (torch.arange(query.shape[2], device=query.device) >= 128)
+        return attend(query * factor.to(query)[:, None], key, value)
+
+    return scaled
+
+
+@wrong("bias", "attention", by="test_equal_maxima_have_no_bias")
+def attention_rounds_towards_zero(attend: Call) -> Call:
+    """Every result half a spacing of bfloat16 too small, which hides in the noise of eight bits."""
+    return lambda *given: attend(*given) * (1 - 2.0**-8)
+
+
 @wrong("another kernel", "attention", by=("test_own_kernels_ran", f"{CASTS}::test_flash_attention_ran"))
 def mathematics_in_place_of_the_fused_kernel(attend: Call) -> Call:
     def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -252,6 +356,20 @@ def mean_subtracted(normalize: Call) -> Call:
 @wrong("another formula", "rms_norm")
 def weight_counted_from_one(normalize: Call) -> Call:
     return lambda x, weight, eps: normalize(x, 1 + weight, eps)
+
+
+@wrong("cast order", "rms_norm", by="test_rms_norm_rounds_in_its_order", dtype="bfloat16")
+def rounded_in_the_other_order(normalize: Call) -> Call:
+    """Before the weight and after, where that is once; and once, where that is twice."""
+
+    def other(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        one = torch.ones_like(weight.float())
+        late = normalize(x.float(), weight.float(), eps).to(x.dtype)
+        early = normalize(x.float(), one, eps).to(x.dtype) * weight
+        given = normalize(x.detach(), weight.detach(), eps)
+        return early if (given == late).sum() >= (given == early).sum() else late
+
+    return other
 
 
 @wrong("another kernel", "rms_norm", by="test_own_kernels_ran")
@@ -447,6 +565,29 @@ def base_2_percent_off(make: Call) -> Call:
     return rebased(make, lambda size, base: make(size, base * 1.02))
 
 
+@wrong("another formula", "rope")
+def base_ignored(make: Call) -> Call:
+    return rebased(make, lambda size, base: make(size, 10000.0))
+
+
+DECODER = "training/test_pretrain.py::test_"
+
+
+@patched("another formula", DECODER + "decoder_turns_by_its_base", "torch")
+def base_of_the_decoder_ignored(_: str) -> ContextManager[Any]:
+    rotary = importlib.import_module("training.decoder").Rotary
+    own = rotary.__init__
+    plain = lambda self, model, columns: own(self, model._replace(base=10000.0), columns)  # noqa: E731
+    return mock.patch.object(rotary, "__init__", plain)
+
+
+@patched("another formula", DECODER + "hugging_face", "transformers")
+def base_left_out_of_the_export(_: str) -> ContextManager[Any]:
+    module = importlib.import_module("transformers")
+    own = module.MistralConfig
+    return mock.patch.object(module, "MistralConfig", lambda **named: own(**{**named, "rope_theta": 10000.0}))
+
+
 # --- AdamW: a factory(parameters, lr, betas, eps, weight_decay) of optimizers ---
 
 
@@ -531,6 +672,42 @@ for _name, _setting, _factor, _claim in (
     FAULTS.append(Fault(_name, "wrong setting", "adamw", "", "", (f"{TABLE}::{_claim}",), _plant))
 
 
+@wrong("beyond a tile", "adamw")
+def elements_from_65536_on_move_2_percent_less(make: Call) -> Call:
+    held: Dict[int, torch.Tensor] = {}
+
+    def note(parameters: List[torch.Tensor], _: Any) -> None:
+        held.update({id(one): one.detach().clone() for one in parameters})
+
+    def less(_: Any, parameters: List[torch.Tensor], __: Any) -> None:
+        for one in parameters:
+            one.data.view(-1)[65536:].lerp_(held[id(one)].view(-1)[65536:], 0.02)
+
+    return stepping(make, note, less)
+
+
+@wrong("beyond a launch", "adamw", by=("test_adamw", "test_adamw_decays_without_gradient"))
+def tensors_from_the_37th_on_stay(make: Call) -> Call:
+    def made(parameters: Any, **settings: Any) -> torch.optim.Optimizer:
+        parameters = list(parameters)
+        # Those of the training that anybody looks at are far fewer.
+        optimizer: torch.optim.Optimizer = make(parameters[:36], **settings)
+        return optimizer
+
+    return made
+
+
+@wrong("another kernel", "adamw", by=("test_own_adamw_ran", f"{CASTS}::test_fused_adamw_ran"))
+def an_unfused_adamw_beside_the_fused(make: Call) -> Call:
+    def beside(optimizer: Any, parameters: List[Any], settings: Dict[str, Any]) -> None:
+        copies = [torch.nn.Parameter(one.detach().clone()) for one in parameters]
+        for copy, one in zip(copies, parameters):
+            copy.grad = None if one.grad is None else one.grad.clone()
+        torch.optim.AdamW(copies, foreach=False, **settings).step()
+
+    return stepping(make, after=beside)
+
+
 @wrong("another kernel", "adamw", by=("test_own_adamw_ran", f"{CASTS}::test_fused_adamw_ran"), column="torch")
 def one_operator_per_formula(make: Call) -> Call:
     return lambda parameters, **settings: torch.optim.AdamW(parameters, foreach=False, **settings)
@@ -556,6 +733,34 @@ def scales_ignored(multiply: Call) -> Call:
     return lambda a, b, scale_a, scale_b, dtype: multiply(
         a, b, torch.ones_like(scale_a), torch.ones_like(scale_b), dtype
     )
+
+
+@wrong("wrong scale", "scaled_mm", by=multiplies)
+def scales_above_1_doubled(multiply: Call) -> Call:
+    """Wrong only where the largest value is above 448, the largest code."""
+    return lambda a, b, scale_a, *others: multiply(a, b, scale_a * (1 + (scale_a > 1)), *others)
+
+
+@wrong("wrong scale", "scaled_mm", by=multiplies)
+def scales_above_1_halved(multiply: Call) -> Call:
+    return lambda a, b, scale_a, *others: multiply(a, b, scale_a / (1 + (scale_a > 1)), *others)
+
+
+@wrong("bias", "scaled_mm", by=f"{CASTS}::test_scaled_mm_of_one_sign")
+def sums_truncated_to_13_bits_all_the_way(multiply: Call) -> Call:
+    """Fast accumulation in place of the exact one: every 32 terms the sum is cut to 13 bits behind its first."""
+
+    def truncating(
+        a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype, **_: Any
+    ) -> torch.Tensor:
+        total = torch.zeros(a.shape[0], b.shape[0], device=a.device)
+        for first in range(0, a.shape[1], 32):
+            total = total + a[:, first : first + 32].float() @ b[:, first : first + 32].float().t()
+            unit = torch.exp2(torch.floor(torch.log2(total.abs().clamp(min=1e-30))) - 13)
+            total = torch.trunc(total / unit) * unit
+        return (total * scale_a * scale_b).to(dtype)
+
+    return truncating
 
 
 @wrong("wrong scale", "scaled_mm", by=multiplies)
@@ -707,6 +912,24 @@ def scale_is_inverted(compute: Call) -> Call:
 @torchao("wrong scale", "test_linear", "float8_scaling_utils", "tensor_to_scale")
 def scale_twice_as_large_as_fits(compute: Call) -> Call:
     return lambda *given, **named: 2 * compute(*given, **named)
+
+
+LARGEST = "test_largest_values_become_the_largest_code"
+
+
+@torchao("wrong scale", LARGEST, "float8_utils", "amax_to_scale")
+def scale_doubled_where_the_largest_value_is_above_448(compute: Call) -> Call:
+    return lambda amax, *given, **named: compute(amax, *given, **named) * (1 + (amax > 448).float())
+
+
+@torchao("wrong scale", LARGEST, "float8_utils", "amax_to_scale")
+def scale_halved_where_the_largest_value_is_above_448(compute: Call) -> Call:
+    return lambda amax, *given, **named: compute(amax, *given, **named) / (1 + (amax > 448).float())
+
+
+@torchao("wrong scale", LARGEST, "float8_utils", "amax_to_scale")
+def scale_halved_of_the_largest_row_alone(compute: Call) -> Call:
+    return lambda amax, *given, **named: compute(amax, *given, **named) / (1 + (amax == amax.max()).float())
 
 
 @torchao("amax not updated", "test_scales_follow_the_input", "float8_scaling_utils", "tensor_to_scale")
