@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import torch
 
 import references
+from fused_ops import operator
 
 # Bits of the mantissa without the implied one: the spacing of values in [1, 2) is 2^-bits.
 E4M3, E5M2 = 3, 2
@@ -144,6 +145,20 @@ def assert_rope_as_in_float64(
 
 
 ADAMW: Dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
+
+
+def assert_batch_invariant(name: str, column: str, dtype: torch.dtype, device: str) -> None:
+    """Assert that a row (of attention: a text) has the same bits alone and in a batch, and so has its gradient."""
+    call = operator(name, column)
+    shapes = [(5, heads, 137, 64) for heads in (6, 2, 2)] if name == "attention" else [(37, 1031)]
+    batch = [torch.randn(*shape).to(dtype) for shape in shapes]
+    others = [] if name == "attention" else [torch.randn(1031).to(dtype).to(device), 1e-5]
+    gradient = torch.randn(shapes[0]).to(dtype)
+    bound = lambda *inputs: call(*inputs, *others)  # noqa: E731
+    together = forward_and_backward(bound, batch, gradient, device)
+    for i in range(len(gradient)):
+        alone = forward_and_backward(bound, [tensor[i : i + 1] for tensor in batch], gradient[i : i + 1], device)
+        assert all(torch.equal(whole[i : i + 1], part) for whole, part in zip(together, alone)), f"row {i} differs"
 
 
 # Elements of the tensors that an AdamW is given: one is longer than any vector register and no multiple of one, so that

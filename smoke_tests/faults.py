@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import math
 import sys
@@ -21,6 +22,7 @@ from unittest import mock
 
 import torch
 
+import fused_ops
 from fused_ops import OPERATORS
 
 Call = Callable[..., Any]
@@ -141,6 +143,41 @@ def last_bit_is_random(call: Call) -> Call:
         return output * (1 + bit).to(output.dtype)
 
     return noisy
+
+
+@wrong("nondeterminism", "attention", by="test_runs_are_bit_equal", column="flash-attn")
+def not_deterministic_though_told_so(attend: Call) -> Call:
+    def random(*given: torch.Tensor) -> torch.Tensor:
+        told = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(False)
+        try:
+            return attend(*given)
+        finally:
+            torch.use_deterministic_algorithms(told)
+
+    return random
+
+
+@patched("nondeterminism", "test_flash_attn.py::test_deterministic_backward", "flash-attn")
+def deterministic_flag_of_flash_attn_ignored(_: str) -> ContextManager[Any]:
+    module = importlib.import_module("flash_attn")
+    own = module.flash_attn_func
+    random = lambda *given, **named: own(*given, **{**named, "deterministic": False})  # noqa: E731
+    return mock.patch.object(module, "flash_attn_func", random)
+
+
+ALONE = "::test_a_row_is_the_same_alone"
+
+
+@wrong(
+    "batch variance", "rms_norm", by=tuple(name + ALONE for name in (CASTS, "test_liger_kernel.py", "test_flash_attn.py"))
+)
+def a_row_alone_is_computed_otherwise(normalize: Call) -> Call:
+    def otherwise(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        output = normalize(x, *others)
+        return output * (1 + torch.finfo(output.dtype).eps) if len(x) == 1 else output
+
+    return otherwise
 
 
 @wrong("NaN at extremes", "attention", "cross_entropy", "rms_norm", "swiglu", by="test_extremes_stay_finite")
@@ -1065,6 +1102,28 @@ def copy_of_the_weight_is_kept(_: str) -> ContextManager[Any]:
     return each_forward(stale)
 
 
+def delayed_with(**others: Any) -> ContextManager[Any]:
+    """Delayed scaling has these settings, whatever it is given."""
+    kind = importlib.import_module("transformer_engine.common.recipe").DelayedScaling
+    own = kind.__init__
+    return mock.patch.object(kind, "__init__", lambda self, **named: own(self, **{**named, **others}))
+
+
+@engine("amax history", "amax_history_is_as_long_as_asked", "transformer-engine.delayed")
+def history_of_15_steps(_: str) -> ContextManager[Any]:
+    return delayed_with(amax_history_len=15)
+
+
+@engine("amax history", "amax_history_is_as_long_as_asked", "transformer-engine.delayed")
+def the_most_recent_value_alone(_: str) -> ContextManager[Any]:
+    return delayed_with(amax_compute_algo="most_recent")
+
+
+@engine("bias", "products_of_one_sign", "transformer-engine.blockwise")
+def products_of_the_engine_half_a_percent_too_small(_: str) -> ContextManager[Any]:
+    return each_forward(lambda own, *given, **named: own(*given, **named) * (1 - 2.0**-8))
+
+
 @engine("amax not updated", "amax_history", "transformer-engine.delayed")
 def delayed_scales_are_never_updated(_: str) -> ContextManager[Any]:
     scales = importlib.import_module("transformer_engine.pytorch.module.base").FP8GlobalStateManager
@@ -1113,6 +1172,38 @@ def one_weight_drawn_anew_on_load(_: str) -> ContextManager[Any]:
         return model
 
     return mock.patch.object(kind, "from_pretrained", classmethod(loaded))
+
+
+NEXT = "test_transformers.py::test_loss_is_of_the_next_token"
+
+
+def entropy_of_mistral(change: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> ContextManager[Any]:
+    """A Mistral's loss is change(the right one, logits, labels), of the tokens that have a next one."""
+    module = importlib.import_module("transformers.models.mistral.modeling_mistral")
+    entropy = torch.nn.CrossEntropyLoss()
+    return mock.patch.object(module, "CrossEntropyLoss", lambda: lambda x, y: change(entropy(x, y), x, y))
+
+
+@patched("label shift", NEXT, "transformers")
+def labels_of_the_loss_not_shifted(_: str) -> ContextManager[Any]:
+    return entropy_of_mistral(lambda right, logits, labels: torch.nn.functional.cross_entropy(logits, labels.roll(1)))
+
+
+@patched("wrong scale", NEXT, "transformers")
+def sum_in_place_of_the_mean_loss(_: str) -> ContextManager[Any]:
+    return entropy_of_mistral(lambda right, logits, labels: right * (labels >= 0).sum())
+
+
+@patched("ignored labels", NEXT, "transformers")
+def mean_loss_over_ignored_tokens_too(_: str) -> ContextManager[Any]:
+    return entropy_of_mistral(lambda right, logits, labels: right * (labels >= 0).float().mean())
+
+
+@patched("ignored labels", NEXT, "transformers")
+def ignored_tokens_count_as_class_0_in_the_loss(_: str) -> ContextManager[Any]:
+    return entropy_of_mistral(
+        lambda right, logits, labels: torch.nn.functional.cross_entropy(logits, labels.clamp(min=0))
+    )
 
 
 # --- an environment that is not what was pinned; the column is a package ---
@@ -1182,22 +1273,135 @@ def the_optimizer_is_compiled_when_it_is_used(_: str) -> ContextManager[Any]:
     return mock.patch.object(builder, "load", lambda self, verbose=True: loaded)
 
 
-# Why a survivor of the rule survives, by a regular expression of its name.
-WHY = {
-    r"^(torch_attention|only) .*: (version|\(2, |[235]:)": "it tells versions of torch apart, none of them this",
-    r"_add_rms_norm .*: -1: ": "of two dimensions the second is the last",
-    r"Rope .*: -2: ": "of four dimensions the third is the last but one",
-    r"^TorchRope .*: 0: 0 becomes 1": "it takes a first call for one position, and no claim makes it",
-    r"^TorchRope .*: 2: 2 becomes": "the width of a table that is replaced before it is read",
-    r"^TransformersRope .*: 8: ": "the table starts a little longer or shorter, and still has to grow",
-    r"^TransformersRope .*: (self.apply|0: 0)": "queries and keys are the same there",
-    r"^torch_scaled_mm .*: 0: 0 becomes": "what it chooses from is a tuple before torch 2.5 only",
-    r"^flash_attention .*: 0: 0 becomes": "what it chooses from is a tuple in FlashAttention 4 only",
-    r"^liger_add_rms_norm .* 1 swapped with 2": "a sum is the same either way round",
-    r"^LigerRope .*: \[t, t\]: ": "the two are equal",
-    r"^LigerRope .*: -1: ": "of two dimensions the second is the last",
-    r"^TransformerEngineRope .*: 10000.0: ": "the base it leaves out is its own, and one beside that is given as well",
-    r"^te_recipe .*: 16: ": "a history one step longer or shorter holds the same largest value",
-    r"^te_cross_entropy .*: :, None: ": "labels of one row each or of one row: they are flattened",
-    r"^torchao_linear .*: (torch.cuda|\(8, 9\)|8:|9:)": "emulated or not, the numbers are the same",
-}
+# --- why a survivor of the rule survives ---
+
+
+class Reason(NamedTuple):
+    """Why a mutant whose name matches the pattern survives; it is given only where what it says holds when it runs."""
+
+    pattern: str
+    words: str
+    holds: Callable[[], bool]
+
+
+def heads_are_grouped_alike() -> bool:
+    """Whether torch's attention gives the same bits when key heads are repeated first."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    heads = [torch.randn(2, count, 37, 64, device=device).bfloat16() for count in (6, 2, 2)]
+    return torch.equal(fused_ops.torch_attention(*heads), fused_ops.attention_of_equal_heads(*heads))
+
+
+def last_of(dimensions: int, other: int, last: int) -> bool:
+    """Whether two numbers name the same one of so many dimensions."""
+    return range(dimensions)[other] == range(dimensions)[last]
+
+
+def tables_grow_alike() -> bool:
+    """Whether a table of transformers that starts with 7 or 9 positions is that which starts with 8, once it grew."""
+    module = importlib.import_module("transformers.models.mistral.modeling_mistral")
+    x = torch.randn(1, 1, 37, 24)
+    grown = [module.MistralRotaryEmbedding(24, max_position_embeddings=n)(x, seq_len=37) for n in (7, 8, 9)]
+    return all(torch.equal(*pair) for one in grown for pair in zip(one, grown[1]))
+
+
+def table_is_replaced() -> bool:
+    """Whether the table of a rotary embedding has the width of its angles after one call, whatever it had before."""
+    rope = fused_ops.TorchRope(24, 10000.0)
+    rope.cosine = rope.sine = torch.empty(0, 7)
+    rope(torch.randn(1, 1, 5, 24), 0)
+    return rope.cosine.shape == (5, 12)
+
+
+def queries_turn_as_keys() -> bool:
+    """Whether transformers turns queries and keys alike."""
+    module = importlib.import_module("transformers.models.mistral.modeling_mistral")
+    x, positions = torch.randn(1, 1, 37, 24), torch.arange(37)[None]
+    tables = module.MistralRotaryEmbedding(24)(x, seq_len=37)
+    return torch.equal(*module.apply_rotary_pos_emb(x, x, *tables, positions))
+
+
+def sum_commutes() -> bool:
+    """Whether Liger's norm of a sum has the same bits either way round."""
+    x, residual = (torch.randn(5, 73, device="cuda").bfloat16() for _ in range(2))
+    weight = torch.randn(73, device="cuda").bfloat16()
+    ways = ((x, residual), (residual, x))
+    return torch.equal(*[fused_ops.liger_add_rms_norm(*way, weight, 1e-5) for way in ways])
+
+
+def flash_gives_a_tensor() -> bool:
+    """Whether flash-attn returns the result alone."""
+    heads = torch.randn(1, 5, 2, 64, device="cuda").bfloat16()
+    return isinstance(importlib.import_module("flash_attn").flash_attn_func(heads, heads, heads), torch.Tensor)
+
+
+def labels_are_flattened() -> bool:
+    """Whether Transformer Engine takes labels [1, rows] as it takes [rows, 1]."""
+    entropy = importlib.import_module("transformer_engine.pytorch.cross_entropy").parallel_cross_entropy
+    logits, labels = torch.randn(5, 1, 83, device="cuda"), torch.arange(5, device="cuda")
+    ways = [entropy(logits.clone(), given, 0.0, True, None, -100) for given in (labels[:, None], labels[None])]
+    return torch.equal(*ways)
+
+
+def base_is_its_own() -> bool:
+    """Whether Transformer Engine's rotary embedding has the base 10000 by itself, or knows none."""
+    attention = importlib.import_module("transformer_engine.pytorch.attention")
+    make = getattr(attention, "rope", attention).RotaryPositionEmbedding.__init__
+    named = inspect.signature(make).parameters.get("rotary_base")
+    return named is None or named.default == 10000.0
+
+
+def newer_than(major: int, minor: int) -> Callable[[], bool]:
+    """Whether torch is newer than that when it is asked."""
+    return lambda: fused_ops.version_of_torch() > (major, minor)
+
+
+def gpu_is_above() -> bool:
+    """Whether there is no GPU to ask, or one above every capability that the rule makes of (8, 9) and that survives."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (9, 0)
+
+
+WHY = [
+    Reason(
+        r"^torch_attention .*: (version|\(2, |[25]:)",
+        "either way of grouping heads gives the same bits",
+        heads_are_grouped_alike,
+    ),
+    Reason(r"^only .*: (2: 2 becomes 1|3: 3 becomes)", "this torch is newer than both", newer_than(2, 4)),
+    Reason(r"_add_rms_norm .*: -1: ", "of two dimensions the second is the last", lambda: last_of(2, 1, -1)),
+    Reason(r"Rope .*: -2: ", "of four dimensions the third is the last but one", lambda: last_of(4, 2, -2)),
+    Reason(r"^TorchRope .*: 2: 2 becomes", "the width of a table that is replaced before it is read", table_is_replaced),
+    Reason(
+        r"^TransformersRope .*: 8: ",
+        "the table starts a little longer or shorter, and still has to grow",
+        tables_grow_alike,
+    ),
+    Reason(r"^TransformersRope .*: (self.apply|0: 0)", "queries and keys are the same there", queries_turn_as_keys),
+    Reason(
+        r"^torch_scaled_mm .*: 0: 0 becomes",
+        "what it chooses from is a tuple before torch 2.5 only",
+        newer_than(2, 4),
+    ),
+    Reason(
+        r"^flash_attention .*: 0: 0 becomes",
+        "what it chooses from is a tuple in FlashAttention 4 only",
+        flash_gives_a_tensor,
+    ),
+    Reason(r"^liger_add_rms_norm .* 1 swapped with 2", "a sum is the same either way round", sum_commutes),
+    Reason(r"^LigerRope .*: \[(\w+), \1\]: 1 swapped", "the two have one name", lambda: True),  # as the pattern sees
+    Reason(r"^LigerRope .*: -1: ", "of two dimensions the second is the last", lambda: last_of(2, 1, -1)),
+    Reason(
+        r"^TransformerEngineRope .*: 10000.0: ",
+        "the base it leaves out is its own, and one beside that is given as well",
+        base_is_its_own,
+    ),
+    Reason(
+        r"^te_cross_entropy .*: :, None: ",
+        "labels of one row each or of one row: they are flattened",
+        labels_are_flattened,
+    ),
+    Reason(
+        r"^torchao_linear .*: (torch.cuda|\(8, 9\)|8:|9:)",
+        "the capability is asked of a GPU alone, and one of 9.0 is above either bound",
+        gpu_is_above,
+    ),
+]

@@ -238,6 +238,16 @@ def test_flash_attention_ran(dtype: torch.dtype) -> None:
     assert {flash, flash + "_backward"} <= ran, "ran " + ", ".join(sorted(ran))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["rms_norm", "attention"])
+@proves(
+    "on a CPU RMSNorm gives a row, and attention a text, the same bits alone and in a batch, forward and backward",
+    since="2.4",
+)
+def test_a_row_is_the_same_alone(name: str, dtype: torch.dtype) -> None:
+    bounds.assert_batch_invariant(name, "torch", dtype, "cpu")
+
+
 @proves(
     "AdamW(fused=True) on a CPU runs the one fused kernel, and nothing else but a count of steps", seed="B11", since="2.4"
 )
