@@ -168,7 +168,7 @@ SIZES = (4099, 1, 70_001, *range(2, 42))
 
 
 def assert_adamw_as_in_float64(make: Callable[..., torch.optim.Optimizer], device: str) -> float:
-    """Assert that an AdamW in float32 follows the float64 one over eight steps; the largest relative error of an update.
+    """Assert that an AdamW in float32 follows the float64 one over eight steps; the largest error of an update.
 
     Each step rounds the parameter twice, as it decays and as it is updated, by up to 2^-24 of it, and multiplies it by
     a factor near 1 that is off by half of that; and it rounds the update (some ten operations, each 2^-24 of at most

@@ -170,7 +170,9 @@ ALONE = "::test_a_row_is_the_same_alone"
 
 
 @wrong(
-    "batch variance", "rms_norm", by=tuple(name + ALONE for name in (CASTS, "test_liger_kernel.py", "test_flash_attn.py"))
+    "batch variance",
+    "rms_norm",
+    by=tuple(name + ALONE for name in (CASTS, "test_liger_kernel.py", "test_flash_attn.py")),
 )
 def a_row_alone_is_computed_otherwise(normalize: Call) -> Call:
     def otherwise(x: torch.Tensor, *others: Any) -> torch.Tensor:
@@ -1177,7 +1179,9 @@ def one_weight_drawn_anew_on_load(_: str) -> ContextManager[Any]:
 NEXT = "test_transformers.py::test_loss_is_of_the_next_token"
 
 
-def entropy_of_mistral(change: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> ContextManager[Any]:
+def entropy_of_mistral(
+    change: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+) -> ContextManager[Any]:
     """A Mistral's loss is change(the right one, logits, labels), of the tokens that have a next one."""
     module = importlib.import_module("transformers.models.mistral.modeling_mistral")
     entropy = torch.nn.CrossEntropyLoss()
@@ -1369,7 +1373,9 @@ WHY = [
     Reason(r"^only .*: (2: 2 becomes 1|3: 3 becomes)", "this torch is newer than both", newer_than(2, 4)),
     Reason(r"_add_rms_norm .*: -1: ", "of two dimensions the second is the last", lambda: last_of(2, 1, -1)),
     Reason(r"Rope .*: -2: ", "of four dimensions the third is the last but one", lambda: last_of(4, 2, -2)),
-    Reason(r"^TorchRope .*: 2: 2 becomes", "the width of a table that is replaced before it is read", table_is_replaced),
+    Reason(
+        r"^TorchRope .*: 2: 2 becomes", "the width of a table that is replaced before it is read", table_is_replaced
+    ),
     Reason(
         r"^TransformersRope .*: 8: ",
         "the table starts a little longer or shorter, and still has to grow",

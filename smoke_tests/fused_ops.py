@@ -603,7 +603,7 @@ class Entry(NamedTuple):
     since, until: the first version of its distribution that has it, and the first that does not; "" is no end.
     size: the length of a row, or of a head, that it is tried with where it does not take every one.
     isa: a CPU feature without which it cannot run.
-    early: it rounds a normalized row to the dtype before it multiplies it by the weight as well as after, as Llama does.
+    early: it rounds a normalized row to the dtype before it multiplies it by the weight as well as after, like Llama.
     """
 
     call: Callable[..., Any]
@@ -690,9 +690,7 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
         "torch.compile": Entry(compiled(torch_rms_norm), (), HALF, "^triton_", "^triton_", "2.4"),
         "transformer-engine": Entry(te_rms_norm, (), ALL, "rmsnorm_fwd", "rmsnorm_bwd", limits=("no rows",)),
         "flash-attn": Entry(flash_rms_norm, (), HALF, "_layer_norm_fwd_1pass", "_layer_norm_bwd", "2.5"),
-        "apex": Entry(
-            apex_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",), early=True
-        ),
+        "apex": Entry(apex_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",), early=True),
         "apex.mixed": Entry(
             apex_mixed_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",), early=True
         ),

@@ -214,7 +214,8 @@ def test_rms_norm(column: str, dtype: torch.dtype, scale: float, device: str, me
 
 @every("rms_norm")
 @proves(
-    "RMSNorm in bfloat16 rounds once, after the weight, but in Liger and apex before the weight as well", package="torch"
+    "RMSNorm in bfloat16 rounds once, after the weight, but in Liger and apex before the weight as well",
+    package="torch",
 )
 def test_rms_norm_rounds_in_its_order(column: str, device: str, measured: Dict[str, Any]) -> None:
     given = sample_for("rms_norm", column, torch.bfloat16, count=257)
@@ -288,8 +289,8 @@ def test_mlp(column: str, dtype: torch.dtype, device: str, measured: Dict[str, A
 @every("rope")
 @pytest.mark.parametrize("base", [10000.0, 5e5], ids=["1e4", "5e5"])
 @proves(
-    "RoPE equals the complex closed form of its base: position 0, a short, a long, a shifted call; or another base than "
-    "10000 is the error of a known limit",
+    "RoPE equals the complex closed form of its base: position 0, a short, a long, a shifted call; or another base "
+    "than 10000 is the error of a known limit",
     seed="B07",
     package="torch",
 )
@@ -466,7 +467,9 @@ def test_inputs_keep_their_bits(name: str, column: str, dtype: torch.dtype, devi
     output.backward(given.gradient.to(output))
     same = [torch.equal(leaf.detach().cpu(), tensor) for leaf, tensor in zip(leaves, given.inputs)]
     known = "own input" in OPERATORS[name][column].limits
-    assert all(same) != known, "it leaves its input alone: take that limit out of the table" if known else f"same: {same}"
+    assert all(same) != known, (
+        "it leaves its input alone: take that limit out of the table" if known else f"same: {same}"
+    )
     assert all(torch.equal(a.cpu(), b) for a, b in zip(others, given.others) if isinstance(b, torch.Tensor))
 
 

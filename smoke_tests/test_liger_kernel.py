@@ -1,4 +1,4 @@
-"""Liger's linear cross entropy never holds all logits, which is what it is for; and each row of a norm is on its own."""
+"""Liger's linear cross entropy never holds all logits, its purpose; and each row of its norm is on its own."""
 
 from __future__ import annotations
 

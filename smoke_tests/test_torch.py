@@ -249,7 +249,9 @@ def test_a_row_is_the_same_alone(name: str, dtype: torch.dtype) -> None:
 
 
 @proves(
-    "AdamW(fused=True) on a CPU runs the one fused kernel, and nothing else but a count of steps", seed="B11", since="2.4"
+    "AdamW(fused=True) on a CPU runs the one fused kernel, and nothing else but a count of steps",
+    seed="B11",
+    since="2.4",
 )
 def test_fused_adamw_ran() -> None:
     parameter = torch.nn.Parameter(torch.randn(5))

@@ -151,8 +151,8 @@ def casts_of(
 
 @every_recipe
 @proves(
-    "a float8 Linear's scales bring the largest value of a tensor, or of each row, be it far above 448 or below, to the "
-    "largest code, or with scales that are powers of two to more than half of it"
+    "a float8 Linear's scales bring the largest value of a tensor, or of each row, be it far above 448 or below, to "
+    "the largest code, or with scales that are powers of two to more than half of it"
 )
 def test_largest_values_become_the_largest_code(
     column: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch

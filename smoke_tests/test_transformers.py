@@ -111,7 +111,7 @@ class MistralOfTransformerEngine(MistralForCausalLM):  # type: ignore[misc]
 
 
 def step_in_fp8(model: torch.nn.Module, tokens: torch.Tensor) -> Any:
-    """What the model gives for tokens [b, l], which are their own labels, in FP8; its gradients are there afterwards."""
+    """What the model gives for tokens [b, l], which are their own labels, in FP8, its gradients computed."""
     with te_autocast(te_recipe("delayed")):
         output = model(tokens, labels=tokens)
     output.loss.backward()
@@ -147,7 +147,7 @@ def test_a_model_in_fp8_is_saved_and_loaded(
     measured["loss"], measured["loaded"] = (float(output.loss.detach()) for output in (trained, resumed))
     for output in (trained, resumed):
         assert float(output.loss.detach()) == pytest.approx(loss_by_hand(output.logits, tokens), rel=96 * 2.0**-24)
-    # Of the same weights and with the same scales a product has the same codes; only what is left in float32 may differ.
+    # Of the same weights and with the same scales a product has the same codes; only what float32 does may differ.
     apart = bounds.relative_error(resumed.logits.detach().cpu(), trained.logits.detach().cpu().double())
     assert apart <= bounds.rounding_noise(bounds.E4M3)[0] / 8, f"logits are {apart:.3g} apart"
     with torch.no_grad():  # the contrast, so that this could fail: in high precision they are farther off
