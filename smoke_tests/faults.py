@@ -1292,7 +1292,7 @@ def heads_are_grouped_alike() -> bool:
     """Whether torch's attention gives the same bits when key heads are repeated first."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     heads = [torch.randn(2, count, 37, 64, device=device).bfloat16() for count in (6, 2, 2)]
-    return torch.equal(fused_ops.torch_attention(*heads), fused_ops.attention_of_equal_heads(*heads))
+    return bool(torch.equal(fused_ops.torch_attention(*heads), fused_ops.attention_of_equal_heads(*heads)))
 
 
 def last_of(dimensions: int, other: int, last: int) -> bool:
@@ -1313,7 +1313,7 @@ def table_is_replaced() -> bool:
     rope = fused_ops.TorchRope(24, 10000.0)
     rope.cosine = rope.sine = torch.empty(0, 7)
     rope(torch.randn(1, 1, 5, 24), 0)
-    return rope.cosine.shape == (5, 12)
+    return bool(rope.cosine.shape == (5, 12))
 
 
 def queries_turn_as_keys() -> bool:
@@ -1321,7 +1321,7 @@ def queries_turn_as_keys() -> bool:
     module = importlib.import_module("transformers.models.mistral.modeling_mistral")
     x, positions = torch.randn(1, 1, 37, 24), torch.arange(37)[None]
     tables = module.MistralRotaryEmbedding(24)(x, seq_len=37)
-    return torch.equal(*module.apply_rotary_pos_emb(x, x, *tables, positions))
+    return bool(torch.equal(*module.apply_rotary_pos_emb(x, x, *tables, positions)))
 
 
 def sum_commutes() -> bool:
@@ -1329,7 +1329,7 @@ def sum_commutes() -> bool:
     x, residual = (torch.randn(5, 73, device="cuda").bfloat16() for _ in range(2))
     weight = torch.randn(73, device="cuda").bfloat16()
     ways = ((x, residual), (residual, x))
-    return torch.equal(*[fused_ops.liger_add_rms_norm(*way, weight, 1e-5) for way in ways])
+    return bool(torch.equal(*[fused_ops.liger_add_rms_norm(*way, weight, 1e-5) for way in ways]))
 
 
 def flash_gives_a_tensor() -> bool:
@@ -1343,7 +1343,7 @@ def labels_are_flattened() -> bool:
     entropy = importlib.import_module("transformer_engine.pytorch.cross_entropy").parallel_cross_entropy
     logits, labels = torch.randn(5, 1, 83, device="cuda"), torch.arange(5, device="cuda")
     ways = [entropy(logits.clone(), given, 0.0, True, None, -100) for given in (labels[:, None], labels[None])]
-    return torch.equal(*ways)
+    return bool(torch.equal(*ways))
 
 
 def base_is_its_own() -> bool:
