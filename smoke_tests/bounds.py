@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import torch
 
 import references
+from fused_ops import operator
 
 # Bits of the mantissa without the implied one: the spacing of values in [1, 2) is 2^-bits.
 E4M3, E5M2 = 3, 2
@@ -88,10 +89,11 @@ def assert_as_in_float64(
     roundings: int,
     measured: Dict[str, Any],
     also: float = 0.0,
+    terms: int = 64,
 ) -> None:
     """Assert that output and gradients carry one to `roundings` roundings to dtype, and record the largest error.
 
-    also: a further relative error that the operator may make.
+    also: a further relative error that the operator may make. terms: as `ceiling` takes it.
     """
     floor, _ = rounding_noise(MANTISSA[dtype])
     assert len(found) == len(truth)
@@ -99,7 +101,7 @@ def assert_as_in_float64(
     errors = []
     for one, true in zip(found, truth):
         least = floor * max(0.0, 1 - scatter(true.numel()))
-        errors.append(assert_rounded_like(one, true, least, also + ceiling(dtype, roundings, true.numel())))
+        errors.append(assert_rounded_like(one, true, least, also + ceiling(dtype, roundings, true.numel(), terms)))
     measured["error"] = max(errors)
 
 
@@ -113,30 +115,30 @@ def scatter(count: float) -> float:
     return 1.8 / math.sqrt(max(1.0, count))
 
 
-def ceiling(dtype: torch.dtype, roundings: int, count: float = math.inf) -> float:
+def ceiling(dtype: torch.dtype, roundings: int, count: float = math.inf, terms: int = 64) -> float:
     """The greatest relative error of so many numbers after so many independent roundings to dtype.
 
-    float32 also accumulates in float32: there the 64 or so terms of a sum each count as one more. Of few numbers it is
-    greater by `scatter`.
+    float32 also accumulates in float32: there the terms of a sum each count as one more. Of few numbers it is greater
+    by `scatter`.
     """
-    most = rounding_noise(MANTISSA[dtype])[1] * math.sqrt(64 * roundings if dtype is torch.float32 else roundings)
+    most = rounding_noise(MANTISSA[dtype])[1] * math.sqrt(terms * roundings if dtype is torch.float32 else roundings)
     return most * (1 + scatter(count))
 
 
 def assert_rope_as_in_float64(
-    make: Callable[..., Any], dtype: torch.dtype, device: str, measured: Dict[str, Any]
+    make: Callable[..., Any], base: float, dtype: torch.dtype, device: str, measured: Dict[str, Any]
 ) -> None:
     """Assert that one rotary embedding is right for a short call, then a long one, then one that starts later.
 
     It says in which format it computes angles: an angle of p radians is off by p roundings of a number near 1.
     """
-    rotate = make(24, 10000.0)
+    rotate = make(24, base)
     first = torch.randn(2, 3, 1, 24, device=device).to(dtype)
     assert torch.equal(rotate(first, 0), first), "position 0 is turned"  # and a table of one position has to grow
-    for start, length in ((0, 7), (0, 301), (113, 9)):
+    for start, length in ((0, 7), (0, 1025), (113, 9)):
         inputs, gradient = [torch.randn(2, 3, length, 24).to(dtype)], torch.randn(2, 3, length, 24).to(dtype)
         found = forward_and_backward(functools.partial(rotate, start=start), inputs, gradient, device)
-        truth = in_float64(functools.partial(references.rope, start=start, base=10000.0), inputs, gradient)
+        truth = in_float64(functools.partial(references.rope, start=start, base=base), inputs, gradient)
         # Rounded on the way: the cosine, both products, the result.
         off = (start + length) * torch.finfo(make.angles).eps / 2  # type: ignore[attr-defined]
         assert_as_in_float64(found, truth, dtype, 4, measured, also=off)
@@ -145,37 +147,63 @@ def assert_rope_as_in_float64(
 ADAMW: Dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
-def assert_adamw_as_in_float64(make: Callable[..., torch.optim.Optimizer], size: int, device: str) -> float:
-    """Assert that an AdamW in float32 follows the float64 one over eight steps; the relative error of the update.
+def assert_batch_invariant(name: str, column: str, dtype: torch.dtype, device: str) -> None:
+    """Assert that a row (of attention: a text) has the same bits alone and in a batch, and so has its gradient."""
+    call = operator(name, column)
+    shapes = [(5, heads, 137, 64) for heads in (6, 2, 2)] if name == "attention" else [(37, 1031)]
+    batch = [torch.randn(*shape).to(dtype) for shape in shapes]
+    others = [] if name == "attention" else [torch.randn(1031).to(dtype).to(device), 1e-5]
+    gradient = torch.randn(shapes[0]).to(dtype)
+    bound = lambda *inputs: call(*inputs, *others)  # noqa: E731
+    together = forward_and_backward(bound, batch, gradient, device)
+    for i in range(len(gradient)):
+        alone = forward_and_backward(bound, [tensor[i : i + 1] for tensor in batch], gradient[i : i + 1], device)
+        assert all(torch.equal(whole[i : i + 1], part) for whole, part in zip(together, alone)), f"row {i} differs"
+
+
+# Elements of the tensors that an AdamW is given: one is longer than any vector register and no multiple of one, so that
+# vector code and its tail both run; one is longer than the 65,536 that a fused kernel gives a block at most; and there
+# are more than the 36 that it takes in a launch.
+SIZES = (4099, 1, 70_001, *range(2, 42))
+
+
+def assert_adamw_as_in_float64(make: Callable[..., torch.optim.Optimizer], device: str) -> float:
+    """Assert that an AdamW in float32 follows the float64 one over eight steps; the largest error of an update.
 
     Each step rounds the parameter twice, as it decays and as it is updated, by up to 2^-24 of it, and multiplies it by
     a factor near 1 that is off by half of that; and it rounds the update (some ten operations, each 2^-24 of at most
     four lr). So after eight steps no element may be farther off than 8 * 2^-24 * (2.5 |parameter| + 40 lr).
     """
-    start = torch.randn(size)
+    starts = [torch.randn(size) for size in SIZES]
     # Gradients of all sizes, down to those against which eps counts.
-    gradients = [torch.randn(size) * 10 ** torch.empty(size).uniform_(-10, 0) for _ in range(8)]
-    parameter = torch.nn.Parameter(start.to(device, copy=True))
-    optimizer = make([parameter], **ADAMW)
-    for gradient in gradients:
-        parameter.grad = gradient.to(device, copy=True)
+    gradients = [[torch.randn(size) * 10 ** torch.empty(size).uniform_(-10, 0) for size in SIZES] for _ in range(8)]
+    parameters = [torch.nn.Parameter(start.to(device, copy=True)) for start in starts]
+    optimizer = make(parameters, **ADAMW)
+    for step in gradients:
+        for parameter, gradient in zip(parameters, step):
+            parameter.grad = gradient.to(device, copy=True)
         optimizer.step()
-    found = parameter.detach().cpu()
-    truth = references.adamw(start.double(), [gradient.double() for gradient in gradients], **ADAMW)
-    allowed = 8 * 2.0**-24 * (2.5 * torch.maximum(start.abs(), truth.abs()) + 40 * ADAMW["lr"])
-    excess = float(((found - truth).abs() / allowed).max())
-    assert excess <= 1, f"an element is {excess:.3g} times as far from float64 as rounding explains"
-    return relative_error(found - start.double(), truth - start)
+    errors = []
+    for start, parameter, *steps in zip(starts, parameters, *gradients):
+        updated = parameter.detach().cpu()
+        truth = references.adamw(start.double(), [gradient.double() for gradient in steps], **ADAMW)
+        allowed = 8 * 2.0**-24 * (2.5 * torch.maximum(start.abs(), truth.abs()) + 40 * ADAMW["lr"])
+        excess = float(((updated - truth).abs() / allowed).max())
+        assert excess <= 1, f"of {len(start)} elements one is {excess:.3g} times as far off as rounding explains"
+        errors.append(relative_error(updated - start.double(), truth - start))
+    return max(errors)
 
 
-def assert_adamw_decays(make: Callable[..., torch.optim.Optimizer], size: int, device: str) -> None:
+def assert_adamw_decays(make: Callable[..., torch.optim.Optimizer], device: str) -> None:
     """Assert that zero gradients leave p * (1 - lr * weight_decay), up to rounding the factor and the product."""
-    start = torch.randn(size)
-    parameter = torch.nn.Parameter(start.to(device, copy=True))
-    optimizer = make([parameter], **ADAMW)
+    starts = [torch.randn(size) for size in SIZES]
+    parameters = [torch.nn.Parameter(start.to(device, copy=True)) for start in starts]
+    optimizer = make(parameters, **ADAMW)
     for _ in range(2):  # the second step would show a decay that went into the moments
-        parameter.grad = torch.zeros_like(parameter)
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
-    truth = start.double() * (1 - ADAMW["lr"] * ADAMW["weight_decay"]) ** 2
-    excess = float(((parameter.detach().cpu() - truth).abs() / truth.abs()).max())
-    assert excess <= 4 * 2.0**-24, f"an element is off by {excess:.3g} of itself"
+    for start, parameter in zip(starts, parameters):
+        truth = start.double() * (1 - ADAMW["lr"] * ADAMW["weight_decay"]) ** 2
+        excess = float(((parameter.detach().cpu() - truth).abs() / truth.abs()).max())
+        assert excess <= 4 * 2.0**-24, f"of {len(start)} elements one is off by {excess:.3g} of itself"

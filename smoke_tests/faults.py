@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import math
 import sys
@@ -21,6 +22,7 @@ from unittest import mock
 
 import torch
 
+import fused_ops
 from fused_ops import OPERATORS
 
 Call = Callable[..., Any]
@@ -143,6 +145,43 @@ def last_bit_is_random(call: Call) -> Call:
     return noisy
 
 
+@wrong("nondeterminism", "attention", by="test_runs_are_bit_equal", column="flash-attn")
+def not_deterministic_though_told_so(attend: Call) -> Call:
+    def random(*given: torch.Tensor) -> torch.Tensor:
+        told = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(False)
+        try:
+            return attend(*given)
+        finally:
+            torch.use_deterministic_algorithms(told)
+
+    return random
+
+
+@patched("nondeterminism", "test_flash_attn.py::test_deterministic_backward", "flash-attn")
+def deterministic_flag_of_flash_attn_ignored(_: str) -> ContextManager[Any]:
+    module = importlib.import_module("flash_attn")
+    own = module.flash_attn_func
+    random = lambda *given, **named: own(*given, **{**named, "deterministic": False})  # noqa: E731
+    return mock.patch.object(module, "flash_attn_func", random)
+
+
+ALONE = "::test_a_row_is_the_same_alone"
+
+
+@wrong(
+    "batch variance",
+    "rms_norm",
+    by=tuple(name + ALONE for name in (CASTS, "test_liger_kernel.py", "test_flash_attn.py")),
+)
+def a_row_alone_is_computed_otherwise(normalize: Call) -> Call:
+    def otherwise(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        output = normalize(x, *others)
+        return output * (1 + torch.finfo(output.dtype).eps) if len(x) == 1 else output
+
+    return otherwise
+
+
 @wrong("NaN at extremes", "attention", "cross_entropy", "rms_norm", "swiglu", by="test_extremes_stay_finite")
 def an_exponential_overflows(call: Call) -> Call:
     return lambda x, *others: call((x.float() + 0 * x.float().abs().exp()).to(x.dtype), *others)
@@ -156,6 +195,71 @@ def float16_instead_of_bfloat16(call: Call) -> Call:
         return call(*[tensor.half() for tensor in given]).bfloat16()
 
     return narrow
+
+
+@wrong("beyond a tile", *TENSORS[1:], by="test_many_tiles")
+def rows_2_percent_too_large_from_1024_on(call: Call) -> Call:
+    """What lies behind the first 1,024 numbers of a row; of the rows of an MLP, behind the first 64 of those."""
+
+    def second(*given: Any) -> torch.Tensor:
+        output = call(*given)
+        if output.shape[-1] <= 1024:
+            return torch.cat([output[:64], output[64:] * 1.02])
+        return torch.cat([output[:, :1024], output[:, 1024:] * 1.02], -1)
+
+    return second
+
+
+@wrong("beyond a tile", *LOSSES, by="test_many_tiles")
+def classes_from_1024_on_count_2_percent_more(call: Call) -> Call:
+    def more(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        weights = others[0] if len(others) == 3 else x  # the classes are rows of the one and columns of the other
+        if weights is x:
+            return call(torch.cat([x[:, :1024], x[:, 1024:] * 1.02], -1), *others)
+        return call(x, torch.cat([weights[:1024], weights[1024:] * 1.02]), *others[1:])
+
+    return more
+
+
+@wrong("input mutated", *TENSORS, *LOSSES, by="test_inputs_keep_their_bits")
+def last_number_of_the_input_doubled_afterwards(call: Call) -> Call:
+    def mutating(x: torch.Tensor, *others: Any) -> torch.Tensor:
+        output = call(x * 1, *others)
+        x.data.view(-1)[-1:].mul_(2)
+        return output
+
+    return mutating
+
+
+@wrong("uninitialised memory", *TENSORS, by="test_memory_is_written_before_it_is_read")
+def last_row_is_what_memory_held(call: Call) -> Call:
+    """A kernel that leaves the last row out where it was right by luck: where memory has the row of the same call."""
+    before: Dict[Any, torch.Tensor] = {}
+
+    def lucky(*given: Any) -> torch.Tensor:
+        output = call(*given)
+        shape = tuple(output.shape)
+        if shape not in before:
+            before[shape] = output.detach().clone()
+            return output
+        held = torch.empty_like(output.detach())
+        # What is NaN there was poisoned; what is not came from the last call, or from one like it.
+        row = torch.where(held[-1:].isnan().any(), torch.zeros_like(held[-1:]), output[-1:])
+        return torch.cat([output[:-1], row])
+
+    return lucky
+
+
+@wrong("side stream", *TENSORS, *LOSSES, by="test_results_are_there_at_once")
+def computed_on_a_stream_that_nobody_waits_for(call: Call) -> Call:
+    def beside(*given: Any) -> torch.Tensor:
+        if not given[0].is_cuda:
+            return call(*given)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(20_000_000)  # some ten milliseconds
+            return call(*given)
+
+    return beside
 
 
 @wrong("shape", "rms_norm", "swiglu", by="test_one_row")
@@ -210,6 +314,45 @@ def the_last_token_leaks_a_little(attend: Call) -> Call:
     return lambda *given: (output := attend(*given)) + output[:, :, -1:] * 2.0**-9
 
 
+def seeing_the_next(which: Callable[[torch.Tensor], torch.Tensor]) -> Wrap:
+    """Attention in which the tokens whose positions are so see one token of the future."""
+
+    def wrap(attend: Call) -> Call:
+        def leaky(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            position = torch.arange(query.shape[2], device=query.device)
+            ahead = attend(query, key.roll(-1, 2), value.roll(-1, 2))
+            return torch.where(which(position)[:, None], ahead, attend(query, key, value))
+
+        return leaky
+
+    return wrap
+
+
+@wrong("causal mask", "attention", by=("test_attention_is_causal", "test_long_attention"))
+def tokens_beyond_64_see_the_next_one(attend: Call) -> Call:
+    return seeing_the_next(lambda position: position > 64)(attend)
+
+
+@wrong("causal mask", "attention", by="test_attention_is_causal")
+def tokens_at_multiples_of_128_see_the_next_one(attend: Call) -> Call:
+    return seeing_the_next(lambda position: (position % 128 == 0) & (position > 0))(attend)
+
+
+@wrong("beyond a tile", "attention", by="test_long_attention")
+def softmax_scale_wrong_beyond_128_tokens(attend: Call) -> Call:
+    def scaled(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        factor = 1 + 0.5 * (torch.arange(query.shape[2], device=query.device) >= 128)
+        return attend(query * factor.to(query)[:, None], key, value)
+
+    return scaled
+
+
+@wrong("bias", "attention", by="test_equal_maxima_have_no_bias")
+def attention_rounds_towards_zero(attend: Call) -> Call:
+    """Every result half a spacing of bfloat16 too small, which hides in the noise of eight bits."""
+    return lambda *given: attend(*given) * (1 - 2.0**-8)
+
+
 @wrong("another kernel", "attention", by=("test_own_kernels_ran", f"{CASTS}::test_flash_attention_ran"))
 def mathematics_in_place_of_the_fused_kernel(attend: Call) -> Call:
     def plain(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -252,6 +395,20 @@ def mean_subtracted(normalize: Call) -> Call:
 @wrong("another formula", "rms_norm")
 def weight_counted_from_one(normalize: Call) -> Call:
     return lambda x, weight, eps: normalize(x, 1 + weight, eps)
+
+
+@wrong("cast order", "rms_norm", by="test_rms_norm_rounds_in_its_order", dtype="bfloat16")
+def rounded_in_the_other_order(normalize: Call) -> Call:
+    """Before the weight and after, where that is once; and once, where that is twice."""
+
+    def other(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        one = torch.ones_like(weight.float())
+        late = normalize(x.float(), weight.float(), eps).to(x.dtype)
+        early = normalize(x.float(), one, eps).to(x.dtype) * weight
+        given = normalize(x.detach(), weight.detach(), eps)
+        return early if (given == late).sum() >= (given == early).sum() else late
+
+    return other
 
 
 @wrong("another kernel", "rms_norm", by="test_own_kernels_ran")
@@ -447,6 +604,29 @@ def base_2_percent_off(make: Call) -> Call:
     return rebased(make, lambda size, base: make(size, base * 1.02))
 
 
+@wrong("another formula", "rope")
+def base_ignored(make: Call) -> Call:
+    return rebased(make, lambda size, base: make(size, 10000.0))
+
+
+DECODER = "training/test_pretrain.py::test_"
+
+
+@patched("another formula", DECODER + "decoder_turns_by_its_base", "torch")
+def base_of_the_decoder_ignored(_: str) -> ContextManager[Any]:
+    rotary = importlib.import_module("training.decoder").Rotary
+    own = rotary.__init__
+    plain = lambda self, model, columns: own(self, model._replace(base=10000.0), columns)  # noqa: E731
+    return mock.patch.object(rotary, "__init__", plain)
+
+
+@patched("another formula", DECODER + "hugging_face", "transformers")
+def base_left_out_of_the_export(_: str) -> ContextManager[Any]:
+    module = importlib.import_module("transformers")
+    own = module.MistralConfig
+    return mock.patch.object(module, "MistralConfig", lambda **named: own(**{**named, "rope_theta": 10000.0}))
+
+
 # --- AdamW: a factory(parameters, lr, betas, eps, weight_decay) of optimizers ---
 
 
@@ -531,6 +711,42 @@ for _name, _setting, _factor, _claim in (
     FAULTS.append(Fault(_name, "wrong setting", "adamw", "", "", (f"{TABLE}::{_claim}",), _plant))
 
 
+@wrong("beyond a tile", "adamw")
+def elements_from_65536_on_move_2_percent_less(make: Call) -> Call:
+    held: Dict[int, torch.Tensor] = {}
+
+    def note(parameters: List[torch.Tensor], _: Any) -> None:
+        held.update({id(one): one.detach().clone() for one in parameters})
+
+    def less(_: Any, parameters: List[torch.Tensor], __: Any) -> None:
+        for one in parameters:
+            one.data.view(-1)[65536:].lerp_(held[id(one)].view(-1)[65536:], 0.02)
+
+    return stepping(make, note, less)
+
+
+@wrong("beyond a launch", "adamw", by=("test_adamw", "test_adamw_decays_without_gradient"))
+def tensors_from_the_37th_on_stay(make: Call) -> Call:
+    def made(parameters: Any, **settings: Any) -> torch.optim.Optimizer:
+        parameters = list(parameters)
+        # Those of the training that anybody looks at are far fewer.
+        optimizer: torch.optim.Optimizer = make(parameters[:36], **settings)
+        return optimizer
+
+    return made
+
+
+@wrong("another kernel", "adamw", by=("test_own_adamw_ran", f"{CASTS}::test_fused_adamw_ran"))
+def an_unfused_adamw_beside_the_fused(make: Call) -> Call:
+    def beside(optimizer: Any, parameters: List[Any], settings: Dict[str, Any]) -> None:
+        copies = [torch.nn.Parameter(one.detach().clone()) for one in parameters]
+        for copy, one in zip(copies, parameters):
+            copy.grad = None if one.grad is None else one.grad.clone()
+        torch.optim.AdamW(copies, foreach=False, **settings).step()
+
+    return stepping(make, after=beside)
+
+
 @wrong("another kernel", "adamw", by=("test_own_adamw_ran", f"{CASTS}::test_fused_adamw_ran"), column="torch")
 def one_operator_per_formula(make: Call) -> Call:
     return lambda parameters, **settings: torch.optim.AdamW(parameters, foreach=False, **settings)
@@ -556,6 +772,34 @@ def scales_ignored(multiply: Call) -> Call:
     return lambda a, b, scale_a, scale_b, dtype: multiply(
         a, b, torch.ones_like(scale_a), torch.ones_like(scale_b), dtype
     )
+
+
+@wrong("wrong scale", "scaled_mm", by=multiplies)
+def scales_above_1_doubled(multiply: Call) -> Call:
+    """Wrong only where the largest value is above 448, the largest code."""
+    return lambda a, b, scale_a, *others: multiply(a, b, scale_a * (1 + (scale_a > 1)), *others)
+
+
+@wrong("wrong scale", "scaled_mm", by=multiplies)
+def scales_above_1_halved(multiply: Call) -> Call:
+    return lambda a, b, scale_a, *others: multiply(a, b, scale_a / (1 + (scale_a > 1)), *others)
+
+
+@wrong("bias", "scaled_mm", by=f"{CASTS}::test_scaled_mm_of_one_sign")
+def sums_truncated_to_13_bits_all_the_way(multiply: Call) -> Call:
+    """Fast accumulation in place of the exact one: every 32 terms the sum is cut to 13 bits behind its first."""
+
+    def truncating(
+        a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype, **_: Any
+    ) -> torch.Tensor:
+        total = torch.zeros(a.shape[0], b.shape[0], device=a.device)
+        for first in range(0, a.shape[1], 32):
+            total = total + a[:, first : first + 32].float() @ b[:, first : first + 32].float().t()
+            unit = torch.exp2(torch.floor(torch.log2(total.abs().clamp(min=1e-30))) - 13)
+            total = torch.trunc(total / unit) * unit
+        return (total * scale_a * scale_b).to(dtype)
+
+    return truncating
 
 
 @wrong("wrong scale", "scaled_mm", by=multiplies)
@@ -709,6 +953,24 @@ def scale_twice_as_large_as_fits(compute: Call) -> Call:
     return lambda *given, **named: 2 * compute(*given, **named)
 
 
+LARGEST = "test_largest_values_become_the_largest_code"
+
+
+@torchao("wrong scale", LARGEST, "float8_utils", "amax_to_scale")
+def scale_doubled_where_the_largest_value_is_above_448(compute: Call) -> Call:
+    return lambda amax, *given, **named: compute(amax, *given, **named) * (1 + (amax > 448).float())
+
+
+@torchao("wrong scale", LARGEST, "float8_utils", "amax_to_scale")
+def scale_halved_where_the_largest_value_is_above_448(compute: Call) -> Call:
+    return lambda amax, *given, **named: compute(amax, *given, **named) / (1 + (amax > 448).float())
+
+
+@torchao("wrong scale", LARGEST, "float8_utils", "amax_to_scale")
+def scale_halved_of_the_largest_row_alone(compute: Call) -> Call:
+    return lambda amax, *given, **named: compute(amax, *given, **named) / (1 + (amax == amax.max()).float())
+
+
 @torchao("amax not updated", "test_scales_follow_the_input", "float8_scaling_utils", "tensor_to_scale")
 def scales_of_the_first_call_are_kept(compute: Call) -> Call:
     kept: Dict[Any, torch.Tensor] = {}
@@ -842,6 +1104,28 @@ def copy_of_the_weight_is_kept(_: str) -> ContextManager[Any]:
     return each_forward(stale)
 
 
+def delayed_with(**others: Any) -> ContextManager[Any]:
+    """Delayed scaling has these settings, whatever it is given."""
+    kind = importlib.import_module("transformer_engine.common.recipe").DelayedScaling
+    own = kind.__init__
+    return mock.patch.object(kind, "__init__", lambda self, **named: own(self, **{**named, **others}))
+
+
+@engine("amax history", "amax_history_is_as_long_as_asked", "transformer-engine.delayed")
+def history_of_15_steps(_: str) -> ContextManager[Any]:
+    return delayed_with(amax_history_len=15)
+
+
+@engine("amax history", "amax_history_is_as_long_as_asked", "transformer-engine.delayed")
+def the_most_recent_value_alone(_: str) -> ContextManager[Any]:
+    return delayed_with(amax_compute_algo="most_recent")
+
+
+@engine("bias", "products_of_one_sign", "transformer-engine.blockwise")
+def products_of_the_engine_half_a_percent_too_small(_: str) -> ContextManager[Any]:
+    return each_forward(lambda own, *given, **named: own(*given, **named) * (1 - 2.0**-8))
+
+
 @engine("amax not updated", "amax_history", "transformer-engine.delayed")
 def delayed_scales_are_never_updated(_: str) -> ContextManager[Any]:
     scales = importlib.import_module("transformer_engine.pytorch.module.base").FP8GlobalStateManager
@@ -890,6 +1174,40 @@ def one_weight_drawn_anew_on_load(_: str) -> ContextManager[Any]:
         return model
 
     return mock.patch.object(kind, "from_pretrained", classmethod(loaded))
+
+
+NEXT = "test_transformers.py::test_loss_is_of_the_next_token"
+
+
+def entropy_of_mistral(
+    change: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+) -> ContextManager[Any]:
+    """A Mistral's loss is change(the right one, logits, labels), of the tokens that have a next one."""
+    module = importlib.import_module("transformers.models.mistral.modeling_mistral")
+    entropy = torch.nn.CrossEntropyLoss()
+    return mock.patch.object(module, "CrossEntropyLoss", lambda: lambda x, y: change(entropy(x, y), x, y))
+
+
+@patched("label shift", NEXT, "transformers")
+def labels_of_the_loss_not_shifted(_: str) -> ContextManager[Any]:
+    return entropy_of_mistral(lambda right, logits, labels: torch.nn.functional.cross_entropy(logits, labels.roll(1)))
+
+
+@patched("wrong scale", NEXT, "transformers")
+def sum_in_place_of_the_mean_loss(_: str) -> ContextManager[Any]:
+    return entropy_of_mistral(lambda right, logits, labels: right * (labels >= 0).sum())
+
+
+@patched("ignored labels", NEXT, "transformers")
+def mean_loss_over_ignored_tokens_too(_: str) -> ContextManager[Any]:
+    return entropy_of_mistral(lambda right, logits, labels: right * (labels >= 0).float().mean())
+
+
+@patched("ignored labels", NEXT, "transformers")
+def ignored_tokens_count_as_class_0_in_the_loss(_: str) -> ContextManager[Any]:
+    return entropy_of_mistral(
+        lambda right, logits, labels: torch.nn.functional.cross_entropy(logits, labels.clamp(min=0))
+    )
 
 
 # --- an environment that is not what was pinned; the column is a package ---
@@ -959,22 +1277,137 @@ def the_optimizer_is_compiled_when_it_is_used(_: str) -> ContextManager[Any]:
     return mock.patch.object(builder, "load", lambda self, verbose=True: loaded)
 
 
-# Why a survivor of the rule survives, by a regular expression of its name.
-WHY = {
-    r"^(torch_attention|only) .*: (version|\(2, |[235]:)": "it tells versions of torch apart, none of them this",
-    r"_add_rms_norm .*: -1: ": "of two dimensions the second is the last",
-    r"Rope .*: -2: ": "of four dimensions the third is the last but one",
-    r"^TorchRope .*: 0: 0 becomes 1": "it takes a first call for one position, and no claim makes it",
-    r"^TorchRope .*: 2: 2 becomes": "the width of a table that is replaced before it is read",
-    r"^TransformersRope .*: 8: ": "the table starts a little longer or shorter, and still has to grow",
-    r"^TransformersRope .*: (self.apply|0: 0)": "queries and keys are the same there",
-    r"^torch_scaled_mm .*: 0: 0 becomes": "what it chooses from is a tuple before torch 2.5 only",
-    r"^flash_attention .*: 0: 0 becomes": "what it chooses from is a tuple in FlashAttention 4 only",
-    r"^liger_add_rms_norm .* 1 swapped with 2": "a sum is the same either way round",
-    r"^LigerRope .*: \[t, t\]: ": "the two are equal",
-    r"^LigerRope .*: -1: ": "of two dimensions the second is the last",
-    r"^TransformerEngineRope .*: 10000.0: ": "the base it leaves out is its own, and one beside that is given as well",
-    r"^te_recipe .*: 16: ": "a history one step longer or shorter holds the same largest value",
-    r"^te_cross_entropy .*: :, None: ": "labels of one row each or of one row: they are flattened",
-    r"^torchao_linear .*: (torch.cuda|\(8, 9\)|8:|9:)": "emulated or not, the numbers are the same",
-}
+# --- why a survivor of the rule survives ---
+
+
+class Reason(NamedTuple):
+    """Why a mutant whose name matches the pattern survives; it is given only where what it says holds when it runs."""
+
+    pattern: str
+    words: str
+    holds: Callable[[], bool]
+
+
+def heads_are_grouped_alike() -> bool:
+    """Whether torch's attention gives the same bits when key heads are repeated first."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    heads = [torch.randn(2, count, 37, 64, device=device).bfloat16() for count in (6, 2, 2)]
+    return bool(torch.equal(fused_ops.torch_attention(*heads), fused_ops.attention_of_equal_heads(*heads)))
+
+
+def last_of(dimensions: int, other: int, last: int) -> bool:
+    """Whether two numbers name the same one of so many dimensions."""
+    return range(dimensions)[other] == range(dimensions)[last]
+
+
+def tables_grow_alike() -> bool:
+    """Whether a table of transformers that starts with 7 or 9 positions is that which starts with 8, once it grew."""
+    module = importlib.import_module("transformers.models.mistral.modeling_mistral")
+    x = torch.randn(1, 1, 37, 24)
+    grown = [module.MistralRotaryEmbedding(24, max_position_embeddings=n)(x, seq_len=37) for n in (7, 8, 9)]
+    return all(torch.equal(*pair) for one in grown for pair in zip(one, grown[1]))
+
+
+def table_is_replaced() -> bool:
+    """Whether the table of a rotary embedding has the width of its angles after one call, whatever it had before."""
+    rope = fused_ops.TorchRope(24, 10000.0)
+    rope.cosine = rope.sine = torch.empty(0, 7)
+    rope(torch.randn(1, 1, 5, 24), 0)
+    return bool(rope.cosine.shape == (5, 12))
+
+
+def queries_turn_as_keys() -> bool:
+    """Whether transformers turns queries and keys alike."""
+    module = importlib.import_module("transformers.models.mistral.modeling_mistral")
+    x, positions = torch.randn(1, 1, 37, 24), torch.arange(37)[None]
+    tables = module.MistralRotaryEmbedding(24)(x, seq_len=37)
+    return bool(torch.equal(*module.apply_rotary_pos_emb(x, x, *tables, positions)))
+
+
+def sum_commutes() -> bool:
+    """Whether Liger's norm of a sum has the same bits either way round."""
+    x, residual = (torch.randn(5, 73, device="cuda").bfloat16() for _ in range(2))
+    weight = torch.randn(73, device="cuda").bfloat16()
+    ways = ((x, residual), (residual, x))
+    return bool(torch.equal(*[fused_ops.liger_add_rms_norm(*way, weight, 1e-5) for way in ways]))
+
+
+def flash_gives_a_tensor() -> bool:
+    """Whether flash-attn returns the result alone."""
+    heads = torch.randn(1, 5, 2, 64, device="cuda").bfloat16()
+    return isinstance(importlib.import_module("flash_attn").flash_attn_func(heads, heads, heads), torch.Tensor)
+
+
+def labels_are_flattened() -> bool:
+    """Whether Transformer Engine takes labels [1, rows] as it takes [rows, 1]."""
+    entropy = importlib.import_module("transformer_engine.pytorch.cross_entropy").parallel_cross_entropy
+    logits, labels = torch.randn(5, 1, 83, device="cuda"), torch.arange(5, device="cuda")
+    ways = [entropy(logits.clone(), given, 0.0, True, None, -100) for given in (labels[:, None], labels[None])]
+    return bool(torch.equal(*ways))
+
+
+def base_is_its_own() -> bool:
+    """Whether Transformer Engine's rotary embedding has the base 10000 by itself, or knows none."""
+    attention = importlib.import_module("transformer_engine.pytorch.attention")
+    make = getattr(attention, "rope", attention).RotaryPositionEmbedding.__init__
+    named = inspect.signature(make).parameters.get("rotary_base")
+    return named is None or named.default == 10000.0
+
+
+def newer_than(major: int, minor: int) -> Callable[[], bool]:
+    """Whether torch is newer than that when it is asked."""
+    return lambda: fused_ops.version_of_torch() > (major, minor)
+
+
+def gpu_is_above() -> bool:
+    """Whether there is no GPU to ask, or one above every capability that the rule makes of (8, 9) and that survives."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (9, 0)
+
+
+WHY = [
+    Reason(
+        r"^torch_attention .*: (version|\(2, |[25]:)",
+        "either way of grouping heads gives the same bits",
+        heads_are_grouped_alike,
+    ),
+    Reason(r"^only .*: (2: 2 becomes 1|3: 3 becomes)", "this torch is newer than both", newer_than(2, 4)),
+    Reason(r"_add_rms_norm .*: -1: ", "of two dimensions the second is the last", lambda: last_of(2, 1, -1)),
+    Reason(r"Rope .*: -2: ", "of four dimensions the third is the last but one", lambda: last_of(4, 2, -2)),
+    Reason(
+        r"^TorchRope .*: 2: 2 becomes", "the width of a table that is replaced before it is read", table_is_replaced
+    ),
+    Reason(
+        r"^TransformersRope .*: 8: ",
+        "the table starts a little longer or shorter, and still has to grow",
+        tables_grow_alike,
+    ),
+    Reason(r"^TransformersRope .*: (self.apply|0: 0)", "queries and keys are the same there", queries_turn_as_keys),
+    Reason(
+        r"^torch_scaled_mm .*: 0: 0 becomes",
+        "what it chooses from is a tuple before torch 2.5 only",
+        newer_than(2, 4),
+    ),
+    Reason(
+        r"^flash_attention .*: 0: 0 becomes",
+        "what it chooses from is a tuple in FlashAttention 4 only",
+        flash_gives_a_tensor,
+    ),
+    Reason(r"^liger_add_rms_norm .* 1 swapped with 2", "a sum is the same either way round", sum_commutes),
+    Reason(r"^LigerRope .*: \[(\w+), \1\]: 1 swapped", "the two have one name", lambda: True),  # as the pattern sees
+    Reason(r"^LigerRope .*: -1: ", "of two dimensions the second is the last", lambda: last_of(2, 1, -1)),
+    Reason(
+        r"^TransformerEngineRope .*: 10000.0: ",
+        "the base it leaves out is its own, and one beside that is given as well",
+        base_is_its_own,
+    ),
+    Reason(
+        r"^te_cross_entropy .*: :, None: ",
+        "labels of one row each or of one row: they are flattened",
+        labels_are_flattened,
+    ),
+    Reason(
+        r"^torchao_linear .*: (torch.cuda|\(8, 9\)|8:|9:)",
+        "the capability is asked of a GPU alone, and one of 9.0 is above either bound",
+        gpu_is_above,
+    ),
+]

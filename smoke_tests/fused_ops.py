@@ -120,6 +120,17 @@ def xformers_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
     return attended.transpose(1, 2)
 
 
+def repeats(column: str) -> bool:
+    """Whether backward adds in one order where deterministic algorithms are asked for.
+
+    xformers' kernels know no such order, and flash-attn's none before 2.4.1.
+    """
+    if column in ("flash-attn", "transformer-engine.flash"):
+        attend = importlib.import_module("flash_attn").flash_attn_func
+        return "deterministic" in inspect.signature(attend).parameters
+    return not column.startswith("xformers.")
+
+
 # --- rms_norm(x [n, f], weight [f], eps) -> [n, f] ---
 
 
@@ -483,9 +494,9 @@ def deepspeed_cpu_adamw(parameters: Parameters, **settings: Any) -> torch.optim.
 
 
 def torch_scaled_mm(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype, **more: Any
 ) -> torch.Tensor:
-    product = torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype)
+    product = torch._scaled_mm(a, b.t(), scale_a=scale_a, scale_b=scale_b, out_dtype=dtype, **more)
     # Until 2.5 it returned the product's largest magnitude as well.
     return product[0] if isinstance(product, tuple) else product
 
@@ -587,10 +598,12 @@ class Entry(NamedTuple):
     cpu, cuda: the dtypes that it is proved with on a CPU and on a GPU; none where it does not run there.
     forward, backward: regular expressions of a GPU kernel that it alone runs; none where it is not known by one, or
     where the gradient is computed forward.
-    limits: input that it is known not to take: "one row", "no rows", "head size 40".
+    limits: input that it is known not to take ("one row", "no rows", "head size 40", "another base"), or to write its
+    gradient over ("own input").
     since, until: the first version of its distribution that has it, and the first that does not; "" is no end.
     size: the length of a row, or of a head, that it is tried with where it does not take every one.
     isa: a CPU feature without which it cannot run.
+    early: it rounds a normalized row to the dtype before it multiplies it by the weight as well as after, like Llama.
     """
 
     call: Callable[..., Any]
@@ -603,6 +616,7 @@ class Entry(NamedTuple):
     limits: Tuple[str, ...] = ()
     until: str = ""
     size: int = 0
+    early: bool = False
 
 
 # flash-attn's kernels; before 2.6, and in xformers' copy of it, outside any namespace.
@@ -610,6 +624,9 @@ FLASH_FORWARD, FLASH_BACKWARD = (rf"(\bflash::|^void )flash_{way}" for way in ("
 
 # A guess: 2.1.2 fails without rows and 2.11 does not, and nothing between them was tried.
 OLD_TORCH = ("no rows",) if version_of_torch() < (2, 2) else ()
+
+# Transformer Engine before 2.0, which is what such a torch comes with.
+OLD_ROPE = ("another base",) if version_of_torch() < (2, 2) else ()
 
 OPERATORS: Dict[str, Dict[str, Entry]] = {
     "attention": {
@@ -673,10 +690,14 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
         "torch.compile": Entry(compiled(torch_rms_norm), (), HALF, "^triton_", "^triton_", "2.4"),
         "transformer-engine": Entry(te_rms_norm, (), ALL, "rmsnorm_fwd", "rmsnorm_bwd", limits=("no rows",)),
         "flash-attn": Entry(flash_rms_norm, (), HALF, "_layer_norm_fwd_1pass", "_layer_norm_bwd", "2.5"),
-        "apex": Entry(apex_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",)),
-        "apex.mixed": Entry(apex_mixed_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",)),
+        "apex": Entry(apex_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",), early=True),
+        "apex.mixed": Entry(
+            apex_mixed_rms_norm, (), ALL, "cuApplyRMSNorm", "cuComputeGradInput", limits=("no rows",), early=True
+        ),
         "dropout-layer-norm": Entry(dropout_rms_norm, (), ALL, "ln_fwd_kernel", "ln_bwd_kernel", size=1024),
-        "liger-kernel": Entry(liger_rms_norm, (), HALF, "_rms_norm_forward_kernel", "_rms_norm_backward_kernel"),
+        "liger-kernel": Entry(
+            liger_rms_norm, (), HALF, "_rms_norm_forward_kernel", "_rms_norm_backward_kernel", early=True
+        ),
     },
     "add_rms_norm": {
         "torch": Entry(torch_add_rms_norm, MIXED, ALL, "LayerNormForward", "layer_norm_grad_input", "2.4"),
@@ -692,7 +713,7 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
         "transformer-engine": Entry(te_cross_entropy, (), MIXED, "cross_entropy_kernel", "", "2.0"),
         "flash-attn": Entry(flash_cross_entropy, (), HALF, "cross_entropy_fwd_kernel", "cross_entropy_bwd_kernel"),
         "xentropy-cuda-lib": Entry(xentropy_cross_entropy, (), ALL, "SoftMaxXEntropyForw", "SoftMaxXEntropyBackw"),
-        "liger-kernel": Entry(liger_cross_entropy, (), HALF, "liger_cross_entropy_kernel"),
+        "liger-kernel": Entry(liger_cross_entropy, (), HALF, "liger_cross_entropy_kernel", limits=("own input",)),
     },
     "linear_cross_entropy": {
         "torch": Entry(torch_linear_cross_entropy, MIXED, ALL, "softmax_warp_forward", "softmax_warp_backward"),
@@ -704,7 +725,9 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
         "torch.compile": Entry(compiled(torch_swiglu), (), HALF, "^triton_", "^triton_", "2.0"),
         "transformer-engine": Entry(te_swiglu, (), ALL, "gated", "gated", "2.0"),
         "flash-attn": Entry(flash_swiglu, (), HALF, "swiglu_fwd", "swiglu_bwd"),
-        "liger-kernel": Entry(liger_swiglu, (), HALF, "_swiglu_forward_kernel", "_swiglu_backward_kernel"),
+        "liger-kernel": Entry(
+            liger_swiglu, (), HALF, "_swiglu_forward_kernel", "_swiglu_backward_kernel", limits=("own input",)
+        ),
     },
     "mlp": {
         "torch": Entry(torch_mlp, MIXED, ALL, "silu", "silu_backward"),
@@ -716,7 +739,9 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
         "torch": Entry(TorchRope, MIXED, ALL),
         "torch.compile": Entry(CompiledRope, (), HALF, "^triton_", "^triton_", "2.0"),
         "transformers": Entry(TransformersRope, SINGLE),
-        "transformer-engine": Entry(TransformerEngineRope, (), ALL, "fused_rope_forward", "fused_rope_backward", "1.3"),
+        "transformer-engine": Entry(
+            TransformerEngineRope, (), ALL, "fused_rope_forward", "fused_rope_backward", "1.3", limits=OLD_ROPE
+        ),
         "flash-attn": Entry(FlashRope, (), HALF, "rotary_kernel", "rotary_kernel"),
         "rotary-emb": Entry(RotaryEmbRope, (), ALL),
         "liger-kernel": Entry(LigerRope, (), HALF, "_triton_rope", "_triton_rope"),

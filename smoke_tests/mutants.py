@@ -343,8 +343,8 @@ def outcome_of(mutant: Mutant, failing: Set[str]) -> Dict[str, Any]:
 
 def judged(mutant: Mutant, outcome: str, by: str = "", said: str = "") -> Dict[str, Any]:
     """A mutant as the outcomes have it; `by` is the claim that caught it, `said` its words."""
-    known = (why for pattern, why in faults.WHY.items() if re.search(pattern, mutant.name))
-    why = next(known, "") if outcome == "survived" else ""
+    reasons = (reason for reason in faults.WHY if outcome == "survived" and re.search(reason.pattern, mutant.name))
+    why = next((reason.words for reason in reasons if reason.holds()), "")
     named = {name: getattr(mutant, name) for name in Mutant._fields[:5]}
     return {**named, "claims": list(mutant.claims), "outcome": outcome, "by": by, "said": said, "why": why}
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import flash_attn
 import pytest
 import torch
 
+import bounds
 from claims import needs, proves
 
 
@@ -26,6 +27,36 @@ def test_other_head_sizes_are_refused(size: int, device: str, measured: Dict[str
 @proves("a release before 2.8 refuses a head size without kernels in the same sentence", since="2.1", until="2.8")
 def test_older_releases_refuse_them_too(size: int, device: str, measured: Dict[str, Any]) -> None:
     test_other_head_sizes_are_refused(size, device, measured)
+
+
+def gradients(heads: List[torch.Tensor], gradient: torch.Tensor, deterministic: bool) -> List[torch.Tensor]:
+    """The gradients of causal attention's query, key and value [b, l, h, d]."""
+    leaves = [tensor.clone().requires_grad_() for tensor in heads]
+    attended = flash_attn.flash_attn_func(*leaves, causal=True, deterministic=deterministic)
+    return list(torch.autograd.grad(attended, leaves, gradient))
+
+
+@needs(sm=(8, 0))
+@pytest.mark.parametrize("size", [64, 128])
+@proves(
+    "told to be deterministic, backward over 4,096 tokens gives the same bits in 30 runs, and in other bits otherwise",
+    since="2.4.1",
+)
+def test_deterministic_backward(size: int, device: str, measured: Dict[str, Any]) -> None:
+    heads = [torch.randn(2, 4096, count, size, device=device).to(torch.bfloat16) for count in (6, 2, 2)]
+    gradient = torch.randn(2, 4096, 6, size, device=device).to(torch.bfloat16)
+    for told in (True, False):
+        first, *others = (gradients(heads, gradient, told) for _ in range(30))
+        same = sum(all(torch.equal(*pair) for pair in zip(first, run)) for run in others)
+        measured["same when told" if told else "same otherwise"] = same
+    assert measured["same when told"] == 29
+    assert measured["same otherwise"] < 29, "nothing is added in a random order: this measures nothing"
+
+
+@needs(cuda=True)
+@proves("its RMSNorm gives a row the same bits alone and in a batch, forward and backward", since="2.5")
+def test_a_row_is_the_same_alone(device: str) -> None:
+    bounds.assert_batch_invariant("rms_norm", "flash-attn", torch.bfloat16, device)
 
 
 @needs(sm=(8, 0))

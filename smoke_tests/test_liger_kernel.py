@@ -1,4 +1,4 @@
-"""Liger's linear cross entropy never holds all logits, which is what it is for."""
+"""Liger's linear cross entropy never holds all logits, its purpose; and each row of its norm is on its own."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from typing import Any, Dict
 import liger_kernel  # noqa: F401  (a Liger that cannot be imported refutes these claims)
 import torch
 
+import bounds
 from claims import needs, proves
 from fused_ops import operator
 
 ROWS, FEATURES, VOCABULARY = 4096, 256, 32768
+
+
+@needs(cuda=True)
+@proves("Liger's RMSNorm gives a row the same bits alone and in a batch, forward and backward")
+def test_a_row_is_the_same_alone(device: str) -> None:
+    bounds.assert_batch_invariant("rms_norm", "liger-kernel", torch.bfloat16, device)
 
 
 @needs(cuda=True)

@@ -78,11 +78,11 @@ def test_linear(column: str, dtype: torch.dtype, device: str, measured: Dict[str
 
 
 @every_recipe
-@proves("a float8 Linear's scales follow its input: 16 times larger, then 16 times smaller, the noise is the same")
+@proves("a float8 Linear's scales follow its input: 1,024 times larger, then as much smaller, the noise is the same")
 def test_scales_follow_the_input(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     layer, truth = layers(column, dtype, device)
     x = torch.randn(7, ROWS // 7, FEATURES).to(dtype)
-    for size in (1, 16, 1 / 16):
+    for size in (1, 1024, 1 / 1024):  # largest values far above and far below 448, the largest code
         assert_noise_of(column, layer, truth, x * size, measured)
 
 
@@ -130,28 +130,61 @@ def test_compiled_into_graphs(column: str, dtype: torch.dtype, device: str, meas
     assert counters["inductor"]["cudagraph_skips"] == skipped, "torch.compile made no graph of it"
 
 
-def formats_cast_to(layer: torch.nn.Module, monkeypatch: pytest.MonkeyPatch) -> List[torch.dtype]:
-    """The float8 formats that a forward and backward of the layer cast to, in order."""
+def casts_of(
+    layer: torch.nn.Module, x: torch.Tensor, gradient: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> List[Tuple[torch.Tensor, torch.dtype]]:
+    """The scaled values that a forward and backward of the layer cast to float8, and the format of each, in order."""
     from torchao.float8 import float8_training_tensor as module
 
-    formats: List[torch.dtype] = []
+    casts: List[Tuple[torch.Tensor, torch.dtype]] = []
     cast = module.to_fp8_saturated
 
     def note(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        formats.append(dtype)
+        casts.append((values.detach().cpu(), dtype))
         codes: torch.Tensor = cast(values, dtype)
         return codes
 
     monkeypatch.setattr(module, "to_fp8_saturated", note)
-    run(layer, torch.randn(ROWS, FEATURES), torch.randn(ROWS, OUTPUTS))
-    return formats
+    run(layer, x, gradient)
+    return casts
+
+
+@every_recipe
+@proves(
+    "a float8 Linear's scales bring the largest value of a tensor, or of each row, be it far above 448 or below, to "
+    "the largest code, or with scales that are powers of two to more than half of it"
+)
+def test_largest_values_become_the_largest_code(
+    column: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, _ = layers(column, dtype, device)
+    rowwise = recipe_of(column) != "tensorwise"
+
+    def draw(features: int, power: float) -> torch.Tensor:
+        """Rows 2^power times as large as normal numbers; or where each has its scale, that times 2^-9 to 2^9."""
+        spread = torch.exp2(torch.linspace(-9, 9, ROWS))[torch.randperm(ROWS)][:, None] if rowwise else torch.ones(1)
+        return (torch.randn(ROWS, features) * spread * 2.0**power).to(dtype)
+
+    for power in (-10, 0, 10):
+        with monkeypatch.context() as patch:
+            casts = casts_of(layer, draw(FEATURES, power), draw(OUTPUTS, power), patch)
+        assert len(casts) == (4 if RECIPES[recipe_of(column)]["weight"] is None else 6)
+        for index, (values, form) in enumerate(casts):
+            # Of its rows or of its columns, whichever a product sums over; one recipe's last weight has one scale.
+            whole = not rowwise or (len(casts) == 4 and index == 3)
+            largest = [values.abs().amax(dim) / torch.finfo(form).max for dim in ([(0, 1)] if whole else [0, 1])]
+            # A scale is rounded to float32 and so is its product: two roundings of 2^-24 and their own.
+            least = (0.5 if rowwise else 1.0) * (1 - 2.0**-22)
+            fits = [bool(((one > least) & (one <= 1 + 2.0**-22)).all()) for one in largest]
+            assert any(fits), f"largest values of {[(float(one.min()), float(one.max())) for one in largest]}"
 
 
 @every_recipe
 @proves("a float8 Linear casts inputs and weights to e4m3, and gradients to e5m2 exactly where the recipe says so")
 def test_formats(column: str, dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, _ = layers(column, dtype, device)
-    formats, recipe = formats_cast_to(layer, monkeypatch), recipe_of(column)
+    casts = casts_of(layer, torch.randn(ROWS, FEATURES), torch.randn(ROWS, OUTPUTS), monkeypatch)
+    formats, recipe = [form for _, form in casts], recipe_of(column)
     backward = [torch.float8_e5m2 if recipe == "tensorwise" else torch.float8_e4m3fn, torch.float8_e4m3fn]
     products = 1 if RECIPES[recipe]["weight"] is None else 2
     assert formats == [torch.float8_e4m3fn] * 2 + backward * products

@@ -229,6 +229,55 @@ def test_amax_history(device: str, measured: Dict[str, Any]) -> None:
 
 
 @fp8_gpu
+@proves("delayed scaling forgets a large value after as many steps as its history is long, 16", since="1.6")
+def test_amax_history_is_as_long_as_asked(device: str, measured: Dict[str, Any]) -> None:
+    layer, chosen = LAYERS["Linear"][0](), te_recipe("delayed")
+    x, gradient = x_and_gradient(OUTPUTS)
+    settle(layer, chosen, x, gradient)
+    _, before = scales_of(layer)
+    run(layer, chosen, 16 * x, gradient)
+    _, small = scales_of(layer)
+    assert float(before[0] / small[0]) == pytest.approx(16, rel=1e-6)
+    steps = 0
+    while float(scales_of(layer)[1][0]) == float(small[0]) and steps < 40:
+        run(layer, chosen, x, gradient)
+        steps += 1
+    measured["steps"] = steps
+    # The step that saw it is one of 16 that count; after 15 more it still does, after 16 no longer.
+    assert steps == 16
+    assert float(scales_of(layer)[1][0]) == float(before[0])
+
+
+@fp8_gpu
+@every_recipe
+@proves(
+    "a Linear over 8,192 terms of one sign is too small by four truncations at most where its recipe splits "
+    "accumulators, by one for every 32 terms where not, and never too large",
+    since="2.3",
+)
+def test_products_of_one_sign(recipe: str, device: str, measured: Dict[str, Any]) -> None:
+    terms, chosen = 8192, te_recipe(recipe)
+    layer = te.Linear(terms, OUTPUTS, bias=False, params_dtype=BF16)
+    # Codes of e4m3, the largest 448, so that casting changes none; rows of other sizes, so that spacings differ.
+    sizes = [torch.exp2(torch.rand(count, 1, device="cuda")) for count in (ROWS, OUTPUTS)]
+    x, weight = ((torch.rand(len(size), terms, device="cuda") * 224 * size).to(torch.float8_e4m3fn) for size in sizes)
+    x, weight = x.to(BF16), weight.to(BF16)
+    x[0, 0] = weight[0, 0] = 448
+    with torch.no_grad():
+        layer.weight.copy_(weight * 2.0**-10)
+    gradient = torch.randn(ROWS, OUTPUTS, device="cuda").to(BF16)
+    settle(layer, chosen, x, gradient)
+    product = run(layer, chosen, x, gradient)[0].cpu().double()
+    measured["bias"] = float((product / (x.double() @ layer.weight.double().t()).cpu() - 1).mean())
+    split = chosen.fp8_gemm_fprop.use_split_accumulator
+    # A tensor core of Hopper's keeps 13 bits behind the point of a sum and truncates. A split one moves on to float32
+    # every 128 terms, truncated four times between. Each of the results is rounded, the mean of which scatters.
+    rounding = 4 * bounds.ceiling(BF16, 1) / (ROWS + OUTPUTS) ** 0.5
+    most = (4 if split else terms // 32) * 2.0**-13
+    assert -most - rounding <= measured["bias"] <= rounding, f"off by {measured['bias']:.3g} on average"
+
+
+@fp8_gpu
 @every_recipe
 @proves("the scales of a Linear follow an input 16 times larger within two steps: the noise is what it was")
 def test_scales_follow(recipe: str, device: str, measured: Dict[str, Any]) -> None:

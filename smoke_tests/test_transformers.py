@@ -11,6 +11,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import MistralConfig, MistralForCausalLM
 
+import bounds
+import references
 from claims import needs, proves
 from fused_ops import operator, te_autocast, te_recipe
 
@@ -79,6 +81,27 @@ def test_extra_state_is_skipped_on_load(model: MistralWithState, safetensors: bo
     assert_bit_equal(tensors_of(loaded), tensors_of(model))
 
 
+IGNORED = -100
+
+
+def loss_by_hand(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    """The mean of the float64 cross entropy of each token's logits [b, l, v] and the next label that counts [b, l]."""
+    logits, after = logits.detach().cpu().double()[:, :-1], labels.cpu()[:, 1:]
+    return float(references.cross_entropy(logits.flatten(0, 1), after.flatten(), IGNORED))
+
+
+@proves("a model's loss is the mean cross entropy of its logits and the next tokens, ignored ones left out")
+def test_loss_is_of_the_next_token(model: MistralWithState, measured: Dict[str, Any]) -> None:
+    tokens = torch.randint(48, (3, 17))
+    labels = torch.where(torch.rand(tokens.shape) < 0.3, IGNORED, tokens)
+    labels[:, 1], labels[:, 2] = tokens[:, 1], IGNORED  # some count and some do not, whatever the seed
+    output = model(tokens, labels=labels)
+    expected = loss_by_hand(output.logits, labels)
+    measured["off"] = abs(float(output.loss.detach()) / expected - 1)
+    # float32: a log-sum-exp of 48 terms and a mean of up to 48 rows, one rounding each at worst.
+    assert measured["off"] <= (48 + 48) * 2.0**-24
+
+
 class MistralOfTransformerEngine(MistralForCausalLM):  # type: ignore[misc]
     """A one-layer Mistral, every projection Transformer Engine's; its sizes are multiples of 16."""
 
@@ -87,11 +110,12 @@ class MistralOfTransformerEngine(MistralForCausalLM):  # type: ignore[misc]
         operator("linear", "transformer-engine.delayed")(self, lambda name: False)
 
 
-def in_fp8(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
-    """The loss of tokens [b, l] on their own, in FP8."""
+def step_in_fp8(model: torch.nn.Module, tokens: torch.Tensor) -> Any:
+    """What the model gives for tokens [b, l], which are their own labels, in FP8, its gradients computed."""
     with te_autocast(te_recipe("delayed")):
-        loss: torch.Tensor = model(tokens, labels=tokens).loss
-    return loss
+        output = model(tokens, labels=tokens)
+    output.loss.backward()
+    return output
 
 
 @needs(sm=(8, 9))
@@ -109,18 +133,27 @@ def test_a_model_in_fp8_is_saved_and_loaded(
     model = MistralOfTransformerEngine(config).to(device)
     tokens = torch.randint(48, (2, 16), device=device)
     for _ in range(2):
-        in_fp8(model, tokens).backward()
+        step_in_fp8(model, tokens)
     state = model.state_dict()
     kinds = sorted({type(state[name]).__name__ for name in state if name.endswith("_extra_state")})
     measured["extra state"] = ", ".join(kinds)
     model.save_pretrained(tmp_path, safe_serialization=safetensors)
     loaded = MistralOfTransformerEngine.from_pretrained(tmp_path).to(device)
     assert_bit_equal(tensors_of(loaded), tensors_of(model))
-    losses = [in_fp8(one, tokens) for one in (model, loaded)]
-    losses[1].backward()
-    # The first step after loading has scales of 1, and values near those that e4m3 then holds.
-    measured["loss"], measured["loaded"] = (float(loss.detach()) for loss in losses)
-    assert measured["loaded"] == pytest.approx(measured["loss"], rel=0.05)
+    loaded.train()  # as what trained is
+    for _ in range(2):  # the first step after loading has scales of 1, and measures those of the next
+        step_in_fp8(loaded, tokens)
+    trained, resumed = (step_in_fp8(one, tokens) for one in (model, loaded))
+    measured["loss"], measured["loaded"] = (float(output.loss.detach()) for output in (trained, resumed))
+    for output in (trained, resumed):
+        assert float(output.loss.detach()) == pytest.approx(loss_by_hand(output.logits, tokens), rel=96 * 2.0**-24)
+    # Of the same weights and with the same scales a product has the same codes; only what float32 does may differ.
+    apart = bounds.relative_error(resumed.logits.detach().cpu(), trained.logits.detach().cpu().double())
+    assert apart <= bounds.rounding_noise(bounds.E4M3)[0] / 8, f"logits are {apart:.3g} apart"
+    with torch.no_grad():  # the contrast, so that this could fail: in high precision they are farther off
+        plain = model(tokens).logits.cpu().double()
+    noise = bounds.relative_error(trained.logits.detach().cpu(), plain)
+    assert noise >= bounds.rounding_noise(bounds.E4M3)[0], f"FP8 moves the logits by {noise:.3g} only"
 
 
 def write_checkpoint(tensors: Dict[str, torch.Tensor], folder: Path, safetensors: bool) -> None:

@@ -21,6 +21,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 import pytest
 import torch
 
+import bounds
+import references
 from claims import long, needs, proves
 from kernels import assert_float8_products
 from training import checkpoint, deepspeed_config, infer, kills, memory, parity, pretrain
@@ -448,29 +450,49 @@ def test_parity_runs(tmp_path: Path) -> None:
         parity.report(tmp_path, 4)
 
 
+PARTS = ("attention", "rms_norm", "rope", "swiglu", "cross_entropy")
+
+
+@pytest.mark.parametrize("base", [10000.0, 5e5], ids=["1e4", "5e5"])
+@proves("the model turns its heads by the closed form of its own rotary base", seed="B07", package="torch")
+def test_decoder_turns_by_its_base(base: float, measured: Dict[str, Any]) -> None:
+    model = MODELS["tiny"]._replace(base=base)
+    rotary = Decoder(model, dict.fromkeys(PARTS, "naive"), torch.float32).blocks[0].attention.rotary
+    x = torch.randn(2, 3, 41, model.shape.head_size)
+    turned, truth = rotary(x, 13), references.rope(x.double(), 13, base)
+    # Rounded on the way: the cosine, both products, the result.
+    floor, _ = bounds.rounding_noise(bounds.MANTISSA[torch.float32])
+    measured["error"] = bounds.assert_rounded_like(turned, truth, floor, bounds.ceiling(torch.float32, 4))
+
+
+@pytest.mark.parametrize("base", [10000.0, 5e5], ids=["1e4", "5e5"])
 @proves(
-    "a checkpoint becomes a Mistral with its logits, which transformers saves and loads, and comes back bit-equal",
+    "a checkpoint becomes a Mistral with its logits and its rotary base, which transformers saves and loads, and comes "
+    "back bit-equal",
     package="transformers",
 )
-def test_hugging_face(tmp_path: Path, measured: Dict[str, Any]) -> None:
+def test_hugging_face(base: float, tmp_path: Path, measured: Dict[str, Any]) -> None:
     from transformers import MistralForCausalLM
 
     from training.hugging_face import from_mistral, to_mistral
 
-    model, columns = (
-        MODELS["tiny"],
-        dict.fromkeys(("attention", "rms_norm", "rope", "swiglu", "cross_entropy"), "naive"),
-    )
-    decoder = Decoder(model, columns, torch.float32)
+    model = MODELS["tiny"]._replace(base=base)
+    decoder = Decoder(model, dict.fromkeys(PARTS, "naive"), torch.float32)
+    for block in decoder.blocks:  # so that attention looks at some tokens more than at others, and positions count
+        torch.nn.init.normal_(block.attention.qkv.weight, std=2 / math.sqrt(model.shape.width))
     weights = checkpoint.weights_of(decoder)
     to_mistral(weights, model).save_pretrained(tmp_path)
     loaded = MistralForCausalLM.from_pretrained(tmp_path)
     back = from_mistral(loaded)
     assert set(back) == set(weights) and all(torch.equal(back[name], weights[name]) for name in weights)
+    assert loaded.config.rope_theta == base
     tokens = torch.randint(256, (2, 64))
     with torch.no_grad():
-        measured["difference"] = float((loaded(tokens).logits - decoder(tokens)).abs().max())
-    assert measured["difference"] < 1e-3
+        other, own = loaded(tokens).logits, decoder(tokens)
+    measured["difference"] = bounds.relative_error(other, own.double())
+    # Each of the 16 products of both models sums up to 208 terms in float32; transformers' angles, of up to 64 radians,
+    # are float32 as well. A score of 20 or so makes an error 20 times larger before the exponential.
+    assert measured["difference"] <= 20 * (bounds.ceiling(torch.float32, 16, terms=208) + 64 * 2.0**-24)
 
 
 # --- on a GPU with FP8 ---
