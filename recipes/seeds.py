@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -145,10 +144,17 @@ def trainings(root: Path) -> Iterator[tuple[str, str, str, str, dict[str, Any]]]
         yield target, machine, model, place, read_json(path)
 
 
-def above(arm: dict[str, Any]) -> str:
-    """How far an arm's loss lies above bfloat16's, with its interval of 95 %."""
+def by_seed(arm: dict[str, Any]) -> str:
+    """How far an arm's loss lies above bfloat16's, for each seed."""
+    return ", ".join(f"{value:+.4f}" for value in arm["differences"])
+
+
+def verdict(arm: dict[str, Any], margin: float) -> str:
+    """What the seeds come to: the mean with its interval of 95 %, and the verdict; that there is none of too few."""
+    if "verdict" not in arm:
+        return "no verdict: too few seeds"
     low, high = arm["interval"]
-    return f"{arm['above']:+.4f} ({low:+.4f} to {high:+.4f})"
+    return f"{arm['above']:+.4f} ({low:+.4f} to {high:+.4f}): {arm['verdict']} (margin {margin:g})"
 
 
 def _proved(root: Path, statement: Statement, name: str) -> Answer:
@@ -159,27 +165,15 @@ def _proved(root: Path, statement: Statement, name: str) -> Answer:
     return Answer(statement, f"proved on {proof.told(one)}" if proof.ran(one) else "", link)
 
 
-def ends(root: Path, place: str, report: dict[str, Any]) -> dict[str, float]:
-    """Where each arm ended: its mean loss (nats per token) over the last steps, as many as the report smooths over."""
-    losses: dict[str, list[float]] = {}
-    for line in (root / f"{place}.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        losses.setdefault(row["arm"], []).extend(row["loss"][-report["window"] :])
-    return {arm: statistics.mean(last) for arm, last in losses.items()}
-
-
 def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
-    for target, machine, model, place, report in trainings(root):
+    for target, machine, model, _, report in trainings(root):
         if not any(fnmatch(model, one) for one in statement.models or ["*"]):
             continue
         arm = report["arms"].get(statement.parity, {})
-        first = arm.get("beside", report["reference"])
-        if "interval" in arm:
-            yield Answer(statement, f"{above(arm)} nats per token, {model}", f"{target}, {machine}")
-        elif arm:
-            last = ends(root, place, report)
-            told = f"ends at {last[str(statement.parity)]:.3f} nats per token, {first} at {last[first]:.3f}"
-            yield Answer(statement, f"{told}; {arm['spikes'] or 'no'} spikes, {model}", f"{target}, {machine}")
+        if "differences" in arm:
+            numbers = f"{by_seed(arm)} nats per token above {arm['beside']}, seed by seed, {model}"
+            judged = f"{numbers}; {verdict(arm, report['margin'])}; {arm['spikes'] or 'no'} spikes"
+            yield Answer(statement, judged, f"{target}, {machine}")
 
 
 def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[Answer]:

@@ -60,26 +60,28 @@ def test_what_is_not_valid_or_not_measured_answers_nothing() -> None:
     assert found(said(["models/*"]), slow) == []
 
 
-def test_arms_of_one_seed_are_compared_where_they_end(tmp_path: Path) -> None:
-    """With the arm that each was trained beside; more seeds have an interval."""
+def test_trainings_have_a_verdict_from_five_seeds_on_and_their_numbers_before(tmp_path: Path) -> None:
     folder = tmp_path / "smoke_tests" / "evidence" / "training"
     folder.mkdir(parents=True)
-    ends = {"bf16": 1.0, "e8m3": 1.25, "bf16@2": 3.0, "e8m3@2": 3.5}
-    rows = [{"arm": name, "seed": 0, "loss": [9.0, end - 0.125, end + 0.125]} for name, end in ends.items()]
-    (folder / "cpu--x86-64--tiny.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    arms = {name: {"beside": "bf16" + name[4:], "seeds": [0], "spikes": 0} for name in ends}
-    report = {"reference": "bf16", "window": 2, "arms": arms}
+    first = {"beside": "bf16", "seeds": [0], "spikes": 0}
+    few = {**first, "differences": [0.25, -0.5]}
+    enough = {
+        **first, "differences": [0.01] * 5, "spikes": 2, "above": 0.01, "interval": [0.008, 0.012], "verdict": "different"
+    }  # fmt: skip
+    report = {"reference": "bf16", "window": 2, "margin": 0.005, "arms": {"bf16": first, "e8m3": few, "fp8": enough}}
     (folder / "cpu--x86-64--tiny.json").write_text(json.dumps(report))
 
-    (answer,) = seeds._compared(tmp_path, Statement(seeds=["C06"], says="it diverges", parity="e8m3@2"))
-    assert answer.found == "ends at 3.500 nats per token, bf16@2 at 3.000; no spikes, tiny"
-    elsewhere = Statement(seeds=["C06"], says="it diverges", parity="e8m3@2", models=["hare-*"])
+    (answer,) = seeds._compared(tmp_path, Statement(seeds=["C06"], says="it diverges", parity="e8m3"))
+    assert answer.found == (
+        "+0.2500, -0.5000 nats per token above bf16, seed by seed, tiny; no verdict: too few seeds; no spikes"
+    )
+    elsewhere = Statement(seeds=["C06"], says="it diverges", parity="e8m3", models=["hare-*"])
     assert list(seeds._compared(tmp_path, elsewhere)) == []
     facts = SimpleNamespace(root=tmp_path)
     lines = [line for line in render._parity(facts).splitlines() if " beside " in line]  # type: ignore[arg-type]
     assert [line.split(" | ")[2:] for line in lines] == [
-        ["e8m3 beside bf16", "1", "", "+0.2500, at the end |"],
-        ["e8m3@2 beside bf16@2", "1", "", "+0.5000, at the end |"],
+        ["e8m3 beside bf16", "+0.2500, -0.5000", "no verdict: too few seeds |"],
+        ["fp8 beside bf16", ", ".join(["+0.0100"] * 5), "+0.0100 (+0.0080 to +0.0120): different (margin 0.005) |"],
     ]
 
 
