@@ -26,7 +26,7 @@ from kernels import assert_float8_products
 from training import checkpoint, deepspeed_config, infer, kills, memory, parity, pretrain
 from training.checkpoint import CheckpointError
 from training.decoder import Decoder
-from training.models import MODELS, parameters_of
+from training.models import MODELS, operations_per_token, parameters_of
 from training.precision import layers_of, round_mantissa
 from training.pretrain import NotFinite, Options, Refused, Run, columns_of, model_of
 from training.text import Text, TextError
@@ -406,6 +406,8 @@ def test_memory(measured: Dict[str, Any]) -> None:
         memory.bytes_per_parameter("ms-amp.O2")
     seed_001 = memory.bytes_per_parameter("bf16", weights="bfloat16", moments="float32")
     assert seed_001["weights"] + seed_001["moments"] == 10  # of Z2all's 1,255,499,776: 12.0 GiB, the seed's 12250 MB
+    # 6 x (1,255,499,776 - 64,320 x 2,048) + 12 x 22 x 2,048 x 2,048: the input embedding is no product.
+    assert operations_per_token(MODELS["z2all-1.26b"].shape) == 7_849_930_752
     assert 10 * MODELS["z2all-1.26b"].parameters / 2**20 == pytest.approx(12250, rel=0.03)
 
 
