@@ -185,7 +185,7 @@ def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[An
         arm = arms.get(str(statement.arm), {})
         base = arms.get(statement.over or arm.get("base") or "")
         if arm and base:
-            numbers.append(_times(base, arm) if statement.over else (arm["ratio"], arm["low"], arm["high"]))
+            numbers.append(bench.times(base, arm) if statement.over else (arm["ratio"], arm["low"], arm["high"]))
             keys.append(row["key"])
             waits += arm["launch_bound"] or base["launch_bound"]
     if not numbers or (statement.rising and len(numbers) != len(statement.cells)):
@@ -199,18 +199,6 @@ def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[An
     host = f"; the host sets the time in {waits}" if waits else ""
     where = f"{place}: {statement.arm} in {_places(keys if len(keys) <= 4 else statement.cells)}"
     yield Answer(statement, f"{verdict}{listed}{host}", where, holds)
-
-
-def _times(base: Row, arm: Row) -> Number:
-    """How many times as fast as another arm of its cell an arm is, pair by pair."""
-
-    def seen(one: Row) -> list[float]:
-        gpu: list[float] = one["samples_ms"]
-        host: list[float] = one.get("host_samples_ms", gpu)
-        return [max(pair) for pair in zip(gpu, host, strict=True)]
-
-    number: Number = bench.room("rows").ratio(seen(base), seen(arm))
-    return number
 
 
 def _places(keys: list[str]) -> str:
