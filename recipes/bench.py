@@ -475,7 +475,7 @@ def measured(goal: Goal, row: Row, name: str) -> Number | None:
     if base is None:
         return None
     if goal.of == "memory":
-        held, less = (one["state_mib"] + one.get("peak_mib", 0) for one in (base, arm))
+        held, less = (side["state_mib"] + side.get("peak_mib", 0) for side in (base, arm))
         return held / less, held / less, held / less
     return times(base, arm) if goal.over else (arm["ratio"], arm["low"], arm["high"])
 

@@ -59,7 +59,8 @@ def _parity(facts: Facts) -> str:
         for arm, compared in report["arms"].items():
             if "differences" in compared:
                 sides, by_seed = f"{arm} beside {compared['beside']}", seeds.by_seed(compared)
-                rows.append([f"`{target}`, {machine}", curves, sides, by_seed, seeds.verdict(compared, report["margin"])])
+                judged = seeds.verdict(compared, report["margin"])
+                rows.append([f"`{target}`, {machine}", curves, sides, by_seed, judged])
     header = "Where|Curves|Runs|Above, nats per token, seed by seed|Over all seeds (95 %)"
     return mutants.table(header, rows) if rows else "Nothing trained on a GPU is committed yet."
 

@@ -90,7 +90,7 @@ ON_GPUS = {**SHARD, "machine": {**SHARD["machine"], "gpus": [{}]}}
 
 def shown(*rows: bench.Row) -> dict[str, tuple[str, bool | None]]:
     """Goal -> what is shown, and whether it is reached, of those that were measured."""
-    goals = bench.goals([{**ROWS.judge(one, LIMITS), "run": ON_GPUS} for one in rows])
+    goals = bench.goals([{**ROWS.judge(cell, LIMITS), "run": ON_GPUS} for cell in rows])
     return {goal["goal"]: (goal["found"], goal["met"]) for goal in goals if goal["key"]}
 
 
@@ -118,7 +118,7 @@ def test_a_goal_is_held_to_one_cell_and_shows_how_many_others_reach_it() -> None
         return {**row(key, **{"fp8 graph": fast(ratio, samples_ms=[1.0] * 9)}), "facts": facts}
 
     rows = [block("block/core/6.7B/2048x4", 1.4), block("block/grid/13B/2048x8", 1.9), block("block/grid/13B/8x1", 1.2)]
-    goals = bench.goals([{**ROWS.judge(one, LIMITS), "run": ON_GPUS} for one in rows])
+    goals = bench.goals([{**ROWS.judge(cell, LIMITS), "run": ON_GPUS} for cell in rows])
     (goal,) = [goal for goal in goals if goal["goal"] == "FP8 over bf16, one block"]
     assert (goal["found"], goal["met"]) == ("1.4 (1.39 to 1.41, 9), not reached", False)
     assert goal["grid"] == "median 1.4, 1 of 3 reach it"
@@ -168,8 +168,8 @@ def test_a_block_is_held_to_what_recommend_says_of_its_layers() -> None:
 def test_a_sound_row_is_valid() -> None:
     found = ROWS.judge(row(fp8=fast(flops_per_second=1.4e15), copy=arm(bytes_per_second=4.1e12)), LIMITS)
     assert [one["invalid"] for one in found["arms"].values()] == [[], [], []]
-    found = {NAMED: fast(1.7, samples_ms=[1.0] * 9)}
-    assert first_goal(ROWS.judge(row(LARGE, **found), LIMITS)) == ("**1.7 (1.69 to 1.71, 9)**", True)
+    fp8 = {NAMED: fast(1.7, samples_ms=[1.0] * 9)}
+    assert first_goal(ROWS.judge(row(LARGE, **fp8), LIMITS)) == ("**1.7 (1.69 to 1.71, 9)**", True)
 
 
 def test_a_call_whose_launches_take_its_time_is_launch_bound() -> None:

@@ -6,8 +6,8 @@
 An arm is PRECISION/OPS, with @RATE where its learning rate is another; the first of each rate that is trained is the
 one to compare with (MS-AMP's are trained last), and what follows -- are flags of pretrain.py. `run` goes on where it
 was left, ends with 75 (call again) when its minutes are over, and appends each finished run to DIR/curves.jsonl.
-`report` writes DIR/parity.json and DIR/parity.svg. Runs are compared seed by seed, and a seed is one sample: the steps of
-a run hang together, so that more of them are not more samples.
+`report` writes DIR/parity.json and DIR/parity.svg. Runs are compared seed by seed, and a seed is one sample: the steps
+of a run hang together, so that more of them are not more samples.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from training.text import TextError
 
 WINDOW = 50  # steps of the moving mean
 FEWEST = 5  # seeds from which on there is an interval and a verdict
-# Nats per token within which two trainings are taken to be equally good: the 0.25 % below which DeepSeek-V3 (2412.19437,
-# section 3.3) finds FP8's loss and calls it training's own randomness, of a loss of 2 nats per token.
+# Nats per token within which two trainings count as equally good: of a loss of 2 nats per token, the 0.25 % within
+# which DeepSeek-V3 (2412.19437, section 3.3) finds FP8's loss, and which it counts as training's own randomness.
 MARGIN = 0.005
 # Student's t with 1, 2, ... 30 degrees of freedom, 97.5 %: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2.
 QUANTILES = (
@@ -104,8 +104,8 @@ def differences(reference: Sequence[Sequence[float]], arm: Sequence[Sequence[flo
 def judged(values: Sequence[float], margin: float = MARGIN) -> Dict[str, Any]:
     """What the differences of some seeds come to; nothing with too few seeds.
 
-    above: their mean, with its interval of 95 % by Student's t. verdict: "equivalent" where the interval lies within the
-    margin (two one-sided tests, each at 2.5 %), else "different" where it leaves 0 out, else "not told apart".
+    above: their mean, with its interval of 95 % by Student's t. verdict: "equivalent" where the interval lies within
+    the margin (two one-sided tests, each at 2.5 %), else "different" where it leaves 0 out, else "not told apart".
     """
     if len(values) < FEWEST:
         return {}

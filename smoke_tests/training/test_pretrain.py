@@ -412,9 +412,8 @@ def test_memory(measured: Dict[str, Any]) -> None:
 
 
 @proves(
-    "parity's interval over seeds holds the difference that was put there in 93 to 97 % of 1,000 simulated comparisons, "
-    "where pooled blocks of steps hold it in less than half; no difference as large as the margin is called equivalent "
-    "in more than 5 %",
+    "parity's interval over seeds holds the difference that was put there in 93 to 97 % of 1,000 simulated comparisons "
+    "(pooled blocks of steps: in less than half), and a difference of the margin is called equivalent in 5 % at most",
     package="torch",
     since="2.4",
 )
@@ -425,8 +424,7 @@ def test_parity(measured: Dict[str, Any]) -> None:
         # Five seeds; what sets a seed apart stays for its whole run, which is ten blocks of steps.
         means = [draw.gauss(parity.MARGIN, 0.01) for _ in range(5)]
         blocks = [[draw.gauss(mean, 0.002) for _ in range(10)] for mean in means]
-        found = parity.judged([statistics.mean(own) for own in blocks])
-        low, high = found["interval"]
+        low, high = parity.judged([statistics.mean(own) for own in blocks])["interval"]
         held += low <= parity.MARGIN <= high
         close = parity.judged([draw.gauss(parity.MARGIN, 0.0005) for _ in range(5)])
         wrong += close["verdict"] == "equivalent"
@@ -440,7 +438,7 @@ def test_parity(measured: Dict[str, Any]) -> None:
     assert parity.judged([0.1] * 4) == {}
     verdicts = [parity.judged([mean + off for off in (-0.002, -0.001, 0, 0.001, 0.002)]) for mean in (0.001, 0.02)]
     verdicts.append(parity.judged([-0.1, 0.1, 0.0, -0.05, 0.08]))
-    assert [one["verdict"] for one in verdicts] == ["equivalent", "different", "not told apart"]
+    assert [judged["verdict"] for judged in verdicts] == ["equivalent", "different", "not told apart"]
 
 
 @proves("runs of several arms go on where their time was over, and become numbers and a figure", package="torchao")
