@@ -15,9 +15,10 @@ import re
 import statistics
 import sys
 from collections.abc import Iterable, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from packaging.version import Version
 from pydantic import Field, ValidationError
@@ -32,8 +33,8 @@ from recipes.process import group
 from recipes.progress import console, say
 
 Row = dict[str, Any]
-Gain = tuple[float, str, str]  # how much, the cell's key, the arm
-SIDES = ("fp8", "bf16")
+Number = tuple[float, float, float]  # the median over pairs, and the ends of its interval of 95 %
+FEWEST = 5  # samples from which on they have an interval
 LAUNCHES = ("eager", "graph", "compiled", "compiled graph")
 PICTURES = ("block", "ablation", "crossover", "scaling")  # README's
 
@@ -313,17 +314,15 @@ def text(root: Path) -> str:
         place = path.relative_to(root)
         parts.append(f"`{runs[0]['target']}` on {runs[0]['machine']['name']} ([rows]({place})):")
         missing = {row["key"] for row in cells if row.get("unfinished")}  # some arms of it
-        lines = ["| Goal | At least | Found | By | Measured in |", "|---|---|---|---|---|"]
+        lines = ["| Goal | At least | Found (95 %, samples) | Arm | Cell | Of all alike |", "|---|---|---|---|---|---|"]
         wanted = goals(cells)
         for goal in wanted:
             if goal["key"]:
-                found = f"**{goal['found']:.3g}**" if goal["met"] else f"{goal['found']:.4g}, not reached"
                 unfinished = ", unfinished" if goal["key"] in missing else ""
-                by = f"{found} | {goal['arm']} | `{goal['key']}`{unfinished}"
+                by = f"{goal['found']} | {goal['arm']} | `{goal['key']}`{unfinished} | {goal['grid']}"
                 lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} |")
         parts.append("\n".join(lines))
-        if left := sum(not goal["key"] for goal in wanted):
-            parts.append(f"Not measured there: {left} more {'goals' if left > 1 else 'goal'}.")
+        parts += [f"Not measured there: {goal['goal']} ({goal['arm']})." for goal in wanted if not goal["key"]]
         parts += [f"Not reached: {goal['goal']}, {goal['profile']}." for goal in wanted if goal["profile"]]
         for name in PICTURES:
             picture = place.with_name(f"{place.stem}-{name}.svg")
@@ -378,33 +377,142 @@ def shares(row: Row) -> dict[str, float]:
     return {name: reached for name, reached in found.items() if reached is not None}
 
 
+class Goal(NamedTuple):
+    """A number that was asked for, and the one cell and arm that answer it, fixed before they are measured.
+
+    of: "time" or "memory" (how many times as fast as `over`, or as little), "mfu" by the count of COUNTS[0], "copy" (a
+    share of the copy's speed). over: the arm that it is compared with, else its base. grid: patterns of the cells and
+    the arms that are like it, of which the median is shown and how many reach the goal.
+    """
+
+    says: str
+    least: float
+    cell: str
+    arm: str
+    of: str = "time"
+    over: str = ""
+    grid: tuple[str, str] = ("", "")
+
+
+STEP = "a step of the 1.26B model"
+NAIVE = "fused over naive, 2 sequences at once in both; fused has bf16 weights and residuals too, naive float32 weights"
+STEPS = ("ablation/step/*", "fused* 2")
+SEVERAL = (
+    Goal("FP8 (weights gathered in it) over bf16, the 8B model, sharded", 1.28, "scaling/fsdp/8B/4", "fp8 gathered"),
+    Goal(
+        "the same, nothing recomputed in either", 1.28, "scaling/fsdp/8B/4", "fp8 gathered, nothing recomputed",
+        over="bf16, nothing recomputed",
+    ),
+    Goal("two pipeline stages over sharding alone, the 8B model in bf16", 1.0, "scaling/layouts/8B/4", "pp2"),
+    Goal("memory of sharding alone over that of two pipeline stages", 1.25, "scaling/layouts/8B/4", "pp2", "memory"),
+)  # fmt: skip
+SINGLE = (
+    Goal(
+        "FP8 over bf16, a Linear of 16384 × 8192 × 8192", 1.65, "linear/seed/large/both",
+        "transformer-engine.delayed graph",
+    ),
+    # The block of Transformer Engine's quickstart, by which the article measured.
+    Goal("FP8 over bf16, one block", 1.65, "block/core/6.7B/2048x4", "fp8 graph", grid=("block/*", "fp8*")),
+    Goal(f"{STEP} in bf16, MFU by torchtitan's count", 0.6, "ablation/step/te", "fused te graph 8", "mfu"),
+    Goal(f"`pretrain`: {STEP} in bf16, the same", 0.6, "ablation/step/pretrain-bf16", "pretrain bf16 8", "mfu"),
+    Goal(f"time of {STEP}, {NAIVE}", 4.0, "ablation/step/te", "fused te graph 2", over="naive 2", grid=STEPS),
+    Goal("memory of the same arm", 3.0, "ablation/step/te", "fused te graph 2", "memory", "naive 2", STEPS),
+    Goal(f"FP8 over fused bf16, {STEP}", 1.15, "ablation/step/te-fp8", "fp8 te.delayed graph 8"),
+    Goal("`pretrain` in bf16 over `bench`'s own step", 1.0, "ablation/step/pretrain-bf16", "pretrain bf16 8"),
+    Goal("`pretrain` in FP8 over `bench`'s own step", 1.0, "ablation/step/pretrain-fp8", "pretrain fp8 8"),
+    *(
+        Goal(
+            f"{name} forward, share of the copy", 0.85, f"operators/{name}/{size}/forward", "flash-attn", "copy",
+            grid=(f"operators/{name}/*/forward", "*"),
+        )
+        for name, size in (
+            ("rms_norm", "16384x2048"), ("swiglu", "16384x5632"), ("rope", "8x32x2048x64"),
+            ("cross_entropy", "8192x64320"),
+        )
+    ),
+)  # fmt: skip
+
+
 def goals(cells: list[Row]) -> list[Row]:
-    """What a large GPU, or four, should reach, and the best valid number of these rows for it; 0 where none is.
+    """What a large GPU, or four, should reach, and what the arm that was named for it does; "key" is "" without.
 
     "profile" says of one that was not reached where the arm's time went, as far as its row tells.
     """
     if not cells[0]["run"]["machine"]["gpus"]:
         return []
     several = of(cells, "scaling/")
-    wanted = _wanted_of_several(several) if several else []
-    wanted += _wanted_of_one(cells) if len(cells) > len(several) else []
-    arms = {row["key"]: row.get("arms", {}) for row in cells}
-    found = []
-    for goal, least, values in wanted:
-        value, key, arm = max(values, default=(0.0, "", "not measured"))
-        told = _profile(arms.get(key, {}).get(arm, {})) if value < least else ""
-        found.append(
-            {
-                "goal": goal,
-                "least": least,
-                "found": value,
-                "key": key,
-                "arm": arm,
-                "met": value >= least,
-                "profile": told,
-            }
-        )
-    return found
+    wanted = [*(SEVERAL if several else ()), *(SINGLE if len(cells) > len(several) else ())]
+    shown = [_shown(goal, cells) for goal in wanted]
+    return shown + (_least_gain(cells) if len(cells) > len(several) else [])
+
+
+def _shown(goal: Goal, cells: list[Row]) -> Row:
+    """A goal beside its number."""
+    row = next((row for row in cells if row["key"] == goal.cell), None)
+    number = measured(goal, row, goal.arm) if row else None
+    line = {"goal": goal.says, "least": goal.least, "arm": goal.arm + (f" over {goal.over}" if goal.over else "")}
+    if not row or not number:
+        return {**line, "key": "", "found": "not measured", "met": None, "grid": "", "profile": ""}
+    arm = row["arms"][goal.arm]
+    words, met = verdict(number, goal.least, len(arm["samples_ms"]), exact=goal.of == "memory")
+    words += f" ({mfu(arm, row, COUNTS[1])} by nanoGPT's count)" if goal.of == "mfu" else ""
+    profile = _profile(arm) if met is False else ""
+    return {**line, "key": goal.cell, "found": words, "met": met, "grid": _grid(goal, cells), "profile": profile}
+
+
+def measured(goal: Goal, row: Row, name: str) -> Number | None:
+    """What an arm of a row has for a goal, with its interval; None without."""
+    arms = valid(row)
+    arm = arms.get(name)
+    if arm is None:
+        return None
+    base = arms.get(goal.over or arm.get("base", ""))
+    if goal.of in ("mfu", "copy"):
+        value = mfu_of(arm, row, COUNTS[0]) if goal.of == "mfu" else share(arm, row)
+        ms, samples = (arm["ms"], waited(arm)) if goal.of == "mfu" else (arm["gpu_ms"], arm["samples_ms"])
+        _, low, high = room("rows").ratio([ms] * len(samples), samples)
+        return None if value is None else (value, value * low, value * high)
+    if base is None:
+        return None
+    if goal.of == "memory":
+        held, less = (side["state_mib"] + side.get("peak_mib", 0) for side in (base, arm))
+        return held / less, held / less, held / less
+    return times(base, arm) if goal.over else (arm["ratio"], arm["low"], arm["high"])
+
+
+def verdict(number: Number, least: float, samples: int, exact: bool = False) -> tuple[str, bool | None]:
+    """A number with its interval, in words, and whether it reaches a bound; None where that is not told apart."""
+    value, low, high = number
+    if exact:
+        return (f"**{value:.3g}**", True) if value >= least else (f"{value:.3g}, not reached", False)
+    if samples < FEWEST:
+        return f"{value:.3g} ({samples} samples: no interval), not told apart", None
+    words = f"{value:.3g} ({low:.3g} to {high:.3g}, {samples})"
+    met = True if low >= least else False if high < least else None
+    return f"**{words}**" if met else words + (", not told apart" if met is None else ", not reached"), met
+
+
+def _grid(goal: Goal, cells: list[Row]) -> str:
+    """The median of all cells and arms that are like a goal's, and how many reach it."""
+    keys, names = goal.grid
+    alike = [(row, name) for row in cells if fnmatch(row["key"], keys) for name in valid(row) if fnmatch(name, names)]
+    values = [number[0] for row, name in alike if (number := measured(goal, row, name))]
+    if not values:
+        return ""
+    reached = sum(value >= goal.least for value in values)
+    return f"median {statistics.median(values):.3g}, {reached} of {len(values)} reach it"
+
+
+def waited(arm: Row) -> list[float]:
+    """What a user waits for in each call, ms: the longer of GPU and host time."""
+    gpu: list[float] = arm["samples_ms"]
+    return [max(pair) for pair in zip(gpu, arm.get("host_samples_ms", gpu), strict=True)]
+
+
+def times(base: Row, arm: Row) -> Number:
+    """How many times as fast as another arm of its cell an arm is, pair by pair."""
+    number: Number = room("rows").ratio(waited(base), waited(arm))
+    return number
 
 
 def _profile(arm: Row) -> str:
@@ -416,131 +524,32 @@ def _profile(arm: Row) -> str:
     return f"of {arm['gpu_ms']:.3g} ms{moved} on the GPU: {longest}"
 
 
-def _gains(cells: list[Row]) -> list[Gain]:
-    return [(arm["ratio"], row["key"], name) for row in cells for name, arm in valid(row).items() if "ratio" in arm]
-
-
-def _wanted_of_several(cells: list[Row]) -> list[tuple[str, float, list[Gain]]]:
-    """What four GPUs of one host should reach."""
-    alike: list[Gain] = []
-    fastest: list[Gain] = []
-    layouts: list[Gain] = []
-    memory: list[Gain] = []
-    for row in of(cells, "scaling/fsdp/8B/4"):
-        arms = valid(row)
-        speed = {name: arm["tokens_per_second"] for name, arm in arms.items()}
-        alike += [
-            (ratio, key, f"{name} beside {arms[name]['base']}")
-            for ratio, key, name in _in(_gains([row]), "scaling/", "fp8")
-        ]
-        fp8, bf16 = (sorted((name for name in speed if name.startswith(side)), key=speed.__getitem__) for side in SIDES)
-        if fp8 and bf16:
-            fastest.append((speed[fp8[-1]] / speed[bf16[-1]], row["key"], f"{fp8[-1]} beside {bf16[-1]}"))
-    for row in of(cells, "scaling/layouts/8B/4"):
-        arms = valid(row)
-        layouts += [gain for gain in _gains([row]) if arms[gain[2]]["base"] == "fsdp" and not gain[2].endswith("fp8")]
-        held = {name: arm["peak_mib"] for name, arm in arms.items()}
-        stages = [name for name in ("pp2", "pp2 resharded") if name in held and "fsdp" in held]
-        memory += [(held["fsdp"] / held[name], row["key"], name) for name in stages]
-    return [
-        ("FP8 over bf16, the 8B model, sharded", 1.28, alike),
-        ("the fastest FP8 over the fastest bf16 of it, whatever is recomputed", 1.28, fastest),
-        ("another layout over FSDP, the 8B model in bf16", 1.0, layouts),
-        ("memory of FSDP over that of two pipeline stages", 1.25, memory),
-        ("how far bf16's seeds are apart, over how far FP8 is from bf16: loss of the 1.8B model", 1.0, _parity(cells)),
-    ]
-
-
-def _parity(cells: list[Row]) -> list[Gain]:
-    """By how much two seeds of bf16 (the mean over the steps) are farther apart than FP8 is from bf16 (the largest).
-
-    The measure of smoothed losses of smoke_tests/training/parity.py, which needs torch.
-    """
-
-    def apart(one: Row, other: Row) -> list[float]:
-        """The distances of the losses, each the mean of ten steps."""
-        means = [
-            [statistics.mean(arm["loss"][at : at + 10]) for at in range(len(arm["loss"]) - 9)] for arm in (one, other)
-        ]
-        return [abs(mine - its) for mine, its in zip(*means, strict=True)]
-
-    found = []
-    for row in of(cells, "scaling/fsdp/1.8B/"):
-        arms = valid(row)
-        if {"bf16", "bf16, another seed"} <= set(arms):
-            spread = statistics.mean(apart(arms["bf16"], arms["bf16, another seed"]))
-            fp8 = [name for name, arm in arms.items() if arm["precision"] == "fp8"]
-            found += [(spread / max(apart(arms["bf16"], arms[name])), row["key"], name) for name in fp8]
-    return found
-
-
-def _wanted_of_one(cells: list[Row]) -> list[tuple[str, float, list[Gain]]]:
-    """What one large GPU should reach."""
-    gains = _gains(cells)
-    fused = _in(gains, "ablation/step/", "fused")
-    wanted = [
-        ("FP8 over bf16, a Linear of 16384 × 8192 × 8192", 1.65, _in(gains, "linear/seed/large/both", "fp8")),
-        ("FP8 over bf16, one block", 1.65, _in(gains, "block/", "fp8")),
-        ("the least that a graphed block gains where `recommend` gives FP8 a layer of it", 0.97, _least_gain(cells)),
-        ("a step of the 1.26B model in bf16, MFU by nanoGPT's count", 0.6, _best_mfu(cells)),
-        ("fused over naive, time of a step (naive: 2 sequences at once; fused: as named)", 4.0, fused),
-        ("naive over fused, memory of a step", 3.0, _memory(cells)),
-        ("FP8 over fused bf16, a step of the 1.26B model", 1.15, _in(gains, "ablation/step/", "fp8")),
-        ("`pretrain` in bf16 over the fastest step", 1.0, _in(gains, "ablation/step/", "pretrain bf16")),
-        ("`pretrain` in FP8 over the fastest step, head in bf16", 1.0, _in(gains, "ablation/step/", "pretrain fp8")),
-    ]
-    for name in ("rms_norm", "swiglu", "rope", "cross_entropy"):
-        found = [row for row in of(cells, f"operators/{name}/") if row["facts"]["way"] == "forward"]
-        reached = [(part, row["key"], arm) for row in found for arm, part in shares(row).items()]
-        wanted.append((f"{name} forward, share of the copy", 0.85, reached))
-    return wanted
-
-
-def _in(gains: list[Gain], prefix: str, word: str) -> list[Gain]:
-    fp8 = [gain for gain in gains if gain[1].startswith(prefix)]
-    named = ("fp8", "transformer-engine", "torchao")
-    return [gain for gain in fp8 if gain[2].startswith(named if word == "fp8" else word)]
-
-
-def _least_gain(cells: list[Row]) -> list[Gain]:
+def _least_gain(cells: list[Row]) -> list[Row]:
     """FP8 over bf16 in the graphed block that gains least of those with a layer that `recommend` gives to FP8."""
-    found, recommend = [], room("recommend").recommend
+    gains, recommend = [], room("recommend").recommend
     for row in of(cells, "block/"):
         wide, tokens = row["facts"]["hidden"], row["facts"]["length"] * row["facts"]["batch"]
         layers = {"qkv": (wide, 3 * wide), "output": (wide, wide), "up": (wide, 4 * wide), "down": (4 * wide, wide)}
         answer = recommend(cells, layers, tokens, "transformer-engine.delayed", "graph")
         if "fp8 graph" in valid(row) and any(layer["fp8"] for layer in answer["layers"].values()):
-            found.append((row["arms"]["fp8 graph"]["ratio"], row["key"], "fp8 graph"))
-    return [min(found)] if found else []
+            gains.append((row["arms"]["fp8 graph"]["ratio"], row["key"]))
+    if not gains:
+        return []
+    least = "the least that a graphed block gains where `recommend` gives FP8 a layer of it"
+    goal = Goal(least, 0.97, min(gains)[1], "fp8 graph")
+    return [{**_shown(goal, cells), "grid": f"the least of {len(gains)}"}]
 
 
-def _best_mfu(cells: list[Row]) -> list[Gain]:
-    found = [(row, name, arm) for row in of(cells, "ablation/step/") for name, arm in valid(row).items()]
-    return [
-        (row["facts"]["nanogpt"] * row["facts"]["tokens"] / arm["ms"] * 1e3 / peak(row), row["key"], name)
-        for row, name, arm in found
-        if arm["precision"] == "bf16"
-    ]
-
-
-def _memory(cells: list[Row]) -> list[Gain]:
-    found = []
-    for row in of(cells, "ablation/step/"):
-        held = {name: arm["state_mib"] + arm["peak_mib"] for name, arm in valid(row).items() if "peak_mib" in arm}
-        found += [(held["naive 2"] / mib, row["key"], name) for name, mib in held.items() if "naive 2" in held]
-    return [one for one in found if one[2] != "naive 2"]
-
-
-MFU = ("nanogpt", "without input embedding", "causal, products only")
+# FLOP per token by convention, as rows name them: what is shown first; all parameters (nanoGPT's, and the article's).
+COUNTS = ("without input embedding", "nanogpt", "causal, products only")
 DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "A800": 312e12}  # dense bf16
 
 
-def mfu(arm: Row, row: Row) -> str:
-    """Model FLOP/s over the bf16 peak, the datasheet's or else the measured one, in three conventions."""
-    per_second = row["facts"]["tokens"] / arm["ms"] * 1e3
-    return " / ".join(f"{row['facts'][key] * per_second / peak(row):.1%}" for key in MFU)
+def mfu_of(arm: Row, row: Row, count: str) -> float:
+    """Model FLOP/s, by a count, over the bf16 peak: the datasheet's, or else the measured one."""
+    peak = DATASHEET.get(row["run"]["machine"]["name"], row["run"]["limits"]["bf16"])
+    return float(row["facts"][count] * row["facts"]["tokens"] / arm["ms"] * 1e3 / peak)
 
 
-def peak(row: Row) -> float:
-    """FLOP/s that MFU is a share of."""
-    return float(DATASHEET.get(row["run"]["machine"]["name"], row["run"]["limits"]["bf16"]))
+def mfu(arm: Row, row: Row, *counts: str) -> str:
+    return " / ".join(f"{mfu_of(arm, row, count):.1%}" for count in counts)

@@ -16,7 +16,7 @@ matplotlib.use("agg")
 from matplotlib import pyplot
 from matplotlib.colors import TwoSlopeNorm
 
-from recipes.bench import Row, goals, mfu, of, room, share, shares, valid, without_run
+from recipes.bench import COUNTS, FEWEST, Row, goals, mfu, of, room, share, shares, valid, without_run
 
 # Okabe and Ito's palette, but for its yellow, which is hardly seen on white.
 ORANGE, SKY, GREEN, BLACK, BLUE, RED, PURPLE, GREY = (
@@ -249,8 +249,6 @@ def _scaling(cells: list[Row]) -> Any:
 
 # --- the page ---
 
-FEWEST = 5  # samples from which on they have an interval
-
 SECTIONS = {
     "scaling": ("Several GPUs", "scaling"),
     "linear": ("One Linear layer", "crossover"),
@@ -302,7 +300,7 @@ def lines(cells: Iterable[Row]) -> Iterator[Row]:
                 yield {**line, "ms": "", "ratio": "", "rate": "", "memory": "", "note": "failed: " + arm["error"]}
                 continue
             reached = share(arm, row)
-            rate = mfu(arm, row) if "nanogpt" in row["facts"] else "" if reached is None else f"{reached:.0%}"
+            rate = mfu(arm, row, *COUNTS) if "nanogpt" in row["facts"] else "" if reached is None else f"{reached:.0%}"
             ratio = f"{arm['ratio']:.2f}" if "ratio" in arm else ""
             if ratio and len(arm["samples_ms"]) >= FEWEST:
                 ratio += f" ({arm['low']:.2f} to {arm['high']:.2f})"

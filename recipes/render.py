@@ -55,18 +55,13 @@ def _parity(facts: Facts) -> str:
     """How far training in other precisions ends from bfloat16: what smoke_tests/training/parity.py reported."""
     rows = []
     for target, machine, model, place, report in seeds.trainings(facts.root):
-        curves, last = f"[{model}]({place}.jsonl), [plot]({place}.svg)", seeds.ends(facts.root, place, report)
-        for arm, found in report["arms"].items():
-            first = found.get("beside", report["reference"])
-            if arm == first:
-                continue
-            if "gap" in found:
-                ratio, higher = f"{found['gap']:.3f} of {found['spread']:.3f}: {found['ratio']:.2f}", seeds.above(found)
-            else:  # one seed has no spread
-                ratio, higher = "", f"{last[arm] - last[first]:+.4f}, at the end"
-            sides, count = f"{arm} beside {first}", str(len(found["seeds"]))
-            rows.append([f"`{target}`, {machine}", curves, sides, count, ratio, higher])
-    header = "Where|Curves|Runs|Seeds|Largest gap of the seeds' spread|Above, nats per token (95 %)"
+        curves = f"[{model}]({place}.jsonl), [plot]({place}.svg)"
+        for arm, compared in report["arms"].items():
+            if "differences" in compared:
+                sides, by_seed = f"{arm} beside {compared['beside']}", seeds.by_seed(compared)
+                judged = seeds.verdict(compared, report["margin"])
+                rows.append([f"`{target}`, {machine}", curves, sides, by_seed, judged])
+    header = "Where|Curves|Runs|Above, nats per token, seed by seed|Over all seeds (95 %)"
     return mutants.table(header, rows) if rows else "Nothing trained on a GPU is committed yet."
 
 

@@ -6,8 +6,6 @@ trainings beside each other, and tests of the tool.
 
 from __future__ import annotations
 
-import itertools
-import json
 import math
 import statistics
 from collections.abc import Iterator
@@ -19,7 +17,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, model_validator
 
 from recipes import bench, patch, proof
-from recipes.bench import Row
+from recipes.bench import Number, Row
 from recipes.cache import read_json
 from recipes.model import ROOT, Refusal, Strict, Text, read_toml, validated
 
@@ -31,7 +29,6 @@ DOCUMENTS = {
     "D": ("float8 with FSDP2", 15),
     "E": ("tilearn, several GPUs", 16),
 }
-Number = tuple[float, float, float]  # the median over pairs, and the ends of its interval
 IDS = tuple(f"{letter}{number:02}" for letter, (_, last) in DOCUMENTS.items() for number in range(1, last + 1))
 
 
@@ -53,20 +50,22 @@ class Statement(Strict):
     over: Text | None = None
     least: float | None = None
     most: float | None = None
-    rising: bool = False
+    rising: list[Text] = Field(default=[])
+    falling: list[Text] = Field(default=[])
     patch: Text | None = None
     parity: Text | None = None
     models: list[Text] = Field(default=[])
     test: Annotated[str, Field(pattern=r"^recipes/tests/test_\w+\.py::test_\w+$")] | None = None
+    takes: Text | None = None
     beyond: Text | None = None
 
     @model_validator(mode="after")
     def _has_one_answer(self) -> Self:
-        kinds = (self.cells, self.patch, self.parity, self.test, self.beyond)
+        kinds = (self.cells, self.patch, self.parity, self.test, self.takes, self.beyond)
         if sum(map(bool, kinds)) != 1 or bool(self.cells) != bool(self.arm):
-            raise ValueError('give "cells" and "arm", or one of "patch", "parity", "test" and "beyond"')
+            raise ValueError('give "cells" and "arm", or one of "patch", "parity", "test", "takes" and "beyond"')
         if not self.cells and (self.over or self.bound):
-            raise ValueError('"over", "least", "most" and "rising" are of numbers: give "cells", or leave them out')
+            raise ValueError('"over" and bounds are of numbers: give "cells", or leave them out')
         if self.models and not self.parity:
             raise ValueError('"models" is of a comparison of trainings: give "parity", or leave it out')
         if unknown := [seed for seed in self.seeds if seed not in IDS]:
@@ -76,21 +75,41 @@ class Statement(Strict):
     @property
     def bound(self) -> str:
         """When it holds, in words; nothing where the document says no more than a number."""
-        said = (
-            "rising" if self.rising else "",
+        words = (
+            f"rising with {', '.join(self.rising)}" if self.rising else "",
+            f"falling with {', '.join(self.falling)}" if self.falling else "",
             f"at least {self.least:g}" if self.least is not None else "",
             f"at most {self.most:g}" if self.most is not None else "",
         )
-        return ", ".join(filter(None, said))
+        return ", ".join(filter(None, words))
 
-    def holds(self, numbers: list[Number]) -> bool | None:
-        """Whether all of these numbers are within the bounds; None where that cannot be told from one."""
+    def judged(self, numbers: list[Number], facts: list[Row]) -> list[bool | None]:
+        """For each number, or each pair of them, whether it is as stated; None where that is not told apart."""
+        if names := self.rising or self.falling:
+            pairs = [
+                (smaller, larger)
+                for smaller, beside in zip(numbers, facts, strict=True)
+                for larger, its in zip(numbers, facts, strict=True)
+                if _more(beside, its, names)
+            ]
+            return [_below(*pair) if self.rising else _below(*reversed(pair)) for pair in pairs]
         least = -math.inf if self.least is None else self.least
         most = math.inf if self.most is None else self.most
-        rises = all(first[0] < second[0] for first, second in itertools.pairwise(numbers))
-        if (self.rising and not rises) or any(high < least or low > most for _, low, high in numbers):
-            return False
-        return True if all(low >= least and high <= most for _, low, high in numbers) else None
+        return [
+            False if high < least or low > most else True if low >= least and high <= most else None
+            for _, low, high in numbers
+        ]
+
+
+def _more(facts: Row, others: Row, names: list[str]) -> bool:
+    """Whether others have more of these, less of none, and the same of all else."""
+    alike = all(others[name] == value for name, value in facts.items() if name not in names)
+    return alike and facts != others and all(others[name] >= facts[name] for name in names)
+
+
+def _below(first: Number, second: Number) -> bool | None:
+    """Whether a number is less than another; None where their intervals overlap."""
+    return True if first[2] < second[1] else False if first[1] > second[2] else None
 
 
 @dataclass(frozen=True)
@@ -129,6 +148,8 @@ def answers(root: Path) -> list[Answer]:
         elif statement.test:
             file, _, name = statement.test.removeprefix("recipes/").partition("::")
             mine = [Answer(statement, "tested with every change", f"[{name}]({file})")]
+        elif statement.takes:
+            mine = [Answer(statement, where=f"not run; it takes {statement.takes}")]
         elif statement.beyond:
             mine = [Answer(statement, f"not here: {statement.beyond}")]
         else:
@@ -145,10 +166,17 @@ def trainings(root: Path) -> Iterator[tuple[str, str, str, str, dict[str, Any]]]
         yield target, machine, model, place, read_json(path)
 
 
-def above(arm: dict[str, Any]) -> str:
-    """How far an arm's loss lies above bfloat16's, with its interval of 95 %."""
+def by_seed(arm: dict[str, Any]) -> str:
+    """How far an arm's loss lies above bfloat16's, for each seed."""
+    return ", ".join(f"{value:+.4f}" for value in arm["differences"])
+
+
+def verdict(arm: dict[str, Any], margin: float) -> str:
+    """What the seeds come to: the mean with its interval of 95 %, and the verdict; that there is none of too few."""
+    if "verdict" not in arm:
+        return "no verdict: too few seeds"
     low, high = arm["interval"]
-    return f"{arm['above']:+.4f} ({low:+.4f} to {high:+.4f})"
+    return f"{arm['above']:+.4f} ({low:+.4f} to {high:+.4f}): {arm['verdict']} (margin {margin:g})"
 
 
 def _proved(root: Path, statement: Statement, name: str) -> Answer:
@@ -159,64 +187,48 @@ def _proved(root: Path, statement: Statement, name: str) -> Answer:
     return Answer(statement, f"proved on {proof.told(one)}" if proof.ran(one) else "", link)
 
 
-def ends(root: Path, place: str, report: dict[str, Any]) -> dict[str, float]:
-    """Where each arm ended: its mean loss (nats per token) over the last steps, as many as the report smooths over."""
-    losses: dict[str, list[float]] = {}
-    for line in (root / f"{place}.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        losses.setdefault(row["arm"], []).extend(row["loss"][-report["window"] :])
-    return {arm: statistics.mean(last) for arm, last in losses.items()}
-
-
 def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
-    for target, machine, model, place, report in trainings(root):
+    for target, machine, model, _, report in trainings(root):
         if not any(fnmatch(model, one) for one in statement.models or ["*"]):
             continue
         arm = report["arms"].get(statement.parity, {})
-        first = arm.get("beside", report["reference"])
-        if "interval" in arm:
-            yield Answer(statement, f"{above(arm)} nats per token, {model}", f"{target}, {machine}")
-        elif arm:
-            last = ends(root, place, report)
-            told = f"ends at {last[str(statement.parity)]:.3f} nats per token, {first} at {last[first]:.3f}"
-            yield Answer(statement, f"{told}; {arm['spikes'] or 'no'} spikes, {model}", f"{target}, {machine}")
+        if "differences" in arm:
+            numbers = f"{by_seed(arm)} nats per token above {arm['beside']}, seed by seed, {model}"
+            judged = f"{numbers}; {verdict(arm, report['margin'])}; {arm['spikes'] or 'no'} spikes"
+            yield Answer(statement, judged, f"{target}, {machine}")
 
 
 def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[Answer]:
     rows = list({row["key"]: row for one in statement.cells for row in cells if fnmatch(row["key"], one)}.values())
     numbers: list[Number] = []
-    keys, waits = [], 0
+    used, waits, words = [], 0, []
     for row in rows:
         arms = bench.valid(row)
         arm = arms.get(str(statement.arm), {})
         base = arms.get(statement.over or arm.get("base") or "")
         if arm and base:
-            numbers.append(_times(base, arm) if statement.over else (arm["ratio"], arm["low"], arm["high"]))
-            keys.append(row["key"])
+            number, low, high = bench.times(base, arm) if statement.over else (arm["ratio"], arm["low"], arm["high"])
+            few = len(arm["samples_ms"]) < bench.FEWEST
+            numbers.append((number, 0.0, math.inf) if few else (number, low, high))
+            interval = f"{len(arm['samples_ms'])} samples: no interval" if few else f"{low:.2f} to {high:.2f}"
+            words.append(f"{number:.2f} ({interval})")
+            used.append(row)
             waits += arm["launch_bound"] or base["launch_bound"]
-    if not numbers or (statement.rising and len(numbers) != len(statement.cells)):
+    judged = statement.judged(numbers, [row["facts"] for row in used]) if statement.bound else []
+    if not numbers or (statement.bound and not judged):
         return
-    listed = ", ".join(f"{number:.2f} ({low:.2f} to {high:.2f})" for number, low, high in numbers)
+    listed = ", ".join(words)
     if len(numbers) > 4:
-        listed = f"{min(numbers)[0]:.2f} to {max(numbers)[0]:.2f} in {len(numbers)} cells"
-    holds = statement.holds(numbers) if statement.bound else None
-    said = {True: "holds", False: "does not hold", None: "not told apart"}[holds]
-    verdict = f"{said} ({statement.bound}): " if statement.bound else ""
+        middle = statistics.median(number for number, _, _ in numbers)
+        listed = f"{min(numbers)[0]:.2f} to {max(numbers)[0]:.2f}, median {middle:.2f}, in {len(numbers)} cells"
+    holds = None if not judged else False if False in judged else True if all(judged) else None
+    told_apart = {True: "holds", False: "does not hold", None: "not told apart"}[holds]
+    count = f"; {judged.count(True)} of {len(judged)} do, {judged.count(False)} do not" if len(judged) > 4 else ""
+    verdict_of = f"{told_apart} ({statement.bound}{count}): " if statement.bound else ""
     host = f"; the host sets the time in {waits}" if waits else ""
+    keys = [row["key"] for row in used]
     where = f"{place}: {statement.arm} in {_places(keys if len(keys) <= 4 else statement.cells)}"
-    yield Answer(statement, f"{verdict}{listed}{host}", where, holds)
-
-
-def _times(base: Row, arm: Row) -> Number:
-    """How many times as fast as another arm of its cell an arm is, pair by pair."""
-
-    def seen(one: Row) -> list[float]:
-        gpu: list[float] = one["samples_ms"]
-        host: list[float] = one.get("host_samples_ms", gpu)
-        return [max(pair) for pair in zip(gpu, host, strict=True)]
-
-    number: Number = bench.room("rows").ratio(seen(base), seen(arm))
-    return number
+    yield Answer(statement, f"{verdict_of}{listed}{host}", where, holds)
 
 
 def _places(keys: list[str]) -> str:

@@ -46,14 +46,14 @@ def row(key: str = "linear/sweep/16384x2048x2048/both", **arms: bench.Row) -> be
     return {"key": key, "facts": facts, "shard": "s", "quick": False, "pairs": 30, "arms": {"bf16": arm(), **arms}}
 
 
-LARGE = "linear/seed/large/both"
+LARGE, NAMED = "linear/seed/large/both", "transformer-engine.delayed graph"
 
 
-def first_goal(judged: bench.Row) -> tuple[str, bool]:
-    """The arm that is found for the large Linear's goal, and whether it is reached."""
+def first_goal(judged: bench.Row) -> tuple[str, bool | None]:
+    """What is shown of the large Linear's goal, and whether it is reached."""
     run = {**SHARD, "machine": {**SHARD["machine"], "gpus": [{}]}}
     goal = bench.goals([{**judged, "run": run}])[0]
-    return goal["arm"], goal["met"]
+    return goal["found"], goal["met"]
 
 
 def job(precision: str, rate: float, gib: int, **others: Any) -> bench.Row:
@@ -85,38 +85,67 @@ def test_recommend_takes_the_rows_of_the_newest_torch_among_those_that_are_kept(
         bench.newest_committed(tmp_path)
 
 
-def test_what_four_gpus_reach_beside_each_base() -> None:
-    beside: bench.Row = {"comparable": True, "low": 1.0, "high": 2.0}
-    fp8 = job("fp8", 12, 57, base="bf16", ratio=1.33, **beside)
-    plain = job("bf16", 10, 100, base="bf16", ratio=1.11, **beside)
-    pp2 = job("bf16", 11, 50, base="fsdp", ratio=1.1, **{**beside, "comparable": False})
-    run = {**SHARD, "machine": {**SHARD["machine"], "gpus": [{}] * 4}}
-    cells = [
-        row("scaling/fsdp/8B/4", bf16=job("bf16", 9, 68), fp8=fp8),
-        row("scaling/layouts/8B/4", fsdp=job("bf16", 10, 70), pp2=pp2),
-    ]
-    cells[0]["arms"]["bf16, nothing recomputed"] = plain
-    curves = {"bf16": 0.0, "bf16, another seed": 0.3, "fp8": 0.1, "fp8 gathered": 0.2}
-    arms = {
-        name: job(name[:4].strip(), 9, 60, loss=[8.0 + off - 0.05 * step for step in range(60)])
-        for name, off in curves.items()
-    }
-    cells.append(row("scaling/fsdp/1.8B/4", **arms))
-    found = bench.goals([{**ROWS.judge(one, LIMITS), "run": run} for one in cells])
-    assert [(round(goal["found"], 2), goal["arm"]) for goal in found] == [
-        (1.33, "fp8 beside bf16"),
-        (1.2, "fp8 beside bf16, nothing recomputed"),
-        (1.1, "pp2"),
-        (1.4, "pp2"),
-        (3.0, "fp8"),
-    ]
+ON_GPUS = {**SHARD, "machine": {**SHARD["machine"], "gpus": [{}]}}
+
+
+def shown(*rows: bench.Row) -> dict[str, tuple[str, bool | None]]:
+    """Goal -> what is shown, and whether it is reached, of those that were measured."""
+    goals = bench.goals([{**ROWS.judge(cell, LIMITS), "run": ON_GPUS} for cell in rows])
+    return {goal["goal"]: (goal["found"], goal["met"]) for goal in goals if goal["key"]}
+
+
+def test_four_gpus_are_held_to_the_arm_that_was_named_and_recomputed_alike() -> None:
+    beside: bench.Row = {"comparable": True, "low": 1.32, "high": 1.34, "samples_ms": [1.0] * 9}
+    faster = job("bf16", 10, 100, base="bf16", ratio=1.11, **{**beside, "comparable": False})
+    arms = {"bf16": job("bf16", 9, 68), "fp8 gathered": job("fp8", 12, 57, base="bf16", ratio=1.33, **beside)}
+    sharded = row("scaling/fsdp/8B/4", **{**arms, "bf16, nothing recomputed": faster})
+    pp2 = job("bf16", 11, 50, base="fsdp", ratio=1.1, low=1.05, high=1.15, comparable=False)
+    layouts = row("scaling/layouts/8B/4", fsdp=job("bf16", 10, 70), pp2=pp2)
+    words = list(shown(sharded, layouts).values())
+    assert words == [
+        ("**1.33 (1.32 to 1.34, 9)**", True),
+        ("1.1 (1 samples: no interval), not told apart", None),
+        ("**1.39**", True),
+    ], "FP8 that recomputes has no number beside bf16 that does not"
+    both = row("scaling/fsdp/8B/4", **{**sharded["arms"], "fp8 gathered, nothing recomputed": arms["fp8 gathered"]})
+    both["arms"]["bf16, nothing recomputed"]["samples_ms"] = [1.5] * 9
+    assert shown(both)["the same, nothing recomputed in either"] == ("**1.5 (1.5 to 1.5, 9)**", True)
+
+
+def test_a_goal_is_held_to_one_cell_and_shows_how_many_others_reach_it() -> None:
+    def block(key: str, ratio: float) -> bench.Row:
+        facts = {"hidden": 4096, "length": 2048, "batch": 4}
+        return {**row(key, **{"fp8 graph": fast(ratio, samples_ms=[1.0] * 9)}), "facts": facts}
+
+    rows = [block("block/core/6.7B/2048x4", 1.4), block("block/grid/13B/2048x8", 1.9), block("block/grid/13B/8x1", 1.2)]
+    goals = bench.goals([{**ROWS.judge(cell, LIMITS), "run": ON_GPUS} for cell in rows])
+    (goal,) = [goal for goal in goals if goal["goal"] == "FP8 over bf16, one block"]
+    assert (goal["found"], goal["met"]) == ("1.4 (1.39 to 1.41, 9), not reached", False)
+    assert goal["grid"] == "median 1.4, 1 of 3 reach it"
+
+
+def test_fused_is_held_to_naive_by_time_and_memory_of_one_arm_at_equal_batch() -> None:
+    naive = arm(ms=10.0, samples_ms=[10.0] * 9, state_mib=0, peak_mib=3000)
+    small = arm(ms=2.5, samples_ms=[2.5] * 9, state_mib=0, peak_mib=1500)
+    large = arm(ms=1.0, samples_ms=[1.0] * 9, state_mib=0, peak_mib=100)
+    facts = {"tokens": 65536, "nanogpt": 8e9, "without input embedding": 7e9, "causal, products only": 6e9}
+    arms = {"naive 2": naive, "fused te graph 2": small, "fused te graph 8": large}
+    numbers = shown({**row("ablation/step/te", **arms), "facts": facts})
+    mfu, time, memory = numbers.values()
+    assert time == ("**4 (4 to 4, 9)**", True) and memory == ("2, not reached", False)
+    share, others = (count * 65536 / 1e-3 / 989e12 for count in (7e9, 8e9))
+    assert mfu[0].startswith(f"**{share:.3g} (") and mfu[0].endswith(f"({others:.1%} by nanoGPT's count)")
 
 
 def test_a_goal_that_is_not_reached_says_where_the_time_went() -> None:
-    run = {**SHARD, "machine": {**SHARD["machine"], "gpus": [{}]}}
-    slow = row(LARGE, fp8=fast(1.25, kernels=[["nvjet_qqtst", 0.5], ["quantize", 0.25]]))
-    goal = bench.goals([{**ROWS.judge(slow, LIMITS), "run": run}])[0]
+    slow = row(LARGE, **{NAMED: fast(1.25, kernels=[["nvjet_qqtst", 0.5], ["quantize", 0.25]], samples_ms=[0.8] * 9)})
+    goal = bench.goals([{**ROWS.judge(slow, LIMITS), "run": ON_GPUS}])[0]
     assert (goal["met"], goal["profile"]) == (False, "of 0.8 ms on the GPU: `nvjet_qqtst` 0.5, `quantize` 0.25")
+
+
+def test_a_bound_within_the_interval_is_not_told_apart() -> None:
+    near = {NAMED: fast(1.65, samples_ms=[1.0] * 9)}
+    assert first_goal(ROWS.judge(row(LARGE, **near), LIMITS)) == ("1.65 (1.64 to 1.66, 9), not told apart", None)
 
 
 def test_a_block_is_held_to_what_recommend_says_of_its_layers() -> None:
@@ -128,7 +157,8 @@ def test_a_block_is_held_to_what_recommend_says_of_its_layers() -> None:
     linear["facts"] = {"way": "both", "m": 2048, "k": 2048, "n": 2048}
     blocks = [block(1024, 0.8), block(2048, 1.1), block(4096, 1.3)]  # the first is smaller than what was measured
     cells = [ROWS.judge(one, LIMITS) for one in (linear, *blocks)]
-    assert bench._least_gain(cells) == [(1.1, "block/grid/2048/4096x1", "fp8 graph")]
+    (goal,) = bench._least_gain(cells)
+    assert (goal["key"], goal["grid"]) == ("block/grid/2048/4096x1", "the least of 2")
     assert bench._least_gain(cells[1:]) == []
 
 
@@ -138,7 +168,8 @@ def test_a_block_is_held_to_what_recommend_says_of_its_layers() -> None:
 def test_a_sound_row_is_valid() -> None:
     found = ROWS.judge(row(fp8=fast(flops_per_second=1.4e15), copy=arm(bytes_per_second=4.1e12)), LIMITS)
     assert [one["invalid"] for one in found["arms"].values()] == [[], [], []]
-    assert first_goal(ROWS.judge(row(LARGE, fp8=fast(1.7)), LIMITS)) == ("fp8", True)
+    fp8 = {NAMED: fast(1.7, samples_ms=[1.0] * 9)}
+    assert first_goal(ROWS.judge(row(LARGE, **fp8), LIMITS)) == ("**1.7 (1.69 to 1.71, 9)**", True)
 
 
 def test_a_call_whose_launches_take_its_time_is_launch_bound() -> None:
@@ -179,11 +210,11 @@ def test_a_copy_is_no_ceiling_of_a_cpu() -> None:
     ],
 )
 def test_a_planted_fault_is_invalid_and_no_win(planted: bench.Row, said: str) -> None:
-    judged = ROWS.judge(row(LARGE, fp8=planted), LIMITS)
+    judged = ROWS.judge(row(LARGE, fp8=planted, **{NAMED: planted}), LIMITS)
     assert judged["arms"]["bf16"]["invalid"] == []
     (reason,) = judged["arms"]["fp8"]["invalid"]
     assert reason.startswith(said)
-    assert first_goal(judged) == ("not measured", False)
+    assert first_goal(judged) == ("not measured", None)
     assert RECOMMEND.recommend([judged], {"q": (4096, 4096)}, 16384, "fp8", "eager")["layers"]["q"]["fp8"] is False
 
 

@@ -114,4 +114,9 @@ def test_what_is_said_of_parity_is_of_the_curves_beside_it(report: Path) -> None
     assert said["reference"] == rows[0]["arm"]
     assert {arm: set(found["seeds"]) for arm, found in said["arms"].items()} == seeds
     last = {arm: statistics.mean(row["loss"][-1] for row in rows if row["arm"] == arm) for arm in seeds}
+    half = {(row["arm"], row["seed"]): statistics.mean(row["loss"][len(row["loss"]) // 2 :]) for row in rows}
+    for arm, compared in said["arms"].items():
+        apart = [half[arm, seed] - half[compared["beside"], seed] for seed in compared["seeds"]]
+        assert compared.get("differences", [0.0] * len(apart)) == pytest.approx(apart, abs=1e-6)
+        assert ("verdict" in compared) == (len(apart) >= 5 and arm != compared["beside"])
     assert {arm: found["end"] for arm, found in said["arms"].items()} == pytest.approx(last)

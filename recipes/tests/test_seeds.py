@@ -27,6 +27,10 @@ def said(cells: list[str] = CELLS, timed: str = "te", **others: Any) -> Statemen
 
 
 def found(statement: Statement, *rows: bench.Row) -> list[str]:
+    for cell in rows:
+        cell["facts"].update(zip("mkn", map(int, re.findall(r"\d+", cell["key"])), strict=False))
+        for timed in cell["arms"].values():
+            timed["samples_ms"] = timed["samples_ms"] * 9
     judged = bench.room("rows").latest([SHARD, *rows]).values()
     return [answer.found for answer in seeds._measured(statement, "here", [{**one, "run": SHARD} for one in judged])]
 
@@ -42,8 +46,8 @@ def found(statement: Statement, *rows: bench.Row) -> list[str]:
         (said(most=1.5), f"not told apart (at most 1.5): {LOW}, {HIGH}"),
         (said(least=0.5, most=1.4), f"does not hold (at least 0.5, at most 1.4): {LOW}, {HIGH}"),
         (said([SLOW], most=1.0), f"holds (at most 1): {LOW}"),
-        (said([SLOW, FAST], rising=True), f"holds (rising): {LOW}, {HIGH}"),
-        (said([FAST, SLOW], rising=True), f"does not hold (rising): {HIGH}, {LOW}"),
+        (said(rising=["m", "k", "n"]), f"holds (rising with m, k, n): {LOW}, {HIGH}"),
+        (said(falling=["m", "k", "n"]), f"does not hold (falling with m, k, n): {LOW}, {HIGH}"),
         (said([FAST], over="slower"), "3.00 (3.00 to 3.00)"),
     ],
 )
@@ -55,31 +59,31 @@ def test_a_statement_is_held_against_every_number(statement: Statement, words: s
 def test_what_is_not_valid_or_not_measured_answers_nothing() -> None:
     slow, invalid = row(SLOW, te=fast(0.5)), row(FAST, te=fast(1.5, fp8_kernels=[]))
     assert found(said(), slow, invalid) == [LOW]
-    assert found(said([SLOW, FAST], rising=True), slow, invalid) == []
+    assert found(said([SLOW, FAST], rising=["m", "k", "n"]), slow, invalid) == []
     assert found(said(over="slower"), slow) == []
     assert found(said(["models/*"]), slow) == []
 
 
-def test_arms_of_one_seed_are_compared_where_they_end(tmp_path: Path) -> None:
-    """With the arm that each was trained beside; more seeds have an interval."""
+def test_trainings_have_a_verdict_from_five_seeds_on_and_their_numbers_before(tmp_path: Path) -> None:
     folder = tmp_path / "smoke_tests" / "evidence" / "training"
     folder.mkdir(parents=True)
-    ends = {"bf16": 1.0, "e8m3": 1.25, "bf16@2": 3.0, "e8m3@2": 3.5}
-    rows = [{"arm": name, "seed": 0, "loss": [9.0, end - 0.125, end + 0.125]} for name, end in ends.items()]
-    (folder / "cpu--x86-64--tiny.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    arms = {name: {"beside": "bf16" + name[4:], "seeds": [0], "spikes": 0} for name in ends}
-    report = {"reference": "bf16", "window": 2, "arms": arms}
+    first = {"beside": "bf16", "seeds": [0], "spikes": 0}
+    few = {**first, "differences": [0.25, -0.5]}
+    enough = {**first, "differences": [0.01] * 5, "above": 0.01, "interval": [0.008, 0.012], "verdict": "different"}
+    report = {"reference": "bf16", "window": 2, "margin": 0.005, "arms": {"bf16": first, "e8m3": few, "fp8": enough}}
     (folder / "cpu--x86-64--tiny.json").write_text(json.dumps(report))
 
-    (answer,) = seeds._compared(tmp_path, Statement(seeds=["C06"], says="it diverges", parity="e8m3@2"))
-    assert answer.found == "ends at 3.500 nats per token, bf16@2 at 3.000; no spikes, tiny"
-    elsewhere = Statement(seeds=["C06"], says="it diverges", parity="e8m3@2", models=["hare-*"])
+    (answer,) = seeds._compared(tmp_path, Statement(seeds=["C06"], says="it diverges", parity="e8m3"))
+    assert answer.found == (
+        "+0.2500, -0.5000 nats per token above bf16, seed by seed, tiny; no verdict: too few seeds; no spikes"
+    )
+    elsewhere = Statement(seeds=["C06"], says="it diverges", parity="e8m3", models=["hare-*"])
     assert list(seeds._compared(tmp_path, elsewhere)) == []
     facts = SimpleNamespace(root=tmp_path)
     lines = [line for line in render._parity(facts).splitlines() if " beside " in line]  # type: ignore[arg-type]
     assert [line.split(" | ")[2:] for line in lines] == [
-        ["e8m3 beside bf16", "1", "", "+0.2500, at the end |"],
-        ["e8m3@2 beside bf16@2", "1", "", "+0.5000, at the end |"],
+        ["e8m3 beside bf16", "+0.2500, -0.5000", "no verdict: too few seeds |"],
+        ["fp8 beside bf16", ", ".join(["+0.0100"] * 5), "+0.0100 (+0.0080 to +0.0120): different (margin 0.005) |"],
     ]
 
 
@@ -93,10 +97,44 @@ def test_a_time_that_the_host_sets_is_said_to_be_that() -> None:
     assert found(said(), row(SLOW, te=launches), row(FAST, te=fast(1.5))) == one_of_two
 
 
-def test_equal_numbers_do_not_rise_and_many_are_summed_up() -> None:
+def test_every_pair_is_looked_at_and_intervals_that_overlap_are_not_told_apart() -> None:
+    keys = {size: f"linear/sweep/{size}x8x8/both" for size in (1, 2, 4)}
+
+    def words(*gains: float) -> str:
+        rows = [row(key, te=fast(gain)) for key, gain in zip(keys.values(), gains, strict=True)]
+        (answer,) = found(said(rising=["m"]), *rows)
+        return answer.partition(" (")[0]
+
+    assert words(1.0, 1.1, 1.2) == "holds"
+    assert words(1.0, 1.1, 1.11) == "not told apart"
+    assert words(1.1, 1.11, 1.05) == "does not hold", "neighbours overlap, first and last do not"
+    apart = row("linear/sweep/1x8x8/both", te=fast(1.5)), row("linear/sweep/2x4x8/both", te=fast(1.2))
+    assert found(said(rising=["m", "k"]), *apart) == [], "neither is the larger one"
+    assert found(said(rising=["m"]), *apart) == [], "they differ in k"
+
+
+def test_a_number_of_few_samples_has_no_interval_and_no_verdict() -> None:
+    (judged,) = bench.room("rows").latest([SHARD, row(FAST, te=fast(1.5, samples_ms=[1.0] * 2))]).values()
+    (answer,) = seeds._measured(said(least=1.0), "here", [{**judged, "run": SHARD}])
+    assert answer.found == "not told apart (at least 1): 1.50 (2 samples: no interval)"
+
+
+def test_many_numbers_are_summed_up() -> None:
     cells = [f"linear/sweep/{width}/both" for width in range(5)]
-    rows = [row(cell, te=fast(1.5)) for cell in cells]
-    assert found(said(cells, rising=True), *rows) == ["does not hold (rising): 1.50 to 1.50 in 5 cells"]
+    rows = [row(cell, te=fast(0.9 + 0.2 * index)) for index, cell in enumerate(cells)]
+    numbers = "0.90 to 1.70, median 1.30, in 5 cells"
+    assert found(said(cells, least=1.0), *rows) == [
+        f"does not hold (at least 1; 4 of 5 do, 1 do not): {numbers}",
+    ]
+
+
+def test_what_could_be_run_and_was_not_says_what_it_takes(checkout: Checkout) -> None:
+    """None of these is impossible, as was once written."""
+    answers = seeds.answers(checkout.root)
+    for seed in ("B40", "B42", "C03", "C09", "C17", "D02", "D08", "D09", "E13", "E16"):
+        mine = [answer for answer in answers if seed in answer.statement.seeds]
+        assert any(answer.where.startswith("not run; it takes ") and not answer.found for answer in mine), seed
+        assert not any(answer.statement.beyond for answer in mine), seed
 
 
 def test_every_link_of_the_page_is_there() -> None:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from fused_ops import operator, rotate_halves, rows, te_autocast, te_recipe
 from training.llama import Shape
-from training.models import operations_per_token, parameters_of
+from training.models import operations_per_token
 
 # What is taken of the table for "fused", the first that an environment has. Each is measured in bench/operators.py.
 FUSED = {
@@ -353,17 +353,15 @@ def weight_for(name: str, size: Any, weights: Dict[str, torch.Tensor], shape: Sh
 def flops(shape: Shape) -> Dict[str, float]:
     """FLOP per token of forward and backward, by convention.
 
-    nanogpt: six per parameter, the input embedding's too, and attention without its mask (the article's). without input
-    embedding: the same but for that, which is no product. causal, products only: without the norms, and with the half
-    of attention that the mask leaves.
+    without input embedding: training.models' count, torchtitan's. nanogpt: that and six per parameter of the input
+    embedding (nanoGPT's, and the article's). causal, products only: without the norms, and with the half of attention
+    that the mask leaves.
     """
     norms = (2 * shape.layers + 1) * shape.width
     embedding = shape.vocabulary * shape.width
-    count = parameters_of(shape)
-    linears = count - embedding - norms
-    scores = 12.0 * shape.layers * shape.width * shape.length
+    counted = operations_per_token(shape)
     return {
-        "nanogpt": operations_per_token(shape),
-        "without input embedding": 6.0 * (count - embedding) + scores,
-        "causal, products only": 6.0 * linears + scores / 2,
+        "nanogpt": counted + 6.0 * embedding,
+        "without input embedding": counted,
+        "causal, products only": counted - 6.0 * norms - 6.0 * shape.layers * shape.width * shape.length,
     }

@@ -29,12 +29,14 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
 
 
 def corners(releases: Dict[str, str], cuda: bool, head_size: int) -> Dict[str, Config]:
-    """Naive bf16 first; FP8 beside bf16 of the same layers."""
+    """Naive bf16 first; FP8 beside bf16 of the same layers. "attention fused" is the article's: nothing else is."""
     kernels = fused(releases, cuda, head_size)
-    arms = {"naive": naive()._replace(weights="bfloat16"), "fused": Config(kernels, merged=False)}
+    plain = naive()._replace(weights="bfloat16")
+    attention = plain._replace(ops={**plain.ops, "attention": kernels["attention"]})
+    arms = {"naive": plain, "attention fused": attention, "fused": Config(kernels, merged=False)}
     if "transformer-engine" in releases and cuda:
         te = Config(kernels, layers="transformer-engine")
-        for name in ("naive", "fused"):
+        for name in list(arms):
             in_fp8 = arms[name]._replace(linear="transformer-engine.delayed", head=True, base=name)
             arms[f"fp8 {name}, te.Linear"] = in_fp8
         for launch, graph in (("", False), (" graph", True)):

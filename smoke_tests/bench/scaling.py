@@ -82,11 +82,10 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
     gpus = torch.cuda.device_count() if cuda else 0
     if "torchtitan" not in releases or quick:
         return []
-    seeds = {"bf16, another seed": Job("llama-1b8", seed=1, base="bf16")}
     found = [
         ("fsdp/8B", 14, {**recipes("llama-8b"), **recomputed("llama-8b")}),
         ("layouts/8B", 4, LAYOUTS),
-        ("fsdp/1.8B", 60, {**recipes("llama-1b8"), **seeds}),
+        ("fsdp/1.8B", 60, recipes("llama-1b8")),
     ]
     made = []
     for name, steps, arms in found:

@@ -29,8 +29,12 @@ def parameters_of(shape: Shape) -> int:
 
 
 def operations_per_token(shape: Shape) -> float:
-    """6 per parameter and 12 * layers * width * length for attention: the count of nanoGPT, PaLM and seed 001."""
-    return 6.0 * parameters_of(shape) + 12.0 * shape.layers * shape.width * shape.length
+    """6 per parameter but for the input embedding, which is no product, and 12 * layers * width * length for attention.
+
+    torchtitan's count. nanoGPT's takes all parameters, and its models have one embedding where these have two.
+    """
+    products = parameters_of(shape) - shape.vocabulary * shape.width
+    return 6.0 * products + 12.0 * shape.layers * shape.width * shape.length
 
 
 HARE = "LiteAI-Team/HARE 4c41f2c5, train/pretrain_fp8"

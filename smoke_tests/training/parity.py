@@ -6,13 +6,13 @@
 An arm is PRECISION/OPS, with @RATE where its learning rate is another; the first of each rate that is trained is the
 one to compare with (MS-AMP's are trained last), and what follows -- are flags of pretrain.py. `run` goes on where it
 was left, ends with 75 (call again) when its minutes are over, and appends each finished run to DIR/curves.jsonl.
-`report` writes DIR/parity.json and DIR/parity.svg.
+`report` writes DIR/parity.json and DIR/parity.svg. Runs are compared seed by seed, and a seed is one sample: the steps
+of a run hang together, so that more of them are not more samples.
 """
 
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import statistics
 import sys
@@ -24,7 +24,16 @@ from training import plot, pretrain
 from training.checkpoint import CheckpointError, newest
 from training.text import TextError
 
-WINDOW = 50  # steps of the moving mean, and of a block of the bootstrap
+WINDOW = 50  # steps of the moving mean
+FEWEST = 5  # seeds from which on there is an interval and a verdict
+# Nats per token within which two trainings count as equally good: of a loss of 2 nats per token, the 0.25 % within
+# which DeepSeek-V3 (2412.19437, section 3.3) finds FP8's loss, and which it counts as training's own randomness.
+MARGIN = 0.005
+# Student's t with 1, 2, ... 30 degrees of freedom, 97.5 %: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2.
+QUANTILES = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
 Curves = Dict[str, Dict[int, Dict[str, Any]]]  # arm -> seed -> row of curves.jsonl
 
 
@@ -86,24 +95,25 @@ def smoothed(values: Sequence[float], window: int) -> List[float]:
     return means
 
 
-def compared(reference: Sequence[Sequence[float]], arm: Sequence[Sequence[float]], window: int) -> Dict[str, Any]:
-    """How an arm's losses lie beside the reference's; both by seed, in the same order.
+def differences(reference: Sequence[Sequence[float]], arm: Sequence[Sequence[float]]) -> List[float]:
+    """By how much each seed's losses lie above the reference's of the same seed: the mean over the second half."""
+    means = ([statistics.mean(losses[len(losses) // 2 :]) for losses in side] for side in (arm, reference))
+    return [round(mine - other, 7) for mine, other in zip(*means)]
 
-    gap: the largest distance, over the steps, of the two means over seeds, each curve a moving mean. spread: how far
-    apart the reference's own seeds are, largest less smallest, mean over the steps. above: the mean difference over the
-    second half, seed by seed, with its interval of 95 %, bootstrapped from blocks of `window` steps.
+
+def judged(values: Sequence[float], margin: float = MARGIN) -> Dict[str, Any]:
+    """What the differences of some seeds come to; nothing with too few seeds.
+
+    above: their mean, with its interval of 95 % by Student's t. verdict: "equivalent" where the interval lies within
+    the margin (two one-sided tests, each at 2.5 %), else "different" where it leaves 0 out, else "not told apart".
     """
-    ours, theirs = ([smoothed(losses, window) for losses in side] for side in (arm, reference))
-    gaps = [abs(statistics.mean(a) - statistics.mean(b)) for a, b in zip(zip(*ours), zip(*theirs))]
-    spread = statistics.mean(max(values) - min(values) for values in zip(*theirs))
-    blocks = []
-    for a, b in zip(arm, reference):
-        half = [x - y for x, y in zip(a, b)][len(a) // 2 :]
-        blocks += [statistics.mean(half[i : i + window]) for i in range(0, len(half) - window + 1, window)]
-    draw = random.Random(0)
-    means = sorted(statistics.mean(draw.choices(blocks, k=len(blocks))) for _ in range(2000))
-    above, interval = statistics.mean(blocks), [means[49], means[1949]]
-    return {"gap": max(gaps), "spread": spread, "ratio": max(gaps) / spread, "above": above, "interval": interval}
+    if len(values) < FEWEST:
+        return {}
+    mean = statistics.mean(values)
+    reach = QUANTILES[min(len(values) - 1, len(QUANTILES)) - 1] * statistics.stdev(values) / len(values) ** 0.5
+    low, high = mean - reach, mean + reach
+    verdict = "equivalent" if -margin < low and high < margin else "different" if low * high > 0 else "not told apart"
+    return {"above": mean, "interval": [low, high], "verdict": verdict}
 
 
 def references(found: Curves) -> Dict[str, str]:
@@ -122,7 +132,7 @@ def report(folder: Path, window: int) -> Dict[str, Any]:
     if len(texts(found)) > 1:
         raise TextError(f"{folder} holds runs that read different texts: give each its own folder")
     beside = references(found)
-    result: Dict[str, Any] = {"reference": next(iter(found)), "window": window, "arms": {}}
+    result: Dict[str, Any] = {"reference": next(iter(found)), "window": window, "margin": MARGIN, "arms": {}}
     panels: Dict[str, plot.Curves] = {}
     above = "above " + " or ".join(dict.fromkeys(beside.values()))
     titles = (f"loss (nats per token), mean of {window} steps", above, "norm of the gradient")
@@ -133,8 +143,9 @@ def report(folder: Path, window: int) -> Dict[str, Any]:
         rough = sum(len(pretrain.spikes(one)) for one in losses)
         end = statistics.mean(one[-1] for one in losses)
         result["arms"][arm] = {"beside": first, "seeds": seeds, "spikes": rough, "end": end}
-        if arm != first and len(seeds) > 1:
-            result["arms"][arm].update(compared(others, losses, window))
+        if arm != first:
+            apart_by_seed = differences(others, losses)
+            result["arms"][arm].update(differences=apart_by_seed, **judged(apart_by_seed))
         means = [statistics.mean(values) for values in zip(*losses)]
         apart = [a - statistics.mean(values) for a, values in zip(means, zip(*others))]
         norms = [statistics.mean(values) for values in zip(*(runs[seed]["norm"] for seed in seeds))]
