@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import ast
 import csv
-import importlib
 import io
 import json
 import re
 import statistics
-import sys
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -26,8 +24,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from recipes import environment
 from recipes.cache import write_text
-from recipes.evidence import Brought, Hardware, fault_of, watched
-from recipes.model import ROOT, Refusal
+from recipes.evidence import Brought, Hardware, fault_of, imported, watched
+from recipes.model import Refusal
 from recipes.plan import Plan
 from recipes.process import group
 from recipes.progress import console, say
@@ -76,10 +74,7 @@ class Cell(Brought):
 
 def room(name: str) -> ModuleType:
     """A module of this checkout's smoke_tests/bench/ that needs the standard library only: rows, recommend."""
-    folder = str(ROOT / "smoke_tests")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    return importlib.import_module(f"bench.{name}")
+    return imported(f"bench.{name}")
 
 
 def measure(plan: Plan, env: Path, only: list[str], seconds: float | None, quick: bool) -> Path:
