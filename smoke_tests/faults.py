@@ -970,6 +970,7 @@ WHY = {
     r"^TransformersRope .*: (self.apply|0: 0)": "queries and keys are the same there",
     r"^torch_scaled_mm .*: 0: 0 becomes": "what it chooses from is a tuple before torch 2.5 only",
     r"^flash_attention .*: 0: 0 becomes": "what it chooses from is a tuple in FlashAttention 4 only",
+    r"^flash_attention \d+:30: True becomes False": "bits that repeat are claimed of whole runs, which none starts",
     r"^liger_add_rms_norm .* 1 swapped with 2": "a sum is the same either way round",
     r"^LigerRope .*: \[t, t\]: ": "the two are equal",
     r"^LigerRope .*: -1: ": "of two dimensions the second is the last",

@@ -52,8 +52,8 @@ VERSIONS = {name: entry["version"] for name, entry in MANIFEST["packages"].items
 CUDA = MANIFEST["cuda"] != "none"
 DEVICE = "cuda" if CUDA else "cpu"
 SHAPE = Shape(layers=1, head_size=64, hidden=832) if CUDA else Shape(layers=1)
-# What 100 seeds can run: not the bytes of files, which no seed changes, nor the training, which takes minutes, nor what
-# is marked as long in other files.
+# What 100 seeds can run: not the bytes of files or the names of kernels (*_ran*), which no seed changes, nor the
+# training, which takes minutes, nor what is marked as long in other files.
 LONG = {"test_environment.py", "test_training.py", "test_torchtitan.py", "test_two_hosts.py"}
 CLEAN: Dict[str, Any] = {"seeds": 0, "claims": 0, "alarms": []}  # before the first seed
 NUMERIC = sorted({path.name for path in ROOM.glob("test_*.py")} - LONG)
@@ -112,10 +112,11 @@ class Watch:
             self.crashes[identity] = said
 
 
-def run(watch: Watch, *claims: str, marked: str = "") -> Watch:
+def run(watch: Watch, *claims: str, marked: str = "", named: str = "") -> Watch:
     """Run claims of this room under what is planted; a claim that is not about this target does not run."""
     said = io.StringIO()
-    arguments = ["--rootdir", str(ROOM), "-n0", "--tb=no", "-m", marked, *[str(ROOM / one) for one in claims]]
+    which = ["-m", marked, "-k", named, *[str(ROOM / one) for one in claims]]
+    arguments = ["--rootdir", str(ROOM), "-n0", "--tb=no", *which]
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = pytest.main(arguments, [watch])
     ended = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
@@ -355,7 +356,7 @@ def try_seeds(outcomes: Dict[str, Any], seeds: Sequence[int], out: Optional[Path
     keep(out, outcomes)
     for seed in seeds[clean["seeds"] :]:
         with mock.patch.dict(os.environ, {"FUSEBOX_SEED": str(seed)}):
-            watch = run(Watch(), *NUMERIC, marked="not long")
+            watch = run(Watch(), *NUMERIC, marked="not long", named="not _ran")
         failed = {**watch.assertions, **watch.crashes}
         clean["alarms"] += [{"seed": seed, "claim": claim, "said": said} for claim, said in failed.items()]
         clean["seeds"], clean["claims"] = clean["seeds"] + 1, clean["claims"] + len(watch.ran)

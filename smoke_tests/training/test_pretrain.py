@@ -17,19 +17,21 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from unittest import mock
 
 import pytest
 import torch
 
 from claims import long, needs, proves
+from fused_ops import OPERATORS
 from kernels import assert_float8_products
 from training import checkpoint, deepspeed_config, infer, kills, memory, parity, pretrain
 from training.checkpoint import CheckpointError
 from training.decoder import Decoder
 from training.models import MODELS, parameters_of
-from training.precision import layers_of, round_mantissa
+from training.precision import inner, layers_of, round_mantissa
 from training.pretrain import NotFinite, Options, Refused, Run, columns_of, model_of
-from training.text import Text, TextError
+from training.text import Text, TextError, documents
 
 FP8 = ("torchao.tensorwise", "torchao.rowwise")
 
@@ -56,6 +58,13 @@ def trained(options: Options, say: Callable[[str], None] = lambda line: None) ->
     return [row["loss"] for row in pretrain.read_log(Path(options.out) / "log.jsonl")]
 
 
+def last_of(folder: Path) -> Path:
+    """The newest checkpoint of a run."""
+    last = checkpoint.newest(folder)
+    assert last is not None
+    return last
+
+
 def refusal_of(call: Callable[[], Any]) -> str:
     """The one sentence that a call ends with."""
     with pytest.raises((SystemExit, Refused, deepspeed_config.Unmapped)) as caught:
@@ -67,7 +76,7 @@ def refusal_of(call: Callable[[], Any]) -> str:
 
 @proves("each model that can be trained has the number of parameters that its source gives it", package="torch")
 def test_models(measured: Dict[str, Any]) -> None:
-    columns = columns_of("naive", False, 16)
+    columns = columns_of("naive", False, 16, half=False)
     for name, model in MODELS.items():
         assert parameters_of(model.shape) == model.parameters, name
         with torch.device("meta"):
@@ -127,6 +136,31 @@ def test_resume(tmp_path: Path) -> None:
             run.update(step)
         run.save()
         assert trained(dataclasses.replace(options, resume=True)) == whole[done:]
+
+
+@proves(
+    "a run goes on with another AdamW than its checkpoint's: the moments are taken over, and how many steps are done",
+    package="deepspeed",
+    since="0.19",
+)
+def test_other_adamw(tmp_path: Path) -> None:
+    whole = trained(small(out=str(tmp_path / "whole"), ops="adamw=torch"))
+    for first, then in (("deepspeed.cpu", "torch"), ("torch", "deepspeed.cpu")):
+        options = small(out=str(tmp_path / first), ops=f"adamw={first}")
+        run, _ = pretrain.start(options)
+        for step in range(3):
+            run.update(step)
+        run.save()
+        resumed = trained(dataclasses.replace(options, ops=f"adamw={then}", resume=True))
+        assert resumed == pytest.approx(whole[3:], abs=2e-3)  # at a count that begins anew they are farther apart
+
+
+@proves("a line of .jsonl ends where JSON's does, not at a line separator in a string", package="torch", since="2.4")
+def test_documents(tmp_path: Path) -> None:
+    path, held = tmp_path / "lines.jsonl", ["one\u2028two\x85three", "four"]
+    for end in ("", "\n"):
+        path.write_text("\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in held) + end, "utf-8")
+        assert list(documents([str(path)])) == held
 
 
 @long
@@ -250,7 +284,22 @@ def test_deepspeed(tmp_path: Path) -> None:
     options = deepspeed_config.applied(str(path), small("bf16"))
     assert (options.batch_size, options.gradient_accumulation_steps, options.clip) == (4, 3, 0.5)
     assert (options.learning_rate, options.beta1, options.beta2, options.eps) == (1e-4, 0.8, 0.9, 1e-8)
+    schedule = {"type": "WarmupCosineLR", "params": {"warmup_type": "linear", "warmup_num_steps": 7}}
+    schedule["params"]["cos_min_ratio"] = 0.1  # type: ignore[index]
+    path.write_text(json.dumps({"scheduler": schedule}))
+    options = deepspeed_config.applied(str(path), small("bf16", schedule="constant"))
+    assert (options.schedule, options.warmup) == ("cosine", 7)
     for field, table in {
+        "--clip": {"gradient_clipping": -1.0},
+        "--log-every": {"steps_per_print": 0},
+        "--beta2": {"optimizer": {"params": {"betas": [0.9, 1.5]}}},
+    }.items():
+        path.write_text(json.dumps(table))
+        options = small("bf16", deepspeed=str(path), out=str(tmp_path / "out"))
+        assert field in refusal_of(lambda options=options: pretrain.start(options))  # type: ignore[misc]
+    for field, table in {
+        "scheduler.params.warmup_type": {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}}},
+        "optimizer.params.betas": {"optimizer": {"params": {"betas": [0.9]}}},
         "zero_optimization.stage": {"zero_optimization": {"stage": 3}},
         "fp16.enabled": {"fp16": {"enabled": True}},
         "train_batch_size": {"train_batch_size": 999},
@@ -310,27 +359,43 @@ def test_refusals(tmp_path: Path) -> None:
     trained(small(steps=1, out=str(tmp_path / "done")))
     assert "--resume" in refusal_of(lambda: pretrain.start(small(out=str(tmp_path / "done"))))
     assert "--seed" in refusal_of(lambda: pretrain.start(small(out=str(tmp_path / "done"), resume=True, seed=1)))
+    trained(small(steps=3, out=str(tmp_path / "further")))
+    assert "--steps 2" in refusal_of(lambda: pretrain.start(small(steps=2, out=str(tmp_path / "further"), resume=True)))
+    lines[1].write_text("another text, long enough for two windows\n" * 99)
+    told, moved = checkpoint.load(last_of(tmp_path / "further")), str(tmp_path / "moved.pt")
+    torch.save({**told, "options": {**told["options"], "data": [str(lines[1])]}}, moved)
+    assert "another text" in refusal_of(lambda: infer.main([moved, "--device=cpu", "--tokens=1"]))
     run = Run(small())
     run.options.precision = "ms-amp.O1"
-    last = checkpoint.newest(tmp_path / "done")
-    assert last is not None
-    assert "--precision" in refusal_of(lambda: run.load(last))
+    assert "--precision" in refusal_of(lambda: run.load(last_of(tmp_path / "done")))
 
 
 @proves(
-    "on a GPU fused attention is cuDNN's, but for wide heads and where every bit has to repeat",
+    "on a GPU fused attention is cuDNN's, but for wide heads, where every bit has to repeat, and in float32; what is "
+    "named is proved in the precision, or refused",
     package="torch",
     since="2.5",
 )
 def test_columns() -> None:
-    def attention(head_size: int) -> str:
-        return columns_of("fused", True, head_size)["attention"]
+    def attention(head_size: int, half: bool = True) -> str:
+        return columns_of("fused", True, head_size, half)["attention"]
+
+    def refused(ops: str, half: bool = True) -> str:
+        return refusal_of(lambda: columns_of(ops, True, 64, half))
 
     assert attention(128) == "torch.cudnn" != attention(256)
+    assert attention(128, half=False) == "naive"
+    single = columns_of("fused", True, 64, half=False)
+    assert all("float32" in OPERATORS[name][one].cuda for name, one in single.items() if one != "naive")
+    assert "attention=torch.cudnn is not proved on a GPU in float32" in refused("attention=torch.cudnn", half=False)
+    assert "attention=torch is not proved on a GPU" in refused("attention=torch")
+    with mock.patch.dict(OPERATORS["rope"], {"nothing": OPERATORS["rope"]["torch"]}):
+        assert "rope=nothing is not installed here" in refused("rope=nothing")
+    assert columns_of("attention=naive", True, 64, half=False)["attention"] == "naive"
     torch.use_deterministic_algorithms(True)
     try:
         assert attention(128) != "torch.cudnn"
-        assert "attention=torch.cudnn" in refusal_of(lambda: columns_of("attention=torch.cudnn", True, 64))
+        assert "--deterministic" in refused("attention=torch.cudnn")
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -446,6 +511,8 @@ def test_parity_runs(tmp_path: Path) -> None:
         parity.run(tmp_path, arms, 4, 1.0, flags)
     with pytest.raises(TextError, match="different texts"):
         parity.report(tmp_path, 4)
+    (tmp_path / "curves.jsonl").write_text((tmp_path / "curves.jsonl").read_text().partition("\n")[0] + "\n")
+    assert "has 12 steps, too few" in refusal_of(lambda: parity.report(tmp_path, 50))
 
 
 @proves(
@@ -631,57 +698,81 @@ def test_memory_on_gpu(device: str, measured: Dict[str, Any]) -> None:
 @needs(sm=(8, 9))
 @long
 @proves(
-    "weights in bfloat16, whose other bits AdamW keeps, train in FP8 as those in float32 do: the loss stays within 0.1 "
-    "nats of theirs, the median over the steps, and a checkpoint holds those bits",
+    "weights in bfloat16, whose other bits AdamW keeps, and Transformer Engine's modules, in a CUDA graph, train in "
+    "FP8 as float32 weights and separate layers do: the loss stays within 0.1 nats of theirs, the median over the "
+    "steps, and a checkpoint holds those bits and the scales, with which a run goes on with such modules or without",
     package="transformer-engine",
-    since="2.0",
+    since="2.4",
 )
-def test_bfloat16_weights(tmp_path: Path, measured: Dict[str, Any]) -> None:
-    options = small("fp8", steps=30, weights="bfloat16", out=str(tmp_path), **TINYLLAMA)
-    wide = Run(small("fp8", steps=30, **TINYLLAMA))
-    run, _ = pretrain.start(options)
-    losses = [[one.update(step)["loss"] for step in range(30)] for one in (wide, run)]
+def test_fastest(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    first = [Run(small("bf16", te_modules=each, **TINYLLAMA)).update(0)["loss"] for each in (False, True)]
+    assert first[0] == pytest.approx(first[1], abs=5e-3)
+    options = small(
+        "fp8", steps=30, weights="bfloat16", te_modules=True, graphs=True, out=str(tmp_path), **TINYLLAMA
+    )  # fmt: skip
+    plain, (run, _) = Run(small("fp8", steps=30, **TINYLLAMA)), pretrain.start(options)
+    losses = [[one.update(step)["loss"] for step in range(30)] for one in (plain, run)]
     measured["apart"] = statistics.median(abs(one - other) for one, other in zip(*losses))
     assert min(curve[0] - curve[-1] for curve in losses) > 1
     assert measured["apart"] < 0.1
     saved = checkpoint.load(run.save())
-    expected = run.update(30)["loss"]  # now: Transformer Engine updates the scales of all models together
-    again, _ = pretrain.start(dataclasses.replace(options, resume=True))
-    before, now = (
-        torch.cat([state["master_param"].flatten() for state in one["state"].values()]).cpu()
-        for one in (saved["optimizer"], again.optimizer.state_dict())
-    )
-    assert before.dtype is torch.int16 and bool(before.any())
-    assert torch.equal(before, now)
-    assert again.update(30)["loss"] == pytest.approx(expected, abs=1e-3)  # attention adds in a random order
+    weights = {name: weight.clone() for name, weight in checkpoint.weights_of(run.model).items()}
+    expected = [run.update(step)["loss"] for step in (30, 31)]  # now: the scales of all models are updated together
+    for te_modules in (True, False):
+        again, note = pretrain.start(dataclasses.replace(options, te_modules=te_modules, resume=True))
+        assert note == ""
+        assert all(torch.equal(weights[name], each) for name, each in checkpoint.weights_of(again.model).items())
+        scales = checkpoint.fp8_state_of(again.model)
+        assert scales.keys() == saved["fp8"].keys()
+        assert all(torch.equal(scales[name].cpu(), each) for name, each in saved["fp8"].items())
+        before, now = (
+            torch.cat([state["master_param"].flatten() for state in one["state"].values()]).cpu()
+            for one in (saved["optimizer"], again.optimizer.state_dict())
+        )
+        assert before.dtype is torch.int16 and bool(before.any())
+        assert torch.equal(before, now)
+        losses_again = [again.update(step)["loss"] for step in (30, 31)]
+        assert losses_again == pytest.approx(expected, abs=0.01 if te_modules else 0.05)
 
 
 @needs(sm=(8, 9))
 @long
 @proves(
-    "Transformer Engine's modules train as separate layers do: the loss of FP8 stays within 0.1 nats of theirs, the "
-    "median over the steps, the first of bf16 within 0.005, and a run goes on with or without them",
+    "the scales of LayerNormMLP's two products are kept under the names of the layers that they are without it: each "
+    "largest magnitude is that of its own weight and gradient",
     package="transformer-engine",
-    since="2.0",
+    since="2.4",
 )
-def test_te_modules(tmp_path: Path, measured: Dict[str, Any]) -> None:
-    first = [Run(small("bf16", te_modules=each, **TINYLLAMA)).update(0)["loss"] for each in (False, True)]
-    assert first[0] == pytest.approx(first[1], abs=5e-3)
-    apart = Run(small("fp8", steps=30, **TINYLLAMA))
-    options = small("fp8", steps=30, te_modules=True, graphs=True, out=str(tmp_path), **TINYLLAMA)
-    run, _ = pretrain.start(options)
-    losses = [[one.update(step)["loss"] for step in range(30)] for one in (apart, run)]
-    measured["apart"] = statistics.median(abs(one - other) for one, other in zip(*losses))
-    assert min(curve[0] - curve[-1] for curve in losses) > 1
-    assert measured["apart"] < 0.1
-    weights = {name: weight.clone() for name, weight in checkpoint.weights_of(run.model).items()}
-    run.save()
-    expected = [run.update(step)["loss"] for step in (30, 31)]
-    for te_modules in (True, False):  # scales start anew
-        again, note = pretrain.start(dataclasses.replace(options, te_modules=te_modules, resume=True))
-        assert ("anew" in note) is not te_modules
-        assert all(torch.equal(weights[name], each) for name, each in checkpoint.weights_of(again.model).items())
-        assert [again.update(step)["loss"] for step in (30, 31)] == pytest.approx(expected, abs=0.05)
+def test_scales_of_te_modules() -> None:
+    run, seen = Run(small("fp8", te_modules=True, **TINYLLAMA)), []
+    name, layer = "blocks.1.feed_forward", inner(run.model).blocks[1].feed_forward
+    with torch.no_grad():
+        layer.fc2_weight.mul_(8)  # so that the two weights differ
+    layer.register_full_backward_hook(lambda layer, inputs, outputs: seen.append(float(outputs[0].abs().max())))
+    run.gradients(0)
+    history = checkpoint.fp8_state_of(run.model)
+    largest = {key: values.amax(0).tolist() for key, values in history.items() if key.endswith("amax_history")}
+    assert largest[f"{name}.down.scaling_bwd.amax_history"][0] == seen[0]
+    for product, weight in (("gate_up", layer.fc1_weight), ("down", layer.fc2_weight)):
+        found = largest[f"{name}.{product}.scaling_fwd.amax_history"][1]  # of input, weight, output
+        assert found == pytest.approx(float(weight.abs().max()), rel=1e-2)
+
+
+@needs(sm=(8, 0))
+@long
+@proves(
+    "a run in float32 on a GPU takes of each operator what is proved in float32: its losses over 10 steps are those of "
+    "naive operators within 0.001 nats",
+    package="torch",
+    since="2.4",
+)
+def test_float32_on_gpu(measured: Dict[str, Any]) -> None:
+    fused, naive = (Run(small("float32", steps=10, **{**TINYLLAMA, "ops": ops})) for ops in ("fused", "naive"))
+    assert fused.columns["attention"] == "naive" and fused.columns != naive.columns
+    losses = [[run.update(step)["loss"] for step in range(10)] for run in (fused, naive)]
+    measured["apart"] = max(abs(one - other) for one, other in zip(*losses))
+    assert losses[0][0] - losses[0][-1] > 0.5
+    assert measured["apart"] < 1e-3
 
 
 @needs(sm=(8, 9))
@@ -690,17 +781,24 @@ def test_te_modules(tmp_path: Path, measured: Dict[str, Any]) -> None:
     "a deterministic run with fused operators in FP8 repeats itself to the last bit in another process on a GPU, with "
     "Transformer Engine's modules too",
     package="transformer-engine",
-    since="2.0",
+    since="2.4",
 )
 def test_deterministic_on_gpu(tmp_path: Path) -> None:
     flags = ["--model=tinyllama-120m", "--layers=2", "--length=512", "--precision=fp8", "--deterministic"]
-    flags += ["--batch-size=2", "--steps=8", "--checkpoint-every=0", "--device=cuda"]
-    started = {}
-    for out in (tmp_path / "one", tmp_path / "other", tmp_path / "one-te-modules", tmp_path / "other-te-modules"):
-        more = ["--te-modules"] if "te-modules" in out.name else []
-        command = [sys.executable, "-m", "training.pretrain", *flags, *more, "--out", str(out)]
+    flags += ["--batch-size=2", "--steps=8", "--checkpoint-every=0", "--device=cuda", "--out"]
+    both = (
+        "import sys; from training.pretrain import main; folder, *flags = sys.argv[1:]; "
+        "sys.exit(main([*flags, folder]) or main(['--te-modules', *flags, folder + '-te-modules']))"
+    )
+    started = []
+    for out in (tmp_path / "one", tmp_path / "other"):
+        command = [sys.executable, "-c", both, str(out), *flags]
         apart = {**os.environ, "TRITON_CACHE_DIR": str(out) + "-kernels"}  # what is tuned, is so anew
-        started[out] = subprocess.Popen(command, cwd=str(kills.ROOM), env=apart, stdout=subprocess.DEVNULL)
-    assert [process.wait() for process in started.values()] == [0] * 4
-    losses = [[row["loss"] for row in pretrain.read_log(out / "log.jsonl")] for out in started]
-    assert losses[0] == losses[1] and losses[2] == losses[3] and len(losses[0]) == 8
+        started.append(subprocess.Popen(command, cwd=str(kills.ROOM), env=apart, stdout=subprocess.DEVNULL))
+    assert [process.wait() for process in started] == [0, 0]
+    for way in ("", "-te-modules"):
+        one, other = (
+            [row["loss"] for row in pretrain.read_log(tmp_path / (name + way) / "log.jsonl")]
+            for name in ("one", "other")
+        )
+        assert one == other and len(one) == 8
