@@ -6,7 +6,7 @@ import inspect
 import os
 import random
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
@@ -150,14 +150,21 @@ def restore(model: torch.nn.Module, content: Dict[str, Any]) -> bool:
 def adamw_state(saved: Dict[str, Any], optimizer: torch.optim.Optimizer, column: str, step: int) -> Dict[str, Any]:
     """AdamW's saved state as this implementation has it, of whichever it was: the moments, and how many steps are done.
 
-    torch and DeepSpeed keep that count with each parameter, apex and Transformer Engine with each group.
+    torch keeps that count with each parameter as a tensor, which a step adds to in place, DeepSpeed as a number; apex and
+    Transformer Engine keep it with each group, and what else a parameter has is a moment to the latter.
     """
-    counts = {index: torch.tensor(float(step)) if column == "torch" else step for index in saved["state"]}
-    own = optimizer.state_dict()["param_groups"]
-    return {
-        "state": {index: {**moments, "step": counts[index]} for index, moments in saved["state"].items()},
-        "param_groups": [{**group, "step": step} for group in own],
+    package = column.partition(".")[0]
+    of_each: Dict[str, Callable[[], Dict[str, Any]]] = {
+        "torch": lambda: {"step": torch.tensor(float(step))},
+        "deepspeed": lambda: {"step": step},
     }
+    count = of_each.get(package, dict)
+    state = {
+        index: {**{name: moments[name] for name in ("exp_avg", "exp_avg_sq")}, **count()}
+        for index, moments in saved["state"].items()
+    }
+    own = optimizer.state_dict()["param_groups"]
+    return {"state": state, "param_groups": [{**group, "step": step} for group in own]}
 
 
 def random_state() -> Dict[str, Any]:
