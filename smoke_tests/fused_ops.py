@@ -123,12 +123,12 @@ def xformers_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tens
 def repeats(column: str) -> bool:
     """Whether backward adds in one order where deterministic algorithms are asked for.
 
-    xformers' kernels know no such order, and flash-attn's none before 2.4.1.
+    xformers' kernels know no such order, flash-attn's none before 2.4.1, and torch then refuses to run cuDNN's.
     """
     if column in ("flash-attn", "transformer-engine.flash"):
         attend = importlib.import_module("flash_attn").flash_attn_func
         return "deterministic" in inspect.signature(attend).parameters
-    return not column.startswith("xformers.")
+    return not column.startswith("xformers.") and column != "torch.cudnn"
 
 
 # --- rms_norm(x [n, f], weight [f], eps) -> [n, f] ---

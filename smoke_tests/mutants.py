@@ -5,10 +5,11 @@
 
 A mutant counts if what people usually test still passes under it (shapes, finite numbers, a loss that falls) and a
 claim about what it touches runs. It is caught if such a claim, which passes without it, fails by an assertion of this
-room and not by a crash. Those of faults.py are chosen; so are those of compiled_faults.toml, which upstream's own code
-has when it is compiled; the others are made by a rule that changes every constant, sign, comparison, transpose and
-order of the wrappers in fused_ops.py, one at a time. The same claims run on correct code as well, with one seed after
-another, all in one process: there each failure is a false alarm.
+room and not by a crash. Those of faults.py and training/faults.py are chosen; so are those of compiled_faults.toml,
+which upstream's own code has when it is compiled; the others are made by a rule that changes every constant, sign,
+comparison, transpose and order of the wrappers in fused_ops.py, and of what decides a number in training, one at a
+time. The same claims run on correct code as well, with one seed after another, all in one process: there each failure
+is a false alarm.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ import hardware
 import kernels
 from claims import claim_of
 from conftest import files_of_the_room, read_manifest, write_whole
+from training import faults as of_training
 from training.llama import Shape, train
+from training.pretrain import Options, Run
 
 # One compiles for itself: what torch keeps to compile with is waited for at the end, for up to five minutes.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
@@ -52,8 +55,8 @@ VERSIONS = {name: entry["version"] for name, entry in MANIFEST["packages"].items
 CUDA = MANIFEST["cuda"] != "none"
 DEVICE = "cuda" if CUDA else "cpu"
 SHAPE = Shape(layers=1, head_size=64, hidden=832) if CUDA else Shape(layers=1)
-# What 100 seeds can run: not the bytes of files, which no seed changes, nor the training, which takes minutes, nor what
-# is marked as long in other files.
+# What 100 seeds can run: not the bytes of files or the names of kernels (*_ran*), which no seed changes, nor the
+# training, which takes minutes, nor what is marked as long in other files.
 LONG = {"test_environment.py", "test_training.py", "test_torchtitan.py", "test_two_hosts.py"}
 CLEAN: Dict[str, Any] = {"seeds": 0, "claims": 0, "alarms": []}  # before the first seed
 NUMERIC = sorted({path.name for path in ROOM.glob("test_*.py")} - LONG)
@@ -69,7 +72,7 @@ class Mutant(NamedTuple):
     column: str
     claims: Tuple[str, ...]
     plant: Callable[[], ContextManager[Any]]
-    lines: Tuple[int, int] = (0, 0)  # of fused_ops.py, where the rule changed it
+    lines: Tuple[int, int] = (0, 0)  # of the file, where the rule changed it
 
 
 # --- running claims in this process ---
@@ -91,6 +94,8 @@ class Watch:
             asked = row.get("name", self.operator), row.get("column")
             return self.operator in operators and asked == (self.operator, self.column)
         package, _, variant = self.column.partition(".")
+        if package == of_training.TRAINING:
+            return True
         return package in ("", claim_of(item, MANIFEST).package) and row.get("recipe", variant) == variant
 
     def pytest_collection_modifyitems(self, items: List[pytest.Item]) -> None:
@@ -112,10 +117,11 @@ class Watch:
             self.crashes[identity] = said
 
 
-def run(watch: Watch, *claims: str, marked: str = "") -> Watch:
+def run(watch: Watch, *claims: str, marked: str = "", named: str = "") -> Watch:
     """Run claims of this room under what is planted; a claim that is not about this target does not run."""
     said = io.StringIO()
-    arguments = ["--rootdir", str(ROOM), "-n0", "--tb=no", "-m", marked, *[str(ROOM / one) for one in claims]]
+    which = ["-m", marked, "-k", named, *[str(ROOM / one) for one in claims]]
+    arguments = ["--rootdir", str(ROOM), "-n0", "--tb=no", *which]
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = pytest.main(arguments, [watch])
     ended = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
@@ -155,7 +161,11 @@ def noticed_by_anybody(operator: str, column: str) -> Optional[str]:
             if not all(tensor.isfinite().all() for tensor in (output, *gradients)):
                 return "numbers that are not finite"
         columns = {**{name: columns_of(name)[0] for name in LLAMA}, "linear": "torch"}
-        losses = train({**columns, operator: column}, 0, DEVICE, SHAPE, steps=20)
+        if column == of_training.TRAINING:  # its claims run on a CPU
+            ours = Run(Options(precision="float32", ops="naive", batch_size=2, warmup=2, device="cpu"))
+            losses = [ours.update(step)["loss"] for step in range(20)]
+        else:
+            losses = train({**columns, operator: column}, 0, DEVICE, SHAPE, steps=20)
     except Exception as error:
         return "{}: {}".format(type(error).__name__, (str(error).splitlines() or [""])[0])
     return None if losses[-1] < losses[0] else "the loss goes from {:.3g} to {:.3g}".format(losses[0], losses[-1])
@@ -176,7 +186,7 @@ def chosen() -> Iterator[Mutant]:
             had = columns_of(fault.operator, fault.dtype)
             columns = [one for one in had if fault.column in ("", one, one.partition(".")[0])]
         else:
-            columns = [fault.column] if fault.column in VERSIONS else []
+            columns = [fault.column] if fault.column in (*VERSIONS, of_training.TRAINING) else []
         for column in columns:
             plant = partial(fault.plant, column)
             yield Mutant(fault.name, fault.kind, "chosen", fault.operator, column, fault.claims, plant)
@@ -279,19 +289,46 @@ def wrappers(tree: ast.Module) -> Iterator[Tuple[Any, Tuple[str, str]]]:
     yield from ((defined[name], place) for name, place in first.items() if isinstance(defined[name], wanted))
 
 
-REBUILT = "fused_ops.py, changed"
+def by_rule_in_training() -> Iterator[Mutant]:
+    """Every change that the rule makes in what decides a number in training."""
+    for module, names, tests in of_training.RULED:
+        source = (ROOM / "training" / f"{module}.py").read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        claims = tuple(of_training.PRETRAIN + test for test in tests)
+        for name in names:
+            body: Any = tree
+            for part in name.split("."):
+                body = next(each for each in body.body if getattr(each, "name", "") == part)
+            for site in sites(body):
+                first, last = site.node.lineno, site.node.end_lineno
+                text = " ".join((ast.get_source_segment(source, site.node) or "").split())
+                title = f"{module}.{name} {first}:{site.node.col_offset}: {text}: {site.what}"
+                plant = partial(retrained, tree, site, module, name)
+                yield Mutant(title, name, "rule", "", of_training.TRAINING, claims, plant, (first, last))
+
+
+REBUILT = "a file of this room, changed"
+
+
+def changed(tree: ast.Module, site: Site) -> types.CodeType:
+    """The code of a file with one site changed."""
+    before = getattr(site.node, site.field)
+    setattr(site.node, site.field, site.value)
+    try:
+        return compile(tree, REBUILT, "exec")
+    finally:
+        setattr(site.node, site.field, before)
+
+
+def retrained(tree: ast.Module, site: Site, module: str, name: str) -> ContextManager[Any]:
+    """A function of training with one site changed."""
+    return of_training.recoded(of_training.function_of(module, name), of_training.code_of(changed(tree, site), name))
 
 
 def rebuilt(tree: ast.Module, site: Site, operator: str, column: str) -> ContextManager[Any]:
     """fused_ops.py with one site changed, and what it makes of one implementation put into the table."""
-    before = getattr(site.node, site.field)
-    setattr(site.node, site.field, site.value)
-    try:
-        code = compile(tree, REBUILT, "exec")
-    finally:
-        setattr(site.node, site.field, before)
     module = types.ModuleType("fused_ops")
-    exec(code, module.__dict__)
+    exec(changed(tree, site), module.__dict__)
     return faults.in_table(operator, lambda _: module.OPERATORS[operator][column].call)(column)
 
 
@@ -300,7 +337,7 @@ def rebuilt(tree: ast.Module, site: Site, operator: str, column: str) -> Context
 
 @contextlib.contextmanager
 def lines_run() -> Iterator[Set[int]]:
-    """Collects the lines of the changed fused_ops.py that run."""
+    """Collects the lines of the changed file that run."""
     lines: Set[int] = set()
 
     def trace(frame: types.FrameType, event: str, _: Any) -> Any:
@@ -323,7 +360,8 @@ def outcome_of(mutant: Mutant, failing: Set[str]) -> Dict[str, Any]:
     """
     watch = Watch(mutant.operator, mutant.column)
     with ExitStack() as stack:
-        lines = stack.enter_context(lines_run())
+        of_table = mutant.column != of_training.TRAINING  # a run in training would take minutes line by line
+        lines: Set[int] = stack.enter_context(lines_run()) if of_table else set()
         try:
             stack.enter_context(mutant.plant())
         except StopIteration:  # the package has no such file
@@ -337,7 +375,7 @@ def outcome_of(mutant: Mutant, failing: Set[str]) -> Dict[str, Any]:
     for outcome, found in (("caught", watch.assertions), ("crashed", watch.crashes)):
         for claim in sorted(set(found) - failing):
             return judged(mutant, outcome, claim, found[claim])
-    runs = mutant.origin != "rule" or lines & set(range(mutant.lines[0], mutant.lines[1] + 1))
+    runs = not of_table or mutant.origin != "rule" or lines & set(range(mutant.lines[0], mutant.lines[1] + 1))
     return judged(mutant, "survived" if runs and set(watch.ran) - failing else "left out")
 
 
@@ -355,7 +393,7 @@ def try_seeds(outcomes: Dict[str, Any], seeds: Sequence[int], out: Optional[Path
     keep(out, outcomes)
     for seed in seeds[clean["seeds"] :]:
         with mock.patch.dict(os.environ, {"FUSEBOX_SEED": str(seed)}):
-            watch = run(Watch(), *NUMERIC, marked="not long")
+            watch = run(Watch(), *NUMERIC, marked="not long", named="not _ran")
         failed = {**watch.assertions, **watch.crashes}
         clean["alarms"] += [{"seed": seed, "claim": claim, "said": said} for claim, said in failed.items()]
         clean["seeds"], clean["claims"] = clean["seeds"] + 1, clean["claims"] + len(watch.ran)
@@ -438,7 +476,7 @@ def in_processes(outcomes: Dict[str, Any], options: argparse.Namespace) -> Dict[
 
 def selected(options: argparse.Namespace) -> List[Mutant]:
     """The mutants that the options ask for."""
-    mutants = [*chosen(), *by_rule(), *compiled(options.compiled)]
+    mutants = [*chosen(), *by_rule(), *by_rule_in_training(), *compiled(options.compiled)]
     mutants = [mutant for mutant in mutants if options.only in " ".join(mutant[:5])]
     if options.name:
         return [mutant for mutant in mutants if mutant.name == options.name]

@@ -11,29 +11,37 @@ import references
 from bounds import ADAMW, E4M3, MANTISSA, assert_rounded_like, relative_error, rounding_noise
 from claims import needs, proves
 
+FLOAT8 = torch.float8_e4m3fn
+
 
 @needs(sm=(8, 9))
 @proves(
-    "a first step is that of AdamW in float32, and leaves moments that, divided by their scales, carry the noise of "
-    "FP8 and of float16",
+    "the first of four steps is that of AdamW in float32, the others differ by what FP8 takes of the first moment, and "
+    "after each the moments, divided by the scales that the next step reads, carry the noise of FP8 and of float16",
     seed="C24",
 )
-def test_first_step(device: str, measured: Dict[str, Any]) -> None:
-    start, gradient = torch.randn(96, 80), torch.randn(96, 80)
+def test_steps(device: str, measured: Dict[str, Any]) -> None:
+    start, gradients = torch.randn(96, 80), [torch.randn(96, 80) for _ in range(4)]
     parameter = torch.nn.Parameter(start.to(device, copy=True))
-    parameter.grad = gradient.to(device)
     optimizer = LBAdamW([parameter], **ADAMW)
-    optimizer.step()
-    truth = references.adamw(start.double(), [gradient.double()], **ADAMW)
-    measured["update"] = relative_error(parameter.detach().cpu() - start.double(), truth - start)
-    assert measured["update"] <= 2e-5  # of numbers near 1, whose rounding is 6e-8, an update is a hundredth
-    (beta1, beta2), state = ADAMW["betas"], optimizer.state[parameter]
-    moments = {
-        "exp_avg": ((1 - beta1) * gradient, E4M3),
-        "exp_avg_sq": ((1 - beta2) * gradient**2, MANTISSA[torch.float16]),
-    }
-    for name, (true, mantissa) in moments.items():
-        # Of scale and scale_inv a step sets the first alone, and the next one divides by it; float() multiplies by
-        # scale_inv, still that of the zeros with which it began.
-        state[name].meta.scale_inv.fill_(1 / state[name].meta.scale)
-        measured[name] = assert_rounded_like(state[name].float().cpu(), true.double(), *rounding_noise(mantissa))
+    first, second = torch.zeros(96, 80).double(), torch.zeros(96, 80).double()
+    (beta1, beta2), least = ADAMW["betas"], rounding_noise(E4M3)[0]
+    for step, gradient in enumerate(gradients, start=1):
+        parameter.grad = gradient.to(device)
+        optimizer.step()
+        truth = references.adamw(start.double(), [each.double() for each in gradients[:step]], **ADAMW)
+        error = relative_error(parameter.detach().cpu() - start.double(), truth - start)
+        measured[f"update {step}"] = error
+        if step == 1:
+            assert error <= 2e-5  # of numbers near 1, whose rounding is 6e-8, an update is a hundredth
+        else:  # two thirds of a moment or more were rounded before, of all updates but the first
+            assert least / 4 <= error <= 2 * least, f"the update of step {step} is off by {error:.3g}"
+        first = beta1 * first + (1 - beta1) * gradient.double()
+        second = beta2 * second + (1 - beta2) * gradient.double() ** 2
+        state = optimizer.state[parameter]
+        for name, dtype, true in (("exp_avg", FLOAT8, first), ("exp_avg_sq", torch.float16, second)):
+            # scale_inv is still that of the zeros with which it began: no step reads it.
+            moment = state[name].value.view(dtype).cpu().double() / float(state[name].meta.scale)
+            floor, ceiling = rounding_noise(E4M3 if dtype is FLOAT8 else MANTISSA[dtype])
+            # Each step adds its rounding, in quadrature, to what is left of those before.
+            measured[name] = assert_rounded_like(moment, true, floor, ceiling * step**0.5)

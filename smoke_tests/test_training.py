@@ -191,7 +191,8 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @long
 @proves(
     "HARE's 1.1B model with 155 FP8 linear layers trains under DeepSpeed with its bfloat16 configuration: the loss of "
-    "a batch that is repeated falls by 2 nats per token or more, and every product of a step runs as an FP8 kernel",
+    "a batch that is repeated falls by 2 nats per token or more, and a step has three products of each in FP8 kernels, "
+    "and no other",
     seed=("A05", "A07", "A08", "A11", "A27"),
     package="transformers",
 )
@@ -225,4 +226,4 @@ def test_hare(device: str, one_process: None, measured: Dict[str, Any]) -> None:
     measured["first"], measured["last"] = losses[0], losses[-1]
     assert all(math.isfinite(loss) for loss in losses)
     assert losses[0] - losses[-1] >= 2, f"the loss went from {losses[0]:.2f} to {losses[-1]:.2f}"
-    measured.update(assert_float8_products(step))
+    measured.update(assert_float8_products(step, exactly=3 * layers))

@@ -139,9 +139,9 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
             mutants.run(here, tmp_path / "env", tmp_path / "libraries", seeds)
         assert mutants.committed(tmp_path) == []
     assert mutants.run(here, tmp_path / "env", tmp_path / "libraries", seeds=1) == 1
-    (kept,) = mutants.committed(tmp_path)
-    assert (kept.pop("commit"), kept["mutants"][0].pop("key")) == ("", None)
-    assert kept == outcomes()
+    (written,) = mutants.committed(tmp_path)
+    assert (written.pop("commit"), written["mutants"][0].pop("key")) == ("", None)
+    assert written == outcomes()
     (tmp_path / "smoke_tests" / "bounds.py").write_text("SLOPE = 0.4\n")
     (tmp_path / "elsewhere.json").write_text(json.dumps(outcomes() | {"files": {"bounds.py": "0" * 64}}))
     with pytest.raises(Refusal, match="no whole run of cpu with the tests of this checkout"):

@@ -359,17 +359,10 @@ def pretrained(precision: str, tokens: int, base: str) -> Arm:
     )  # fmt: skip
     steps = itertools.count()
 
-    def launched() -> None:
-        run.options.graphs = False
-        try:
-            run.gradients(0)
-        finally:
-            run.options.graphs = True
-
     run.update(next(steps))
     work = flops(shape)["causal, products only"] * tokens
     state = sum(memory.held(run.model, run.optimizer).values()) * run.data.parameters
     return Arm(
         lambda: run.update(next(steps)), precision, base, work, state_bytes=state, comparable=False,
-        ungraphed=launched, waits=True,
+        ungraphed=lambda: run.gradients(0, launched=True), waits=True,
     )  # fmt: skip

@@ -6,7 +6,7 @@ import inspect
 import os
 import random
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
@@ -105,12 +105,20 @@ def fp8_state_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
     """
     found = ms_amp.scales_of(inner(model))
     for name, layer in inner(model).named_modules():
+        products = products_of(name, layer)
         for way in ("scaling_fwd", "scaling_bwd"):
             scaling = getattr(layer, "fp8_meta", {}).get(way)
             for part in ("scale", "scale_inv", "amax_history"):  # scale_inv until 2.0
-                if isinstance(getattr(scaling, part, None), torch.Tensor):
-                    found[f"{name}.{way}.{part}"] = getattr(scaling, part)
+                held = getattr(scaling, part, None)
+                if isinstance(held, torch.Tensor):
+                    each = held.chunk(len(products), dim=-1)
+                    found.update({f"{own}.{way}.{part}": values for own, values in zip(products, each)})
     return found
+
+
+def products_of(name: str, layer: torch.nn.Module) -> List[str]:
+    """The layers without Transformer Engine's modules that a layer's products are, in the order of its scales."""
+    return [f"{name}.gate_up", f"{name}.down"] if hasattr(layer, "fc2_weight") else [name]
 
 
 def restore(model: torch.nn.Module, content: Dict[str, Any]) -> bool:
@@ -126,16 +134,37 @@ def restore(model: torch.nn.Module, content: Dict[str, Any]) -> bool:
     if not isinstance(model, InFp8) or not type(model.recipe).__name__.startswith("Delayed"):
         return False
     scaled = {name: layer for name, layer in inner(model).named_modules() if hasattr(layer, "fp8_meta")}
-    known = {name for name in scaled if f"{name}.scaling_fwd.scale" in content["fp8"]}
-    for layer in [scaled[name] for name in known]:
-        if not layer.fp8_meta_tensors_initialized:
-            layer.fp8_meta.update(num_gemms=2 if hasattr(layer, "fc2_weight") else 1, recipe=model.recipe)
+    products = {name: products_of(name, layer) for name, layer in scaled.items()}
+    known = {name for name in scaled if all(f"{each}.scaling_fwd.scale" in content["fp8"] for each in products[name])}
+    for name, layer in scaled.items():
+        if name in known and not layer.fp8_meta_tensors_initialized:
+            layer.fp8_meta.update(num_gemms=len(products[name]), recipe=model.recipe)
             takes = inspect.signature(layer.init_fp8_meta_tensors).parameters  # the recipe from 2.0 on
             layer.init_fp8_meta_tensors(*[model.recipe for _ in takes])
     now = fp8_state_of(model)
     for name in set(now) & set(content["fp8"]):
         now[name].copy_(content["fp8"][name])
-    return known != set(scaled)
+    return known != set(scaled) or not set(now) <= set(content["fp8"])
+
+
+def adamw_state(saved: Dict[str, Any], optimizer: torch.optim.Optimizer, column: str, step: int) -> Dict[str, Any]:
+    """AdamW's saved state as this implementation has it, of whichever it was: the moments, and how many steps are done.
+
+    torch keeps that count with each parameter as a tensor, which a step adds to in place, DeepSpeed as a number; apex
+    and Transformer Engine keep it with each group, and what else a parameter has is a moment to the latter.
+    """
+    package = column.partition(".")[0]
+    of_each: Dict[str, Callable[[], Dict[str, Any]]] = {
+        "torch": lambda: {"step": torch.tensor(float(step))},
+        "deepspeed": lambda: {"step": step},
+    }
+    count = of_each.get(package, dict)
+    state = {
+        index: {**{name: moments[name] for name in ("exp_avg", "exp_avg_sq")}, **count()}
+        for index, moments in saved["state"].items()
+    }
+    own = optimizer.state_dict()["param_groups"]
+    return {"state": state, "param_groups": [{**group, "step": step} for group in own]}
 
 
 def random_state() -> Dict[str, Any]:
@@ -150,5 +179,5 @@ def restore_random_state(state: Dict[str, Any]) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     torch.set_rng_state(state["torch"])
-    if torch.cuda.is_available() and state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for device, own in zip(range(torch.cuda.device_count()), state["cuda"]):  # this machine may have fewer
+        torch.cuda.set_rng_state(own, device)

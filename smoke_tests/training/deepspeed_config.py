@@ -26,6 +26,11 @@ MAPPED = {
     "scheduler.params.total_num_steps": "steps",
 }
 SCHEDULES = {"WarmupLR": "constant", "WarmupCosineLR": "cosine"}
+# What a schedule has to say, since DeepSpeed's own default is another (runtime/lr_schedules.py).
+SAID = {
+    "WarmupLR": ("warmup_type", "warmup_num_steps"),
+    "WarmupCosineLR": ("warmup_type", "warmup_num_steps", "cos_min_ratio"),
+}
 # Field -> the values that ask for nothing that is not done anyway.
 WITHOUT_EFFECT: Dict[str, Tuple[Any, ...]] = {
     "zero_optimization.stage": (0,),
@@ -35,6 +40,7 @@ WITHOUT_EFFECT: Dict[str, Tuple[Any, ...]] = {
     "optimizer.params.adam_w_mode": (True,),
     "scheduler.params.warmup_min_lr": (0, 0.0),
     "scheduler.params.warmup_type": ("linear",),
+    "scheduler.params.cos_min_ratio": (0.1,),
     "wall_clock_breakdown": (True, False),
     "zero_allow_untested_optimizer": (True, False),
 }
@@ -64,9 +70,13 @@ def applied(path: str, options: Any) -> Any:
                 raise Unmapped(f"--deepspeed {path}: {name} is {value!r}, not a number that an option can hold")
             changed[MAPPED[name]] = kind(value)
         elif name == "optimizer.params.betas":
+            if not isinstance(value, list) or [type(beta) for beta in value] != [float, float]:
+                raise Unmapped(f"--deepspeed {path}: {name} is {value!r}, and has to be two numbers below 1")
             changed["beta1"], changed["beta2"] = value
         elif name == "scheduler.type" and value in SCHEDULES:
             changed["schedule"] = SCHEDULES[value]
+            for unsaid in sorted(set(SAID[value]) - set(table["scheduler"].get("params", {}))):
+                raise Unmapped(f"--deepspeed {path}: scheduler.params.{unsaid} is unsaid, and DeepSpeed's is not ours")
         elif name == "bf16.enabled":
             if value != (options.precision != "float32"):
                 raise Unmapped(f"--deepspeed {path}: bf16.enabled is {value}, and --precision is {options.precision}")

@@ -30,6 +30,7 @@ class Reader(NamedTuple):
     options: Options
     device: str
     half: bool
+    text: str  # the identity of what it was trained on
 
     def __call__(self, *inputs: Any, **named: Any) -> torch.Tensor:
         with torch.no_grad(), torch.autocast(self.device, torch.bfloat16, enabled=self.half):
@@ -45,12 +46,12 @@ def opened(path: Path, precision: str, ops: str, device: str) -> Reader:
     options = Options(**{**content["options"], "data": tuple(content["options"]["data"])})
     half = precision == "bf16" or (device == "cuda" and precision != "float32")
     model, dtype = model_of(options), torch.bfloat16 if half else torch.float32
-    columns = columns_of(ops, device == "cuda", model.shape.head_size)
+    columns = columns_of(ops, device == "cuda", model.shape.head_size, half)
     with torch.device(device):
         made = Decoder(model, columns, dtype)
     converted = convert(made, precision).eval()
     checkpoint.restore(converted, content)
-    return Reader(converted, options, device, half)
+    return Reader(converted, options, device, half, content["text"])
 
 
 def generate(reader: Reader, prompt: List[int], count: int, temperature: float, seed: int) -> torch.Tensor:
@@ -112,10 +113,12 @@ def main(arguments: List[str]) -> int:
             what = f"prompt and tokens are {len(prompt)} and {asked.tokens}"
             raise Refused(f"{what}, and have to be 1 or more each and {shape.length} at most together")
         text = Text.read(options.data, folder, shape.vocabulary, shape.length, options.seed)
+        if text.identity() != readers["bf16"].text:
+            raise Refused(f"{path} was trained on another text: what it has not seen is not known from this one")
     except (Refused, TextError, checkpoint.CheckpointError) as error:
         sys.exit(f"fusebox: {error}")
     for name, reader in readers.items():
-        generate(reader, prompt, 2, 0.0, 0)  # what is chosen or compiled once
+        generate(reader, prompt, min(2, asked.tokens), 0.0, 0)  # what is chosen or compiled once
         began = time.perf_counter()
         made = generate(reader, prompt, asked.tokens, asked.temperature, options.seed).cpu()
         rate = made.numel() / (time.perf_counter() - began)

@@ -143,6 +143,10 @@ def report(folder: Path, window: int) -> Dict[str, Any]:
         rough = sum(len(pretrain.spikes(one)) for one in losses)
         end = statistics.mean(one[-1] for one in losses)
         result["arms"][arm] = {"beside": first, "seeds": seeds, "spikes": rough, "end": end}
+        if min(map(len, losses)) < 2 * window:
+            raise pretrain.Refused(
+                f"{arm} has {min(map(len, losses))} steps, too few: name a --window of half of them or less"
+            )
         if arm != first:
             apart_by_seed = differences(others, losses)
             result["arms"][arm].update(differences=apart_by_seed, **judged(apart_by_seed))
@@ -178,7 +182,7 @@ def main(arguments: List[str]) -> int:
     try:
         for arm, numbers in report(asked.folder, asked.window)["arms"].items():
             print(arm, json.dumps(numbers))
-    except TextError as error:
+    except (pretrain.Refused, TextError) as error:
         sys.exit(f"fusebox: {error}")
     return 0
 

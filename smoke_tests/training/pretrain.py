@@ -12,6 +12,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import operator as operators
 import os
 import random
 import resource
@@ -47,9 +48,9 @@ FUSED = {
     "adamw": ("apex", "torch"),
 }
 ADAMW = "transformer-engine"  # the one that keeps what bfloat16 weights lack of float32
-# Those that --deterministic does without: cuDNN's attention is refused by torch then, and flash-attn's norm is tuned by
-# time, so that another process may add in another order.
-INEXACT = {("attention", "torch.cudnn"), ("rms_norm", "flash-attn")}
+# Those that --deterministic does without: cuDNN's attention is refused by torch then, xformers' copy of FlashAttention
+# adds in any order, and flash-attn's norm is tuned by time, so that another process may add in another order.
+INEXACT = {("attention", "torch.cudnn"), ("attention", "xformers.flash"), ("rms_norm", "flash-attn")}
 # Dense bfloat16 products, 10^12 operations per second, by NVIDIA's data sheets; MFU is the share of it.
 PEAK = {"A100": 312.0, "A800": 312.0, "H100": 989.0, "H800": 989.0, "H200": 989.0}
 
@@ -98,8 +99,8 @@ class Options:
     )
     warmup: int = flag(20, "steps until the learning rate is reached", least=0)
     weight_decay: float = flag(0.1, "of matrices", least=0.0)
-    beta1: float = flag(0.9, "of AdamW", least=0.0)
-    beta2: float = flag(0.95, "of AdamW", least=0.0)
+    beta1: float = flag(0.9, "of AdamW", least=0.0, below=1.0)
+    beta2: float = flag(0.95, "of AdamW", least=0.0, below=1.0)
     eps: float = flag(1e-8, "of AdamW", above=0.0)
     clip: float = flag(1.0, "largest norm of the gradient; 0: none", least=0.0)
     recompute: bool = flag(False, "keep no activations of a block (activation checkpointing)")
@@ -144,27 +145,36 @@ def model_of(options: Options) -> Model:
     return model._replace(shape=shape, parameters=parameters_of(shape))
 
 
-def _installed(name: str, column: str, cuda: bool) -> bool:
-    """Whether an implementation of an operator is installed in a version that has it, and for this device."""
+def _installed(name: str, column: str) -> bool:
+    """Whether an implementation of an operator is installed, in a version that has it."""
     try:
         version = metadata.version(column.partition(".")[0])
     except metadata.PackageNotFoundError:
         return False
     entry = OPERATORS[name][column]
-    return bool(entry.cuda if cuda else entry.cpu) and holds(version, entry.since, entry.until)
+    return holds(version, entry.since, entry.until)
+
+
+def _dtypes(name: str, column: str, cuda: bool) -> Tuple[str, ...]:
+    """What an implementation of an operator is proved with on this device; nothing where it is not installed."""
+    entry = OPERATORS[name][column]
+    return (entry.cuda if cuda else entry.cpu) if _installed(name, column) else ()
 
 
 def repeats(name: str, column: str) -> bool:
     """Whether an implementation gives the same bits each time where torch is asked for that."""
     if (name, column) == ("attention", "flash-attn"):
-        return _installed(name, column, True) and holds(metadata.version("flash-attn"), "2.4.1", "")
+        return bool(_dtypes(name, column, True)) and holds(metadata.version("flash-attn"), "2.4.1", "")
     return (name, column) not in INEXACT
 
 
-def columns_of(ops: str, cuda: bool, head_size: int) -> Dict[str, str]:
-    """Operator -> implementation for --ops; the refusal names the first word that is none."""
+def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, str]:
+    """Operator -> implementation for --ops, each proved with what it is given: bfloat16 if `half`, else float32.
 
+    AdamW's is float32 always. The refusal names the first word that is none.
+    """
     exact = torch.are_deterministic_algorithms_enabled()
+    dtypes = {name: "bfloat16" if half and name != "adamw" else "float32" for name in FUSED}
 
     def here(name: str, column: str) -> bool:
         # A target may have flash-attn's kernels for two head sizes only.
@@ -172,7 +182,7 @@ def columns_of(ops: str, cuda: bool, head_size: int) -> Dict[str, str]:
             return False
         if column == "torch.cudnn" and head_size > 128:
             return False
-        return _installed(name, column, cuda) and (repeats(name, column) or not exact)
+        return dtypes[name] in _dtypes(name, column, cuda) and (repeats(name, column) or not exact)
 
     if ops == "naive":
         return {name: "naive" if name in NAIVE else "torch" for name in FUSED}
@@ -186,7 +196,13 @@ def columns_of(ops: str, cuda: bool, head_size: int) -> Dict[str, str]:
         known = [*OPERATORS[name], *(["naive"] if name in NAIVE else [])]
         if column not in known:
             raise Refused(f"--ops: {name} has no implementation {column!r}, but {', '.join(known)}")
-        if exact and not repeats(name, column):
+        proved = (dtypes[name],) if column == "naive" else _dtypes(name, column, cuda)
+        if column != "naive" and not _installed(name, column):
+            raise Refused(f"--ops: {pair} is not installed here in a version that has it")
+        if dtypes[name] not in proved:
+            others = f", but in {', '.join(proved)}" if proved else " or any other dtype"
+            raise Refused(f"--ops: {pair} is not proved on a {'GPU' if cuda else 'CPU'} in {dtypes[name]}{others}")
+        if exact and column != "naive" and not repeats(name, column):
             raise Refused(f"--ops: {pair} and --deterministic do not go together: it may differ from run to run")
         chosen[name] = column
     if chosen["adamw"] == "naive":
@@ -220,7 +236,7 @@ def refuse_bfloat16_weights(options: Options, on_gpu: bool) -> None:
     named = dict(pair.partition("=")[::2] for pair in options.ops.split(","))
     if named.get("adamw", ADAMW) != ADAMW or options.ops == "naive":
         raise Refused(f"--ops {options.ops} and {asked}, whose other bits {ADAMW}'s AdamW alone keeps: {either}")
-    if not on_gpu or not _installed("adamw", ADAMW, on_gpu):
+    if not on_gpu or not _dtypes("adamw", ADAMW, on_gpu):
         raise Refused(f"{asked} needs a GPU and {ADAMW} 2, whose AdamW keeps their other bits: take float32")
 
 
@@ -233,16 +249,18 @@ def refuse_te_modules(options: Options, on_gpu: bool) -> None:
         raise Refused(f"--guard and {asked}, which it cannot compute otherwise: {either}")
     if options.ops == "naive" or "swiglu=" in options.ops:
         raise Refused(f"--ops {options.ops} and {asked}, which have a SwiGLU of their own: {either}")
-    if not on_gpu or not _installed("swiglu", "transformer-engine", on_gpu):
-        raise Refused(f"{asked} needs a GPU and transformer-engine 2")
+    # Before 2.4 LayerNormMLP keeps the scales of its gradients in another order (checkpoint.products_of).
+    if not on_gpu or not _dtypes("swiglu", ADAMW, on_gpu) or not holds(metadata.version(ADAMW), "2.4", ""):
+        raise Refused(f"{asked} needs a GPU and transformer-engine 2.4")
 
 
 def clip_in_float32(parameters: Iterable[torch.nn.Parameter], most: float) -> torch.Tensor:
     """torch's clip_grad_norm_, the norm of gradients in bfloat16 summed in float32."""
-    kept = list(parameters)
-    norms = [torch.linalg.vector_norm(one.grad, dtype=torch.float32) for one in kept if one.grad is not None]
-    norm = torch.linalg.vector_norm(torch.stack(norms))
-    torch.nn.utils.clip_grads_with_norm_(kept, most, norm)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float32) for one in gradients]).norm()
+    share = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch's
+    for one in gradients:
+        one.mul_(share)
     return norm
 
 
@@ -279,12 +297,12 @@ class Run:
         self.data = model_of(options)
         shape = self.data.shape
         self.text = Text.read(options.data, options.tokenizer, shape.vocabulary, shape.length, options.seed)
-        self.columns = columns_of(options.ops, self.on_gpu, shape.head_size)
-        random.seed(options.seed)
-        torch.manual_seed(options.seed)
         self.half = options.precision != "float32" and (
             self.on_gpu or options.precision == "bf16" or options.precision in CUT
         )
+        self.columns = columns_of(options.ops, self.on_gpu, shape.head_size, self.half)
+        random.seed(options.seed)
+        torch.manual_seed(options.seed)
         with torch.device(self.device):
             decoder = Decoder(self.data, self.columns, torch.bfloat16 if self.half else torch.float32)
         if in_bfloat16:
@@ -338,10 +356,13 @@ class Run:
         self.step = step + 1
         return {"loss": loss, "norm": norm, "lr": rate}
 
-    def gradients(self, step: int) -> torch.Tensor:
-        """Compute the gradients of a step, in place of what was there; its loss, []."""
+    def gradients(self, step: int, launched: bool = False) -> torch.Tensor:
+        """Compute the gradients of a step, in place of what was there; its loss, [].
+
+        launched: each kernel by itself, whatever the options say of graphs.
+        """
         parts = self.options.gradient_accumulation_steps
-        replayed = self.options.graphs and not is_computed_otherwise(self.model)
+        replayed = self.options.graphs and not launched and not is_computed_otherwise(self.model)
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
                 if self._graph is not None:
@@ -367,12 +388,16 @@ class Run:
     def _replay(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if self._graph is None:
             held = tokens.to(self.device), targets.to(self.device)
+            scales = {name: values.clone() for name, values in checkpoint.fp8_state_of(self.model).items()}
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):  # what is chosen or allocated once is so before the graph
                 for _ in range(3):
                     self._micro(*held)
             torch.cuda.current_stream().wait_stream(stream)
+            now = checkpoint.fp8_state_of(self.model)
+            for name, values in scales.items():  # those of a checkpoint, which these passes moved
+                now[name].copy_(values)
             for parameter in self.model.parameters():
                 parameter.grad.zero_()
             graph = torch.cuda.CUDAGraph()
@@ -405,11 +430,9 @@ class Run:
 
         leaves = [(name, part) for name, part in inner(self.model).named_modules() if not list(part.children())]
         hooks = [part.register_forward_hook(watch(name)) for name, part in leaves]
-        graphs, self.options.graphs = self.options.graphs, False
         try:
-            self.gradients(step)
+            self.gradients(step, launched=True)
         finally:
-            self.options.graphs = graphs
             for hook in hooks:
                 hook.remove()
         for name, parameter in inner(self.model).named_parameters():
@@ -451,9 +474,15 @@ class Run:
                 raise Refused(f"--resume: {path} was made with {_name(field)} {before}, now it is {now}")
         if content["text"] != self.text.identity():
             raise Refused(f"--resume: {path} was made with another text")
+        if content["step"] > self.options.steps:
+            raise Refused(f"--steps {self.options.steps}: {path} is further already: name more")
         anew = checkpoint.restore(self.model, content)
         moments = content["optimizer"]
-        self.optimizer.load_state_dict(ms_amp.unpacked(moments) if self.in_ms_amp else moments)
+        if self.in_ms_amp:
+            moments = ms_amp.unpacked(moments)
+        elif self.options.weights == "float32":  # else it is one and the same AdamW
+            moments = checkpoint.adamw_state(moments, self.optimizer, self.columns["adamw"], content["step"])
+        self.optimizer.load_state_dict(moments)
         checkpoint.restore_random_state(content["random"])
         self.step = content["step"]
         return "its FP8 scales start anew" if anew else ""
@@ -685,12 +714,9 @@ def parse(arguments: Sequence[str]) -> Options:
             shown = text + ("" if default in ("", 0) else f" ({default})")
             parser.add_argument(_name(field), type=type(default), default=default, help=shown, **more)
     values = vars(parser.parse_args(arguments))
-    for field in dataclasses.fields(Options):
-        least, above, value = field.metadata.get("least"), field.metadata.get("above"), values[field.name]
-        if (least is not None and not value >= least) or (above is not None and not value > above):
-            bound = f"at least {least}" if least is not None else f"more than {above}"
-            parser.error(f"{_name(field)} is {value}, and has to be {bound}")
     options = Options(**{**values, "data": tuple(values["data"])})
+    if wrong := out_of_bounds(options):
+        parser.error(wrong)
     if options.guard and options.guard_steps > options.guard:
         parser.error(f"--guard-steps is {options.guard_steps}, more than the {options.guard} of --guard")
     if options.guard and column_of(options.precision) == "torch":
@@ -698,10 +724,28 @@ def parse(arguments: Sequence[str]) -> Options:
     return options
 
 
+def out_of_bounds(options: Options) -> str:
+    """The first option that is none of the numbers it may be, and what it has to be; else nothing."""
+    bounds: Dict[str, Tuple[str, Callable[[Any, Any], bool]]] = {
+        "least": ("at least", operators.ge),
+        "above": ("more than", operators.gt),
+        "below": ("less than", operators.lt),
+    }
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        for name, (words, holds_for) in bounds.items():
+            bound = field.metadata.get(name)
+            if bound is not None and not holds_for(value, bound):
+                return f"{_name(field)} is {value}, and has to be {words} {bound}"
+    return ""
+
+
 def start(options: Options) -> Tuple[Run, str]:
     """The run that these options ask for, at its first step or where it was left, and a note about that."""
     if options.deepspeed:
-        options = deepspeed_config.applied(options.deepspeed, options)
+        asked, options = options.deepspeed, deepspeed_config.applied(options.deepspeed, options)
+        if wrong := out_of_bounds(options):
+            raise Refused(f"--deepspeed {asked}: {wrong}")
     out = Path(options.out or f"runs/{options.model}-{options.precision}-{options.seed}")
     options.out = str(out)
     try:

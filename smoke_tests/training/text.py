@@ -30,7 +30,8 @@ def documents(files: Sequence[str]) -> Iterator[str]:
         if not file.endswith(".jsonl"):
             yield text
             continue
-        for number, line in enumerate(text.splitlines(), start=1):
+        lines = text.split("\n")  # a string of JSON may hold what splitlines() takes for an end
+        for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, start=1):
             try:
                 document = json.loads(line)["text"]
                 if not isinstance(document, str):

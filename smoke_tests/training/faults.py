@@ -1,0 +1,358 @@
+"""The faults of training: of its own code, and of what packages do over many steps; and which claims its rule concerns.
+
+The column "training" stands for smoke_tests/training, where any package's claim may catch the fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import math
+from types import CodeType
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Tuple
+from unittest import mock
+
+import torch
+
+from faults import FAULTS, Call, Fault, engine, patched
+from training import checkpoint, hugging_face, pretrain
+from training.decoder import RMSNorm, Rotary
+
+TRAINING = "training"
+PRETRAIN = "training/test_pretrain.py::test_"
+
+
+def trained(kind: str, test: str) -> Callable[[Call], Call]:
+    """Make a fault of a context manager that replaces something in this folder."""
+
+    def note(plant: Call) -> Call:
+        name = plant.__name__.replace("_", " ")
+        FAULTS.append(Fault(name, kind, "", TRAINING, "", (PRETRAIN + test,), lambda _: plant()))
+        return plant
+
+    return note
+
+
+# --- a step ---
+
+
+def each_pass(change: Callable[[Call, List[Any]], torch.Tensor]) -> ContextManager[Any]:
+    """In a step of three or more passes, each is change(its own function, the windows of the passes so far)."""
+    own = pretrain.Run.gradients
+
+    def gradients(run: Any, step: int, launched: bool = False) -> torch.Tensor:
+        micro: Call = run._micro
+        windows: List[Any] = []
+
+        def changed(*given: Any) -> torch.Tensor:
+            windows.append(given)
+            few = run.options.gradient_accumulation_steps < 3
+            loss: torch.Tensor = micro(*given) if few else change(micro, windows)
+            return loss
+
+        run._micro = changed
+        try:
+            return own(run, step, launched)
+        finally:
+            del run._micro
+
+    return mock.patch.object(pretrain.Run, "gradients", gradients)
+
+
+@trained("accumulation", "accumulates")
+def second_of_three_passes_is_done_again_as_the_third() -> ContextManager[Any]:
+    return each_pass(lambda micro, windows: micro(*windows[1 if len(windows) == 3 else -1]))
+
+
+@trained("accumulation", "accumulates")
+def second_of_three_passes_is_dropped() -> ContextManager[Any]:
+    return each_pass(lambda micro, windows: torch.zeros(()) if len(windows) == 2 else micro(*windows[-1]))
+
+
+@trained("clipping", "update")
+def gradients_are_never_clipped() -> ContextManager[Any]:
+    own: Call = vars(torch.nn.utils)["clip_grad_norm_"]
+    return mock.patch.object(torch.nn.utils, "clip_grad_norm_", lambda parameters, _: own(parameters, math.inf))
+
+
+@trained("clipping", "clip_in_float32")
+def gradients_in_bfloat16_are_scaled_up_to_the_limit() -> ContextManager[Any]:
+    def clip(parameters: Any, most: float) -> torch.Tensor:
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        norm = torch.cat([each.flatten().float() for each in gradients]).norm()
+        for each in gradients:
+            each.mul_(most / norm)
+        return norm
+
+    return mock.patch.object(pretrain, "clip_in_float32", clip)
+
+
+@trained("schedule", "rates")
+def cosine_never_decays() -> ContextManager[Any]:
+    own = pretrain.rate_at
+
+    def constant(step: int, options: pretrain.Options) -> float:
+        return own(step, dataclasses.replace(options, schedule="constant"))
+
+    return mock.patch.object(pretrain, "rate_at", constant)
+
+
+@trained("schedule", "rates")
+def warm_up_begins_at_zero() -> ContextManager[Any]:
+    own = pretrain.rate_at
+    early = lambda step, options: own(step, options) * (step / (step + 1) if step < options.warmup else 1)  # noqa: E731
+    return mock.patch.object(pretrain, "rate_at", early)
+
+
+def groups(change: Callable[[Dict[str, Any], Dict[str, Any]], Any]) -> ContextManager[Any]:
+    """Runs begin with change(the matrices' group, the vectors') done to their optimizer."""
+    own = pretrain.Run.__init__
+
+    def begin(run: Any, options: Any) -> None:
+        own(run, options)
+        change(*run.optimizer.param_groups)
+
+    return mock.patch.object(pretrain.Run, "__init__", begin)
+
+
+@trained("decay", "update")
+def norms_decay() -> ContextManager[Any]:
+    return groups(lambda matrices, vectors: vectors.update(weight_decay=matrices["weight_decay"]))
+
+
+@trained("decay", "update")
+def matrices_do_not_decay() -> ContextManager[Any]:
+    return groups(lambda matrices, vectors: matrices.update(weight_decay=0.0))
+
+
+# --- a model ---
+
+
+def of_another_model(part: Any, change: Callable[[Any], Any]) -> ContextManager[Any]:
+    """A part of each Decoder is made as for change(model)."""
+    own: Call = part.__init__
+    return mock.patch.object(part, "__init__", lambda self, model, columns: own(self, change(model), columns))
+
+
+@trained("another formula", "models_in_float64")
+def base_of_the_rotary_positions_is_always_10000() -> ContextManager[Any]:
+    return of_another_model(Rotary, lambda model: model._replace(base=1e4))
+
+
+@trained("eps", "models_in_float64")
+def eps_of_the_norms_is_always_a_hundred_thousandth() -> ContextManager[Any]:
+    return of_another_model(RMSNorm, lambda model: model._replace(eps=1e-5))
+
+
+@patched("another formula", PRETRAIN + "hugging_face", "transformers")
+def a_mistral_has_another_base_of_its_rotary_positions(_: str) -> ContextManager[Any]:
+    own = hugging_face.to_mistral
+    return mock.patch.object(hugging_face, "to_mistral", lambda weights, model: own(weights, model._replace(base=1e4)))
+
+
+# --- a checkpoint ---
+
+
+def taken_over(change: Callable[[Dict[str, Any]], Any]) -> ContextManager[Any]:
+    """What an AdamW gets of another's state is changed in place, parameter by parameter."""
+    own = checkpoint.adamw_state
+
+    def changed(*given: Any) -> Dict[str, Any]:
+        state = own(*given)
+        for each in state["state"].values():
+            change(each)
+        return state
+
+    return mock.patch.object(checkpoint, "adamw_state", changed)
+
+
+@trained("stale state", "adamw_takes_over")
+def count_of_steps_begins_anew() -> ContextManager[Any]:
+    own = checkpoint.adamw_state
+    return mock.patch.object(
+        checkpoint, "adamw_state", lambda saved, optimizer, column, _: own(saved, optimizer, column, 0)
+    )
+
+
+@trained("stale state", "adamw_takes_over")
+def first_moment_begins_anew() -> ContextManager[Any]:
+    return taken_over(lambda state: state.update(exp_avg=torch.zeros_like(state["exp_avg"])))
+
+
+@trained("stale state", "adamw_takes_over")
+def second_moment_begins_anew() -> ContextManager[Any]:
+    return taken_over(lambda state: state.update(exp_avg_sq=torch.zeros_like(state["exp_avg_sq"])))
+
+
+# --- Transformer Engine, in a run and over many steps ---
+
+
+@patched("another kernel", PRETRAIN + "fp8_run", "transformer-engine")
+def one_layer_is_left_in_bfloat16(_: str) -> ContextManager[Any]:
+    own: Call = vars(pretrain)["convert"]
+
+    class Kept(torch.nn.Linear):  # type: ignore[misc]
+        """A layer that no package takes for torch's."""
+
+    def partly(model: torch.nn.Module, precision: str) -> torch.nn.Module:
+        model.blocks[1].attention.output.__class__ = Kept
+        converted: torch.nn.Module = own(model, precision)
+        return converted
+
+    return mock.patch.object(pretrain, "convert", partly)
+
+
+def delayed(**other: Any) -> ContextManager[Any]:
+    """Delayed scaling has these settings, whatever is asked for."""
+    recipe = importlib.import_module("transformer_engine.common.recipe")
+    own = recipe.DelayedScaling
+    return mock.patch.object(recipe, "DelayedScaling", lambda **named: own(**{**named, **other}))
+
+
+@engine("amax window", "amax_history", "transformer-engine.delayed")
+def history_of_15_steps(_: str) -> ContextManager[Any]:
+    return delayed(amax_history_len=15)
+
+
+@engine("amax window", "amax_history", "transformer-engine.delayed")
+def history_of_2_steps(_: str) -> ContextManager[Any]:
+    return delayed(amax_history_len=2)
+
+
+@engine("amax window", "amax_history", "transformer-engine.delayed")
+def scale_of_the_most_recent_step(_: str) -> ContextManager[Any]:
+    return delayed(amax_compute_algo="most_recent")
+
+
+def scales_between(name: str, change: Callable[[Call, Dict[str, Any]], None]) -> ContextManager[Any]:
+    """What Transformer Engine does with the scales before or after it computes again is change(its own, its scales)."""
+    manager = importlib.import_module("transformer_engine.pytorch.module.base").FP8GlobalStateManager
+    own = getattr(manager, name)
+    return mock.patch.object(manager, name, lambda fp8_meta: change(own, fp8_meta))
+
+
+@engine("recompute", "recompute", "transformer-engine.delayed")
+def largest_value_is_recorded_again_in_recompute(_: str) -> ContextManager[Any]:
+    return scales_between("restore_fp8_meta_tensors", lambda own, fp8_meta: None)
+
+
+@engine("recompute", "recompute", "transformer-engine.delayed")
+def recompute_takes_the_next_scales(_: str) -> ContextManager[Any]:
+    def take(own: Call, fp8_meta: Dict[str, Any]) -> None:
+        own(fp8_meta)
+        fp8_meta["scaling_fwd"].scale.copy_(fp8_meta["updated_scale_fwd"])
+
+    return scales_between("get_old_fp8_meta_tensors_for_recompute", take)
+
+
+@engine("wrong scale", "transformer_layer")
+def feed_forward_of_a_layer_5_percent_too_large(_: str) -> ContextManager[Any]:
+    layer = importlib.import_module("transformer_engine.pytorch").LayerNormMLP
+    own = layer.forward
+
+    def larger(self: Any, *given: Any, **named: Any) -> Any:
+        output = own(self, *given, **named)
+        return (output[0] * 1.05, *output[1:]) if isinstance(output, tuple) else output * 1.05
+
+    return mock.patch.object(layer, "forward", larger)
+
+
+@engine("wrong gradient", "gradients_have_slope_1")
+def gradients_of_norms_10_percent_too_large(_: str) -> ContextManager[Any]:
+    module = importlib.import_module("transformer_engine.pytorch")
+    own: Dict[Any, Call] = {}
+
+    def larger(self: Any, *given: Any, **named: Any) -> Any:
+        if "hooked" not in self.__dict__:
+            self.__dict__["hooked"] = self.layer_norm_weight.register_hook(lambda gradient: gradient * 1.1)
+        return own[type(self)](self, *given, **named)
+
+    stack = contextlib.ExitStack()
+    for layer in (module.LayerNormLinear, module.LayerNormMLP):
+        own[layer] = layer.forward
+        stack.enter_context(mock.patch.object(layer, "forward", larger))
+    return stack
+
+
+@patched("stale state", "test_msamp_adamw.py::test_steps", "msamp-adamw")
+def every_step_corrects_its_bias_as_the_first(_: str) -> ContextManager[Any]:
+    optimizer = importlib.import_module("msamp.optim").LBAdamW
+    own = optimizer.adamw_fn
+
+    def first(self: Any, *given: Any, **named: Any) -> None:
+        *lists, steps = given
+        own(self, *lists, [1 for _ in steps], **named)
+
+    return mock.patch.object(optimizer, "adamw_fn", first)
+
+
+# --- the rule ---
+
+
+class Ruled(NamedTuple):
+    """Definitions of a module of this folder that the rule changes, and the claims that concern them."""
+
+    module: str
+    names: Tuple[str, ...]
+    tests: Tuple[str, ...]
+
+
+# What decides a number; what an experiment chooses (llama.train's settings, a start's deviation) is no formula, and
+# what only sizes a layer ends in a crash.
+RULED = (
+    Ruled("llama", ("RMSNorm.forward", "Attention._heads", "Block.forward"), ("models_in_float64",)),
+    Ruled("llama", ("batches",), ("batches",)),
+    Ruled(
+        "decoder",
+        (
+            "RMSNorm.forward",
+            "Rotary.__init__",
+            "Rotary.forward",
+            "Attention.forward",
+            "Block.forward",
+            "Decoder.forward",
+        ),
+        ("models_in_float64", "cache"),
+    ),
+    Ruled("decoder", ("eager_attention", "Block.extend"), ("models_in_float64", "cache")),
+    Ruled(
+        "precision", ("mantissas", "factors", "RoundedProduct.forward", "RoundedProduct.backward"), ("rounded_layers",)
+    ),
+    Ruled("precision", ("round_mantissa",), ("cut_mantissa",)),
+    Ruled("checkpoint", ("adamw_state",), ("adamw_takes_over",)),
+    Ruled("checkpoint", ("restore_random_state",), ("random_state",)),
+    Ruled("pretrain", ("rate_at",), ("rates",)),
+    Ruled("pretrain", ("clip_in_float32",), ("clip_in_float32",)),
+    Ruled("pretrain", ("spikes",), ("not_finite",)),
+    Ruled("pretrain", ("Run.gradients", "Run._micro", "Run.update"), ("accumulates", "update", "rates", "not_finite")),
+)
+
+
+def function_of(module: str, name: str) -> Any:
+    """The function of that name, as "Run.update", in a module of this folder."""
+    place: Any = importlib.import_module(f"training.{module}")
+    for part in name.split("."):
+        place = getattr(place, part)
+    return inspect.unwrap(place)
+
+
+def code_of(code: CodeType, name: str) -> CodeType:
+    """The code of the function of that name in the code of its module."""
+    for part in name.split("."):
+        code = next(each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == part)
+    return code
+
+
+@contextlib.contextmanager
+def recoded(function: Any, code: CodeType) -> Iterator[None]:
+    """The context in which a function runs another code, wherever it is called from."""
+    before, function.__code__ = function.__code__, code
+    try:
+        yield
+    finally:
+        function.__code__ = before
+
+
+# Why a survivor of the rule survives here, by a regular expression of its name.
