@@ -1053,14 +1053,16 @@ def test_scales_of_te_modules() -> None:
     name, layer = "blocks.1.feed_forward", inner(run.model).blocks[1].feed_forward
     with torch.no_grad():
         layer.fc2_weight.mul_(8)  # so that the two weights differ
-    layer.register_full_backward_hook(lambda layer, inputs, outputs: seen.append(float(outputs[0].abs().max())))
+    layer.register_full_backward_hook(
+        lambda layer, inputs, outputs: seen.append(float(outputs[0].detach().abs().max()))
+    )
     run.gradients(0)
     history = checkpoint.fp8_state_of(run.model)
     largest = {key: values.amax(0).tolist() for key, values in history.items() if key.endswith("amax_history")}
     assert largest[f"{name}.down.scaling_bwd.amax_history"][0] == seen[0]
     for product, weight in (("gate_up", layer.fc1_weight), ("down", layer.fc2_weight)):
         found = largest[f"{name}.{product}.scaling_fwd.amax_history"][1]  # of input, weight, output
-        assert found == pytest.approx(float(weight.abs().max()), rel=1e-2)
+        assert found == pytest.approx(float(weight.detach().abs().max()), rel=1e-2)
 
 
 @needs(sm=(8, 0))
