@@ -318,7 +318,8 @@ def test_products_of_one_sign(recipe: str, device: str, measured: Dict[str, Any]
     settle(layer, chosen, x, gradient)
     product = run(layer, chosen, x, gradient)[0].cpu().double()
     measured["bias"] = float((product / (x.double() @ layer.weight.detach().double().t()).cpu() - 1).mean())
-    split = chosen.fp8_gemm_fprop.use_split_accumulator
+    product_of = getattr(chosen, "fp8_gemm_fprop", None)  # delayed scaling has none, and splits none forward
+    split = product_of is not None and product_of.use_split_accumulator
     # A tensor core of Hopper's keeps 13 bits behind the point of a sum and truncates. A split one moves on to float32
     # every 128 terms, truncated four times between. Each of the results is rounded, the mean of which scatters.
     rounding = 4 * bounds.ceiling(BF16, 1) / (ROWS + OUTPUTS) ** 0.5
