@@ -26,7 +26,7 @@ from recipes.patch import Patch
 from recipes.plan import Plan, plan
 from recipes.progress import console
 
-HARNESS = ("proof.py", "conftest.py")  # of patches/: what runs every proof
+HARNESS = ("proof.py", "conftest.py")  # of patches/: what runs every proof, and is part of none
 AGAIN = "run `nox -s tests -- patches --record` and commit what it writes"
 
 
@@ -108,14 +108,15 @@ def conditions(test: Path) -> Conditions:
 
 
 def code(root: Path) -> Code:
-    """All definitions of patches/, whose harness runs every proof."""
-    return Code(root / "patches", HARNESS)
+    """All definitions of patches/."""
+    return Code(root / "patches")
 
 
 def key(every: Code, test: Path) -> str:
-    """The key of a proof: of all that its module can reach, and of what runs it (recipes/definitions.py)."""
+    """The key of a proof: of all that its module can reach (recipes/definitions.py), but for what runs every proof."""
     file = test.relative_to(every.folder).as_posix()
-    return every.key(every.floor(definition.place for definition in every.modules[file].definitions.values()))
+    reached = every.floor(definition.place for definition in every.modules[file].definitions.values())
+    return every.key(place for place in reached if place[0] not in HARNESS)
 
 
 def written(one: Patch) -> dict[str, Any] | None:
