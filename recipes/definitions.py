@@ -165,13 +165,15 @@ class Code:
             if place in found:
                 continue
             found.add(place)
-            definition = self.definitions[place]
-            pending += self._around(place)
-            pending += self._meant(definition)
-            pending += self._inside(place)
-            for text in definition.strings:
-                pending += self._named_by(text)
+            pending += self._beside(place)
         return frozenset(found)
+
+    @functools.cache  # noqa: B019
+    def _beside(self, place: Place) -> frozenset[Place]:
+        """All that the text of one definition names, and what is around and inside it."""
+        definition = self.definitions[place]
+        named = (other for text in definition.strings for other in self._named_by(text))
+        return frozenset({*self._around(place), *self._meant(definition), *self._inside(place), *named})
 
     def _around(self, place: Place) -> Iterator[Place]:
         """What a definition stands in: its class or outer function, the module's own statements, its marks."""
@@ -193,12 +195,12 @@ class Code:
         for text in definition.strings & self.data.keys():
             yield self.data[text].place
 
-    def _named_by(self, text: str) -> Iterator[Place]:
+    @functools.cache  # noqa: B019
+    def _named_by(self, text: str) -> tuple[Place, ...]:
         """What a string names: a module that is started, or its file."""
         file = self.files.get(text.removeprefix(f"{self.folder.name}."))
         named = [file] if file else [path for path in self.modules if path == text or path.endswith(f"/{text}")]
-        for path in named:
-            yield from (definition.place for definition in self.modules[path].definitions.values())
+        return tuple(one.place for path in named for one in self.modules[path].definitions.values())
 
     # --- names ---
 

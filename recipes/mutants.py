@@ -210,9 +210,9 @@ def _sections(root: Path, outcomes: Row) -> Iterator[str]:
     counts = collections.Counter(row["outcome"] for row in rows)
     caught = collections.Counter(row["origin"] for row in rows if row["outcome"] == "caught")
     yield f"### `{outcomes['target']}` on {outcomes['hardware']['name']} ({outcomes['hardware']['cpu']})"
-    changed = sum(not key or row["key"] != key for row, key in zip(rows, keys_of(root, outcomes), strict=True))
+    changed = sum(not key or row.get("key") != key for row, key in zip(rows, keys_of(root, outcomes), strict=True))
     if changed:
-        commit = outcomes["commit"]
+        commit = outcomes.get("commit") or "no commit"
         since = f"{commit[:7]} ([diff](../../../compare/{commit}...main))"
         yield f"What decided {changed} of these {len(rows)} mutants has changed since {since}."
     yield (
