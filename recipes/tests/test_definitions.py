@@ -258,7 +258,7 @@ def test_what_a_claim_runs_is_recorded(room: PlantedRoom, processes: str) -> Non
 # --- every function of the room ---
 
 CPU = plan(Catalogue(), "cpu")
-SHARES = 6
+SHARES = 24
 
 
 def with_a_statement_more(path: Path, name: str) -> str:
