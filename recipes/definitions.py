@@ -57,11 +57,12 @@ class Module:
 class Code:
     """All definitions below a folder of Python, read and never imported.
 
-    harness: the files of what runs and judges everything there; they belong to every key.
+    harness: the files of what runs and judges everything there; they belong to every key. outside: the files that are
+    part of no outcome, such as what records it; they belong to none.
     """
 
-    def __init__(self, folder: Path, harness: Iterable[str] = ()) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, harness: Iterable[str] = (), outside: Iterable[str] = ()) -> None:
+        self.folder, self.outside = folder, frozenset(outside)
         texts = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.py"))}
         self.files = {_module_name(file): file for file in texts}
         local = frozenset({*self.files, *(f"{folder.name}.{name}" for name in self.files)})
@@ -94,7 +95,9 @@ class Code:
                 definition = self.definitions[place]
                 for name in definition.names:
                     name_there, targets = self.resolve(place[0], name)
-                    if bound := sorted({self.definitions[target].digest for target in targets & chosen}):
+                    # An import from elsewhere says what it means itself, in whatever file it stands.
+                    meanings = {each for each in targets & chosen if not each[1].startswith("import ")}
+                    if bound := sorted({self.definitions[each].digest for each in meanings}):
                         meant.add((definition.digest, name_there, *bound))
             digests = {self.definitions[place].digest for place in chosen}
             self._keys[chosen] = digest_of([sorted(digests), sorted(map(list, meant))])
@@ -152,6 +155,16 @@ class Code:
                     pending += [target, *(self.floor([target]) & anywhere)]
         return reached
 
+    def started(self, functions: Iterable[Place]) -> frozenset[Place]:
+        """All that the programs can reach which the strings of these functions name."""
+        strings = frozenset().union(*(self.definitions[each].strings for each in functions))
+        programs = {place for text in strings for place in self._named_by(text) if self._is_program(place[0])}
+        return self.floor(programs) if programs else frozenset()
+
+    def _is_program(self, file: str) -> bool:
+        top = self.definitions.get((file, TOP))
+        return file.endswith("__main__.py") or (top is not None and "__name__" in top.names)
+
     def floor(self, roots: Iterable[Place]) -> frozenset[Place]:
         """All that the text of these definitions can reach, and the harness."""
         return frozenset().union(self.harness, *(self._floor(root) for root in roots))
@@ -162,7 +175,7 @@ class Code:
         pending = [root, *self.harness]
         while pending:
             place = pending.pop()
-            if place in found:
+            if place in found or place[0] in self.outside:
                 continue
             found.add(place)
             pending += self._beside(place)
@@ -243,7 +256,16 @@ class Code:
             return text, frozenset()
         if rest:
             return ".".join(rest), self.resolve(file, ".".join(rest))[1]
-        return "*", frozenset(definition.place for definition in self.modules[file].definitions.values())
+        return "*", self._whole(file)
+
+    def _whole(self, file: str) -> frozenset[Place]:
+        """All that a name may be looked up for in a module: its definitions, and those that it imports by name."""
+        module = self.modules[file]
+        places = {definition.place for definition in module.definitions.values()}
+        for name in module.imports:
+            tail, there = self.resolve(file, name)
+            places |= there if tail != "*" else set()
+        return frozenset(places)
 
 
 def _module_name(file: str) -> str:
@@ -281,9 +303,10 @@ def _split(text: str, path: str, file: str, local: frozenset[str]) -> Module:
     """The definitions of a file; `local` are the names of the modules beside it, which no digest holds."""
     tree, module = _parse(text, path), Module()
     imported = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    for name, origin, there in (bound for node in imported for bound in _bindings(node)):
+    bindings = [bound for node in imported for bound in _bindings(node)]
+    for name, origin, there in [bound for bound in bindings if bound[1] != "__future__"]:
         module.imports.setdefault(name, set()).add((origin, there))
-        if origin not in local and f"{origin}.{there}" not in local and origin.partition(".")[0] not in local:
+        if not _is_local(origin, there, local):
             _add(
                 module,
                 file,
@@ -298,9 +321,28 @@ def _split(text: str, path: str, file: str, local: frozenset[str]) -> Module:
         if any((f"{origin}.{there}" if there else origin) in local or there in local for origin, there in origins)
     }
     _divide(module, file, tree.body, "", modules)
-    if file.rpartition("/")[2].startswith("test_") and MARKS not in module.definitions:  # to be seen when it is added
-        _add(module, file, MARKS, "data", [], _Own(set()))
+    _add_unmentioned_imports(module, file, local)
+    # Also where there are none yet, so that one that is added is seen.
+    for name in (TOP, MARKS) if file.rpartition("/")[2].startswith("test_") else (TOP,):
+        if name not in module.definitions:
+            _add(module, file, name, "data", [], _Own(set()))
     return module
+
+
+def _add_unmentioned_imports(module: Module, file: str, local: frozenset[str]) -> None:
+    """Count an import that nothing mentions, made for what it does, among the statements of the module."""
+    mentioned = {name.partition(".")[0] for each in module.definitions.values() for name in each.names}
+    for name in sorted(module.imports.keys() - mentioned):
+        origins, own = sorted(module.imports[name], key=str), _Own(set())
+        elsewhere = [f"{origin}.{there}" for origin, there in origins if not _is_local(origin, there, local)]
+        own.names |= {name for origin, there in origins if there is None and _is_local(origin, there, local)}
+        if own.names or elsewhere:
+            _add(module, file, TOP, "data", [ast.parse(repr(text)) for text in elsewhere], own)
+
+
+def _is_local(origin: str, there: str | None, local: frozenset[str]) -> bool:
+    """Whether an import is of a module of this folder, or of something in one."""
+    return bool({origin, f"{origin}.{there}", origin.partition(".")[0]} & local)
 
 
 def _bindings(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str, str | None]]:

@@ -12,7 +12,6 @@ import importlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -32,11 +31,14 @@ from recipes.cache import read_json, sha256_of, write_json, write_text
 from recipes.definitions import Code, Place, Recorded, packed, syntax, unpacked
 from recipes.model import ROOT, Refusal
 from recipes.plan import Plan, changed
-from recipes.process import git_variables, group
+from recipes.process import commit_of, group
 from recipes.progress import console, say
 
 CHANGED = "changed"  # of a row: what it was proved of is no longer what the checkout holds
 HARNESS = ("conftest.py", "claims.py", "hardware.py", "pytest.ini")  # what selects, runs and judges every claim
+TESTS = ("smoke_tests/*.py", "smoke_tests/*.ini", "smoke_tests/*.toml")  # what a run is of
+OUTSIDE = ("recorder.py", "printed.py")  # what notes and shows what happens, and is part of no outcome
+KILLED_UNSEEN = Version("3.12")  # before this Python a process that is killed leaves no record of what it ran
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class Room:
     @cached_property
     def code(self) -> Code:
         """All definitions of the room."""
-        return Code(self.folder, HARNESS)
+        return Code(self.folder, HARNESS, OUTSIDE)
 
     def others_than(self, files: Mapping[str, str]) -> list[str]:
         """The files (name -> sha256) that something was made with and that have changed since, or are gone."""
@@ -251,6 +253,7 @@ class Outcomes(Brought):
     stack: str
     files: dict[str, str]
     hardware: Hardware
+    python: Annotated[str, Field(pattern=r"^\d+\.\d+")]
     ran: dict[str, list[str]] | None = None
     claims: list[Outcome]
 
@@ -348,7 +351,7 @@ def _assemble(
 ) -> dict[str, Any]:
     """Outcomes with keys and what was tested, written beside the log; no path of this machine stays in it."""
     room, folder = Room(plan.root), _folder(plan)
-    if others := room.others_than(outcomes["files"]):
+    if others := room.others_than({**outcomes["files"], **_data_read(outcomes)}):
         raise Refusal(
             f"{plan.target.name}: these outcomes are of other tests than {room.folder} holds ({', '.join(others)}): "
             "run those, where the environment is."
@@ -359,12 +362,13 @@ def _assemble(
         claim["reason"] = without_paths(plan, claim["reason"])
         texts = {name: value for name, value in claim["measured"].items() if isinstance(value, str)}
         claim["measured"].update({name: without_paths(plan, value) for name, value in texts.items()})
-    definitions = _with_keys(room, outcomes["claims"], outcomes.pop("ran", None))
+    is_whole = Version(outcomes["python"]) >= KILLED_UNSEEN
+    definitions = _with_keys(room, outcomes["claims"], outcomes.pop("ran", None), is_whole)
     evidence = {
         "name": name,
         **outcomes,
         **({"image": image} if image else {}),
-        "commit": commit_of(plan.root),
+        "commit": commit_of(plan.root, *TESTS),
         "definitions": definitions,
         "packages": manifest["packages"],
         "log_sha256": sha256_of(folder / f"{name}.log"),
@@ -373,19 +377,34 @@ def _assemble(
     return evidence
 
 
-def _with_keys(room: Room, claims: list[dict[str, Any]], ran: dict[str, list[str]] | None) -> dict[str, str]:
-    """Give each claim its key and what it ran; the table of all definitions that claims ran, with their digests."""
+def _data_read(outcomes: Mapping[str, Any]) -> dict[str, str]:
+    """The files of data that pytest and the claims read, name -> sha256, as the recorder noted them."""
+    noted = (outcomes.get("ran") or {}).get("data", [])
+    return {file: digest for file, _, digest in (text.partition(":") for text in noted)}
+
+
+def _with_keys(
+    room: Room, claims: list[dict[str, Any]], ran: dict[str, list[str]] | None, is_whole: bool
+) -> dict[str, str]:
+    """Give each claim its key and what it ran; the table of all definitions that claims ran, with their digests.
+
+    `functions` of a row are those that were seen to run, `ran` all that decided the outcome with them. is_whole: also
+    processes that were killed left their record; if not, all counts that the programs which a claim names can reach.
+    """
     code, places = room.code, {}
     functions = {claim: set(_places(code, names)) for claim, names in (ran or {}).items()}
+    functions.pop("data", None)  # these names are those of smoke_tests/recorder.py
     compiled, always = functions.pop("compiled", set()), functions.get("", set())
     anywhere = frozenset().union(*functions.values()) if functions else frozenset()
     for claim in claims:
         if mine := functions.get(claim["id"]):
-            places[claim["id"]] = code.ran(mine, anywhere, mine & compiled) | always
+            started = frozenset() if is_whole else code.started(mine)
+            places[claim["id"]] = code.ran(mine, anywhere, mine & compiled) | always | started
     table = sorted(set().union(*places.values())) if places else []
     numbers = {place: number for number, place in enumerate(table)}
     for claim in claims:
         if claim["id"] in places:
+            claim["functions"] = packed(numbers[place] for place in functions[claim["id"]])
             claim["ran"] = packed(numbers[place] for place in places[claim["id"]])
             claim["key"] = code.key(places[claim["id"]])
         else:
@@ -397,20 +416,6 @@ def _places(code: Code, names: Iterable[str]) -> Iterator[Place]:
     for file, _, name in (text.partition(":") for text in names):
         if place := code.place(file, name):
             yield place
-
-
-def commit_of(root: Path) -> str:
-    """The commit whose smoke_tests/ this is, shortened; "" where there is none, as between commits."""
-    git = ("git", "-C", str(root))
-    asked = (
-        ("rev-parse", "--short=12", "HEAD"),
-        ("status", "--porcelain", "--", "smoke_tests/*.py", "smoke_tests/*.ini"),
-    )
-    answers = [
-        subprocess.run([*git, *words], env=git_variables(), capture_output=True, text=True, check=False)
-        for words in asked
-    ]
-    return answers[0].stdout.strip() if not any(one.returncode for one in answers) and not answers[1].stdout else ""
 
 
 def machine_name(machine: Mapping[str, Any], times: str = " × ") -> str:
@@ -502,7 +507,7 @@ def _promotable(plan: Plan, path: Path) -> dict[str, Any]:
     """Evidence that its raw log holds line by line, with the commit of its tests."""
     run = read(path)
     runs = compare_log(path.with_suffix(".log"), run["claims"])
-    commit = run["commit"] or ("" if Room(plan.root).others_than(run["files"]) else commit_of(plan.root))
+    commit = run["commit"] or ("" if Room(plan.root).others_than(run["files"]) else commit_of(plan.root, *TESTS))
     if not commit:
         raise Refusal(f"{path} is of tests that are in no commit: commit smoke_tests/, and promote again.")
     return {**run, "commit": commit, **({"runs_in_log": runs} if runs > 1 else {})}
@@ -585,7 +590,7 @@ def record(root: Path, path: Path) -> str:
     if not (program := program_of(name)) or not (folder / name).is_file():
         known = ", ".join(PROGRAMS)
         raise Refusal(f"{path} is no record below {folder} ({known}): put it there under such a name.")
-    if not (commit := commit_of(root)):
+    if not (commit := commit_of(root, *TESTS)):
         raise Refusal(f"{path} would be of tests that are in no commit: commit smoke_tests/, and record it again.")
     noted = {"commit": commit, "key": _key_of_program(Room(root).code, program)}
     write_json(folder / "records.json", {**_noted(root), name: noted})

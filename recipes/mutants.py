@@ -23,6 +23,7 @@ from recipes.environment import Wheel
 from recipes.evidence import Room
 from recipes.model import Refusal, Strict, Text, digest_of, read_toml, validated
 from recipes.plan import Plan
+from recipes.process import commit_of
 
 Row = dict[str, Any]
 COUNTED = ("caught", "survived", "crashed")
@@ -152,7 +153,7 @@ def keep(plan: Plan, path: Path) -> None:
     outcomes["mutants"] = [{**row, "key": key} for row, key in zip(outcomes["mutants"], keys, strict=True)]
     name = f"{outcomes['target']}--{outcomes['hardware']['name']}.json"
     final = plan.root / "smoke_tests" / "evidence" / "mutants" / name
-    write_json(final, {**outcomes, "commit": evidence.commit_of(plan.root)})
+    write_json(final, {**outcomes, "commit": commit_of(plan.root, *evidence.TESTS)})
 
 
 def keys_of(root: Path, outcomes: Row) -> list[str | None]:
@@ -160,7 +161,7 @@ def keys_of(root: Path, outcomes: Row) -> list[str | None]:
 
     One that was caught is decided by the claim that caught it, any other by all of its claims.
     """
-    code = Code(root / "smoke_tests", (*evidence.HARNESS, "mutants.py"))
+    code = Code(root / "smoke_tests", (*evidence.HARNESS, "mutants.py"), evidence.OUTSIDE)
 
     @functools.cache
     def key(roots: frozenset[Place]) -> str:

@@ -26,6 +26,17 @@ def git_variables() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in named}
 
 
+def commit_of(root: Path, *files: str) -> str:
+    """The commit of a checkout, shortened; "" where there is none, or where one of these files (globs) differs."""
+    asked = (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "--", *files))
+    git = ("git", "-C", str(root))
+    answers = [
+        subprocess.run([*git, *words], env=git_variables(), capture_output=True, text=True, check=False)
+        for words in asked
+    ]
+    return answers[0].stdout.strip() if not any(done.returncode for done in answers) and not answers[1].stdout else ""
+
+
 @contextlib.contextmanager
 def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A process in a group of its own, with both outputs in one pipe; nothing of it outlives us when we stop early.

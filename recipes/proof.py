@@ -24,9 +24,10 @@ from recipes.definitions import Code
 from recipes.model import Catalogue, Refusal, Source
 from recipes.patch import Patch
 from recipes.plan import Plan, plan
+from recipes.process import commit_of
 from recipes.progress import console
 
-HARNESS = ("proof.py", "conftest.py")  # of patches/: what runs every proof, and is part of none
+HARNESS = ("proof.py", "conftest.py")  # of patches/: what runs and judges every proof
 AGAIN = "run `nox -s tests -- patches --record` and commit what it writes"
 
 
@@ -109,14 +110,13 @@ def conditions(test: Path) -> Conditions:
 
 def code(root: Path) -> Code:
     """All definitions of patches/."""
-    return Code(root / "patches")
+    return Code(root / "patches", HARNESS)
 
 
 def key(every: Code, test: Path) -> str:
-    """The key of a proof: of all that its module can reach (recipes/definitions.py), but for what runs every proof."""
+    """The key of a proof: of all that its module can reach, and of what runs every proof (recipes/definitions.py)."""
     file = test.relative_to(every.folder).as_posix()
-    reached = every.floor(definition.place for definition in every.modules[file].definitions.values())
-    return every.key(place for place in reached if place[0] not in HARNESS)
+    return every.key(every.floor(definition.place for definition in every.modules[file].definitions.values()))
 
 
 def written(one: Patch) -> dict[str, Any] | None:
@@ -132,7 +132,8 @@ def write(one: Patch, releases: list[dict[str, Any]]) -> Path:
     """Write the record of a run that proved the patch on these releases."""
     ordered = sorted(releases, key=lambda each: Version(each["version"]))
     proof = key(code(one.path.parents[2]), test_of(one))
-    write_json(record_of(one), {"patch": one.sha256, "proof": proof, "releases": ordered})
+    commit = commit_of(one.path.parents[2], "patches/*.py", "patches/*.patch")
+    write_json(record_of(one), {"patch": one.sha256, "proof": proof, "commit": commit, "releases": ordered})
     return record_of(one)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import atexit
+import hashlib
+import inspect
 import os
 import re
 import sys
@@ -18,6 +20,7 @@ ROOM = Path(__file__).resolve().parent
 FOLDER, CLAIM = "FUSEBOX_RECORD", "FUSEBOX_CLAIM"  # where each process notes what it runs; the claim that runs now
 BESIDE = ("recorder.py", "printed.py")  # of this room, and no part of any outcome
 COMPILED = "compiled"  # in place of a claim: the functions that torch.compile has compiled
+DATA = "data"  # in place of a claim: the files of this room that hold settings and tables, as NAME:SHA256
 TOOL = 4  # of sys.monitoring: one that neither a debugger, a profiler nor coverage.py takes
 MONITORED = sys.version_info >= (3, 12)
 SETTINGS = """\
@@ -46,7 +49,8 @@ class Monitor:
 
     def note(self, code: Any, _: int) -> Any:
         path = os.path.abspath(code.co_filename)
-        if path.startswith(str(ROOM)):
+        # The body of a class runs where its module is imported, whatever the claim.
+        if path.startswith(str(ROOM)) and code.co_flags & inspect.CO_OPTIMIZED:
             # A lambda or a comprehension is part of the function that it stands in.
             name = re.sub(r"(\.?<locals>)?\.?<(?!locals).*", "", code.co_qualname)
             noted = os.environ.get(CLAIM, ""), path, name
@@ -143,13 +147,20 @@ def end() -> None:
 
 
 def collected(folder: Path) -> Dict[str, List[str]]:
-    """Claim -> the functions that it ran, as FILE:QUALIFIED.NAME; under "" what ran for no claim."""
-    functions: Dict[str, Set[str]] = {}
+    """Claim -> the functions that it ran, as FILE:QUALIFIED.NAME; under "" what ran for no claim; under DATA files."""
+    functions: Dict[str, Set[str]] = {DATA: set(_data())}
     for claim, path, name in [*_noted(folder), *(() if MONITORED else _covered(folder))]:
         file = Path(path).relative_to(ROOM).as_posix()
         if file not in BESIDE:
             functions.setdefault(claim, set()).add(f"{file}:{name}")
     return {claim: sorted(names) for claim, names in functions.items()}
+
+
+def _data() -> Iterator[str]:
+    for path in sorted(ROOM.rglob("*")):
+        if path.suffix in (".ini", ".toml") and path.is_file():
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            yield "{}:{}".format(path.relative_to(ROOM).as_posix(), digest)
 
 
 def _noted(folder: Path) -> Iterator[Tuple[str, str, str]]:

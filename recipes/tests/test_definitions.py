@@ -112,6 +112,10 @@ BOTH = {VALUES, SCRIPT}
                      id="marks"),
         pytest.param("references.py", "def add(a, b):\n", "def add(a, b):\n    # why\n    'A sum.'\n", set(), set(),
                      id="a comment and a docstring"),
+        pytest.param("references.py", "import math\n", "import math\nimport torchao.float8\n", {VALUES}, {VALUES},
+                     id="an import for what it does"),
+        pytest.param("references.py", "import math\n", "from __future__ import annotations\nimport math\n", set(),
+                     set(), id="a statement for the parser"),
     ],
 )  # fmt: skip
 def test_what_ran_decides(checkout: Path, file: str, old: str, new: str, ran: set[str], reached: set[str]) -> None:
@@ -126,6 +130,50 @@ def test_a_moved_definition_stays_what_it_is(checkout: Path) -> None:
              "from table import ROWS\nfrom formulas import closed_form as formula")  # fmt: skip
 
     assert stale(checkout, move) == (set(), set())
+
+
+def test_a_moved_definition_keeps_what_its_imports_mean(checkout: Path) -> None:
+    """It is looked up by a string in the module that it left, and uses a module from elsewhere."""
+    edit(checkout, "references.py", "return add(x, x)", "return math.floor(add(x, x))")
+
+    def move() -> None:
+        edit(checkout, "references.py", "def double(x):\n    return math.floor(add(x, x))\n\n", "")
+        edit(checkout, "references.py", "import math\n", "import math\nfrom doubled import double\n")
+        (checkout / "smoke_tests" / "sums.py").write_text("def add(a, b):\n    return a + b\n")
+        edit(checkout, "references.py", "def add(a, b):\n    return a + b\n\n", "from sums import add\n\n")
+        (checkout / "smoke_tests" / "doubled.py").write_text(
+            "import math\nfrom sums import add\n\ndef double(x):\n    return math.floor(add(x, x))\n"
+        )
+
+    assert stale(checkout, move) == (set(), set())
+
+
+def test_a_renamed_module_changes_nothing(checkout: Path) -> None:
+    def rename() -> None:
+        folder = checkout / "smoke_tests"
+        (folder / "references.py").rename(folder / "truth.py")
+        edit(checkout, "test_alpha.py", "import references", "import truth")
+        edit(checkout, "test_alpha.py", "getattr(references,", "getattr(truth,")
+
+    ran, _ = stale(checkout, rename)
+    assert ran == {VALUES}, "the test itself names the module"
+
+
+def test_what_records_is_part_of_no_outcome(checkout: Path) -> None:
+    """It is imported by what judges every claim, and so within reach of all."""
+    for name in evidence.OUTSIDE:
+        (checkout / "smoke_tests" / name).write_text("def note():\n    return 1\n")
+        edit(checkout, "conftest.py", "import pytest\n", f"import pytest\nimport {name[:-3]}\n")
+    edit(checkout, "conftest.py", "return report", "return recorder.note() or printed.note() or report")
+    for name in evidence.OUTSIDE:
+        assert stale(checkout, lambda name=name: edit(checkout, name, "return 1", "return 2")) == (set(), set())  # type: ignore[misc]
+
+
+def test_a_program_that_is_started_counts_whole_where_a_kill_hides_what_it_ran(checkout: Path) -> None:
+    code = Room(checkout).code
+    started = code.started([("test_alpha.py", "test_script")])
+    assert {("job.py", "work"), ("job.py", "<module>")} <= started
+    assert not code.started([("test_alpha.py", "test_values")]) - code.harness
 
 
 def test_a_twin_does_not_stand_for_what_changed(checkout: Path) -> None:
@@ -163,7 +211,7 @@ def test_keys_are_the_same_on_every_python(checkout: Path) -> None:
     assert {name: code.key(code.floor([place]))[:16] for name, (place, *_) in RAN.items()} == KEYS
 
 
-KEYS = {VALUES: "e9aef3d5a8dfe15e", SCRIPT: "7a3f00006630e9ed"}
+KEYS = {VALUES: "788d025edf7d9c4a", SCRIPT: "21f03c9125ed196b"}
 
 
 @pytest.mark.parametrize("numbers", [[], [3], [0, 1, 2], [0, 2, 3, 9]])

@@ -16,6 +16,7 @@ from recipes.cache import sha256_of
 from recipes.evidence import Room
 from recipes.model import ROOT, Catalogue, Refusal
 from recipes.plan import Plan, plan
+from recipes.process import commit_of
 from recipes.tests.conftest import Checkout
 
 CLAIMS = """
@@ -266,7 +267,7 @@ def test_every_run_is_promoted_and_none_replaces_a_newer_one(
     names = [path.name for path in evidence.promote(here)]
     assert names == ["cpu--other.json", "cpu--other.log", "cpu--x86-64.json", "cpu--x86-64.log"]
     kept = json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text())
-    assert kept["commit"] == evidence.commit_of(tmp_path) and len(kept["commit"]) >= 7
+    assert kept["commit"] == commit_of(tmp_path, *evidence.TESTS) and len(kept["commit"]) >= 7
     run_here("cpu--x86-64", at="2026-11-22T00:00:00+00:00", seconds=9.5)
     evidence.promote(here)
     assert json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text()) == kept
@@ -297,7 +298,9 @@ def test_a_raw_log_holds_the_outcomes_line_by_line(
 
 
 def test_the_committed_evidence_is_what_its_logs_hold() -> None:
-    for path in sorted((ROOT / "smoke_tests" / "evidence").glob("*.json")):
+    paths = sorted((ROOT / "smoke_tests" / "evidence").glob("*--*.json"))
+    assert len(paths) >= len({path.name.partition("--")[0] for path in paths}) > 4
+    for path in paths:
         run = evidence.read(path)
         assert evidence.compare_log(path.with_suffix(".log"), run["claims"]) == run.get("runs_in_log", 1), path
         assert run["commit"] and run["files"], path
@@ -321,7 +324,7 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
             evidence.record(tmp_path, wrong)
     assert evidence.record(tmp_path, path) == "training/cu--H200--tiny.json"
     (one,) = evidence.records(tmp_path)
-    assert (one.commit, one.changed, one.program) == (evidence.commit_of(tmp_path), False, "training/parity.py")
+    assert (one.commit, one.changed, one.program) == (commit_of(tmp_path, *evidence.TESTS), False, "training/parity.py")
     program = room / "training" / "pretrain.py"
     edits = (
         ("shown():\n    return 1", "shown():\n    return 2", False),
