@@ -75,8 +75,9 @@ class Claim:
         """Whether a run of the target has to have it. One row per patched file may be none; one per package is not."""
         if self.needs_gpu and plan.target.cuda == "none":
             return False
-        if self.operators and not any(room.has(name, plan, self.only, self.seen) for name in self.operators):
-            return False
+        if self.operators:
+            is_had = any(room.has(name, plan, self.only, self.seen) for name in self.operators)
+            return is_had and (self.package is None or self.about(plan) is not None)
         return self.rows & {"package", "patch"} == {"package"} or self.about(plan) is not None
 
 
