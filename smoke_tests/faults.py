@@ -182,6 +182,18 @@ def a_row_alone_is_computed_otherwise(normalize: Call) -> Call:
     return otherwise
 
 
+@patched("batch variance", CASTS + ALONE, "torch")
+def a_text_is_attended_as_the_batch_around_it_is_long(column: str) -> ContextManager[Any]:
+    def crowded(attend: Call) -> Call:
+        def attended(query: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+            output = attend(query, *others)
+            return output * (1 + torch.finfo(output.dtype).eps) if len(query) > 1 else output
+
+        return attended
+
+    return in_table("attention", crowded)(column)
+
+
 @wrong("NaN at extremes", "attention", "cross_entropy", "rms_norm", "swiglu", by="test_extremes_stay_finite")
 def an_exponential_overflows(call: Call) -> Call:
     return lambda x, *others: call((x.float() + 0 * x.float().abs().exp()).to(x.dtype), *others)
@@ -336,6 +348,22 @@ def tokens_beyond_64_see_the_next_one(attend: Call) -> Call:
 @wrong("causal mask", "attention", by="test_attention_is_causal")
 def tokens_at_multiples_of_128_see_the_next_one(attend: Call) -> Call:
     return seeing_the_next(lambda position: (position % 128 == 0) & (position > 0))(attend)
+
+
+@wrong("causal mask", "attention", by=("test_attention_is_causal", "test_long_attention"))
+def tokens_away_from_multiples_of_128_see_the_next_one(attend: Call) -> Call:
+    return seeing_the_next(lambda position: position % 128 > 0)(attend)
+
+
+@wrong("beyond a tile", "attention", by="test_long_attention")
+def a_tile_of_one_token_comes_out_2_percent_too_large(attend: Call) -> Call:
+    def larger(query: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        output = attend(query, *others)
+        if output.shape[2] % 128 != 1 or output.shape[2] == 1:
+            return output
+        return torch.cat([output[:, :, :-1], output[:, :, -1:] * 1.02], 2)
+
+    return larger
 
 
 @wrong("beyond a tile", "attention", by="test_long_attention")
@@ -569,6 +597,16 @@ def positions_counted_from_1(rotate: Call) -> Call:
     return lambda x, start: rotate(x, start + 1)
 
 
+@wrong("beyond a tile", "rope")
+@turned
+def positions_from_128_on_counted_from_129(rotate: Call) -> Call:
+    def late(x: torch.Tensor, start: int) -> torch.Tensor:
+        first = rotate(x[..., :128, :], start)
+        return torch.cat([first, rotate(x[..., 128:, :], start + 129)], -2) if x.shape[-2] > 128 else first
+
+    return late
+
+
 @wrong("rope positions", "rope")
 @turned
 def start_ignored(rotate: Call) -> Call:
@@ -785,21 +823,20 @@ def scales_above_1_halved(multiply: Call) -> Call:
     return lambda a, b, scale_a, *others: multiply(a, b, scale_a / (1 + (scale_a > 1)), *others)
 
 
+def truncated(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b.t() of [n, k] and [m, k] in float32, whose sum is cut to 13 bits behind its first after every 32 terms."""
+    total = torch.zeros(a.shape[0], b.shape[0], device=a.device)
+    for first in range(0, a.shape[1], 32):
+        total = total + a[:, first : first + 32].float() @ b[:, first : first + 32].float().t()
+        unit = torch.exp2(torch.floor(torch.log2(total.abs().clamp(min=1e-30))) - 13)
+        total = torch.trunc(total / unit) * unit
+    return total
+
+
 @wrong("bias", "scaled_mm", by=f"{CASTS}::test_scaled_mm_of_one_sign")
 def sums_truncated_to_13_bits_all_the_way(multiply: Call) -> Call:
-    """Fast accumulation in place of the exact one: every 32 terms the sum is cut to 13 bits behind its first."""
-
-    def truncating(
-        a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, dtype: torch.dtype, **_: Any
-    ) -> torch.Tensor:
-        total = torch.zeros(a.shape[0], b.shape[0], device=a.device)
-        for first in range(0, a.shape[1], 32):
-            total = total + a[:, first : first + 32].float() @ b[:, first : first + 32].float().t()
-            unit = torch.exp2(torch.floor(torch.log2(total.abs().clamp(min=1e-30))) - 13)
-            total = torch.trunc(total / unit) * unit
-        return (total * scale_a * scale_b).to(dtype)
-
-    return truncating
+    """Fast accumulation in place of the exact one."""
+    return lambda a, b, scale_a, scale_b, dtype, **_: (truncated(a, b) * scale_a * scale_b).to(dtype)
 
 
 @wrong("wrong scale", "scaled_mm", by=multiplies)
@@ -951,6 +988,12 @@ def scale_is_inverted(compute: Call) -> Call:
 @torchao("wrong scale", "test_linear", "float8_scaling_utils", "tensor_to_scale")
 def scale_twice_as_large_as_fits(compute: Call) -> Call:
     return lambda *given, **named: 2 * compute(*given, **named)
+
+
+@patched("another kernel", f"{FLOAT8}::test_products_ran_in_fp8", "torchao", "linear")
+def each_product_of_the_layer_runs_twice(_: str) -> ContextManager[Any]:
+    own = torch._scaled_mm
+    return mock.patch.object(torch, "_scaled_mm", lambda *given, **named: [own(*given, **named) for _ in range(2)][1])
 
 
 LARGEST = "test_largest_values_become_the_largest_code"
@@ -1122,8 +1165,40 @@ def the_most_recent_value_alone(_: str) -> ContextManager[Any]:
 
 
 @engine("bias", "products_of_one_sign", "transformer-engine.blockwise")
-def products_of_the_engine_half_a_percent_too_small(_: str) -> ContextManager[Any]:
-    return each_forward(lambda own, *given, **named: own(*given, **named) * (1 - 2.0**-8))
+def forward_of_the_engine_without_a_split_accumulator(_: str) -> ContextManager[Any]:
+    """As delayed scaling multiplies forward, in the recipe that promises to split."""
+
+    def unsplit(own: Call, layer: Any, x: torch.Tensor, **named: Any) -> torch.Tensor:
+        output: torch.Tensor = own(layer, x, **named)
+        if layer.use_bias or x.dim() != 2:
+            return output
+        return backward_of(truncated(x.detach(), layer.weight.detach()).to(output.dtype), output)
+
+    return each_forward(unsplit)
+
+
+def scales_above_the_largest_code(factor: float) -> ContextManager[Any]:
+    """Where the largest value is above the largest code, so that the scale is below 1, it is so many times as large."""
+    manager = importlib.import_module("transformer_engine.pytorch.module.base").FP8GlobalStateManager
+    extension = vars(sys.modules[manager.__module__])["tex"]
+    own = extension.fused_amax_and_scale_update_after_reduction
+
+    def update(reduced: torch.Tensor, histories: Any, scales: List[torch.Tensor], *others: Any) -> None:
+        own(reduced, histories, scales, *others)
+        for scale in scales:
+            scale.mul_(torch.where(scale < 1, factor, 1.0))
+
+    return mock.patch.object(extension, own.__name__, update)
+
+
+@engine("wrong scale", "scales_follow", "transformer-engine.delayed")
+def scale_of_the_engine_doubled_where_the_largest_value_is_above_448(_: str) -> ContextManager[Any]:
+    return scales_above_the_largest_code(2.0)
+
+
+@engine("wrong scale", "amax_history", "transformer-engine.delayed")
+def scale_of_the_engine_halved_where_the_largest_value_is_above_448(_: str) -> ContextManager[Any]:
+    return scales_above_the_largest_code(0.5)
 
 
 @engine("amax not updated", "amax_history", "transformer-engine.delayed")

@@ -175,29 +175,31 @@ TRUNCATION = 2.0**-13  # what a tensor core of Hopper's drops of a sum as it add
 @pytest.mark.parametrize("fast", [False, True], ids=["exact", "fast"])
 @every("scaled_mm")
 @proves(
-    "_scaled_mm of 8,192 terms of one sign is too small by four truncations at most, with fast accumulation by one for "
-    "every 8 terms, and never too large",
+    "_scaled_mm of 8,192 and of 16,384 terms of one sign is too small by four truncations at most, with fast "
+    "accumulation by one for every 8 terms, and never too large",
     since="2.5",
 )
 def test_scaled_mm_of_one_sign(
     fast: bool, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]
 ) -> None:
-    terms = 8192
-    # Each row and column of another size, so that the spacings of the results differ.
-    sizes = [torch.exp2(torch.rand(count, 1)) for count in (160, 144)]
-    a, b = ((torch.rand(len(size), terms) * 224 * size).to(torch.float8_e4m3fn) for size in sizes)
-    scale = torch.tensor(2.0**-10)
-    # The wrapper's own product: without fast accumulation, as torch has it by default.
-    more = {"use_fast_accum": True} if fast else {}
-    product = operator("scaled_mm", column)(*[each.to(device) for each in (a, b, scale, scale)], dtype, **more).cpu()
-    truth = (a.double() @ b.double().t()) * 2.0**-20
-    measured["bias"] = float((product.double() / truth - 1).mean())
-    # Where the sum moves on to float32 every 128 terms, it is truncated four times between; and each of the results is
-    # rounded, the mean of which scatters, and float32 adds the sums of 128 terms: four times that.
-    rounding = 4 * bounds.ceiling(dtype, 1, terms=terms // 128) / math.sqrt(160 + 144)
-    # Fast: one instruction adds 32 terms, in parts whose sizes are nowhere told; an H200 loses 0.045 in all.
-    most = (terms // 8 if fast else 4) * TRUNCATION
-    assert -most - rounding <= measured["bias"] <= rounding, f"off by {measured['bias']:.3g} on average"
+    for terms in (8192, 16384):
+        # Each row and column of another size, so that the spacings of the results differ.
+        sizes = [torch.exp2(torch.rand(count, 1)) for count in (160, 144)]
+        a, b = ((torch.rand(len(size), terms) * 224 * size).to(torch.float8_e4m3fn) for size in sizes)
+        scale = torch.tensor(2.0**-10)
+        # The wrapper's own product: without fast accumulation, as torch has it by default.
+        more = {"use_fast_accum": True} if fast else {}
+        given = [each.to(device) for each in (a, b, scale, scale)]
+        product = operator("scaled_mm", column)(*given, dtype, **more).cpu()
+        truth = (a.double() @ b.double().t()) * 2.0**-20
+        measured[f"bias of {terms}"] = bias = float((product.double() / truth - 1).mean())
+        # Where the sum moves on to float32 every 128 terms, it is truncated four times between; and each of the results
+        # is rounded, the mean of which scatters, and float32 adds the sums of 128 terms: four times that.
+        rounding = 4 * bounds.ceiling(dtype, 1, terms=terms // 128) / math.sqrt(160 + 144)
+        # Fast: one instruction adds 32 terms, in parts whose sizes are nowhere told; an H200 loses 0.045 in all of
+        # 8,192.
+        most = (terms // 8 if fast else 4) * TRUNCATION
+        assert -most - rounding <= bias <= rounding, f"off by {bias:.3g} on average over {terms} terms"
 
 
 @every_scaling

@@ -245,14 +245,16 @@ def scales_of(layer: torch.nn.Module) -> Tuple[torch.Tensor, torch.Tensor]:
 
 
 WINDOW = 16  # steps
-# The input's size in each step, as a power of two, exact in bfloat16: it grows for 5 steps, then shrinks for 20.
-SIZES = [*range(5), *range(3, -17, -1)]
+# The input's size in each step, as a power of two, exact in bfloat16: it grows for 5 steps, then shrinks for 20. So do
+# the weight's, which begins near 0.1, and the gradient's: each is below 448 and above it in turn, and the gradient above
+# 57,344 as well, the largest number of its format.
+SIZES = [0, 4, 8, 12, 14, *range(13, -7, -1)]
 
 
 @fp8_gpu
 @proves(
     "delayed scaling: the first scale is 1, then in each step the largest number of the format over the largest value "
-    "of the last 16 steps, of an input, weight and gradient that grow and shrink",
+    "of the last 16 steps, of an input, weight and gradient that grow far beyond that number and shrink again",
     since="1.6",  # before that the next step computes it, when it begins
 )
 def test_amax_history(device: str, measured: Dict[str, Any]) -> None:
@@ -271,6 +273,9 @@ def test_amax_history(device: str, measured: Dict[str, Any]) -> None:
         if step:
             run(layer, chosen, x * factor, gradient * factor)
         largest = 2.0 ** max(SIZES[max(0, step + 1 - WINDOW) : step + 1])
+        assert step != SIZES.index(max(SIZES)) or all(
+            float(tensor.abs().max()) * largest > most for most, tensor in ((448, x), (448, weight), (57344, gradient))
+        ), "nothing is above the largest number of its format: this measures little"
         for way, most, tensors in (("fwd", 448, (x, weight)), ("bwd", 57344, (gradient,))):
             scales = layer.fp8_meta[f"scaling_{way}"].scale.tolist()[: len(tensors)]
             exact = [most / float(tensor.abs().max()) / largest for tensor in tensors]
@@ -300,45 +305,59 @@ def test_amax_history_is_as_long_as_asked(device: str, measured: Dict[str, Any])
 @fp8_gpu
 @every_recipe
 @proves(
-    "a Linear over 8,192 terms of one sign is too small by four truncations at most where its recipe splits "
-    "accumulators, by one for every 8 terms where not, and never too large",
+    "a Linear over 8,192 and over 16,384 terms of one sign is too small by four truncations at most where its recipe "
+    "splits accumulators, by one for every 8 terms where not, and never too large",
     since="2.3",
 )
 def test_products_of_one_sign(recipe: str, device: str, measured: Dict[str, Any]) -> None:
-    terms, chosen = 8192, te_recipe(recipe)
-    layer = te.Linear(terms, OUTPUTS, bias=False, params_dtype=BF16)
-    # Codes of e4m3, the largest 448, so that casting changes none; rows of other sizes, so that spacings differ.
-    sizes = [torch.exp2(torch.rand(count, 1, device="cuda")) for count in (ROWS, OUTPUTS)]
-    x, weight = ((torch.rand(len(size), terms, device="cuda") * 224 * size).to(torch.float8_e4m3fn) for size in sizes)
-    x, weight = x.to(BF16), weight.to(BF16)
-    x[0, 0] = weight[0, 0] = 448
-    with torch.no_grad():
-        layer.weight.copy_(weight * 2.0**-10)
-    gradient = torch.randn(ROWS, OUTPUTS, device="cuda").to(BF16)
-    settle(layer, chosen, x, gradient)
-    product = run(layer, chosen, x, gradient)[0].cpu().double()
-    measured["bias"] = float((product / (x.double() @ layer.weight.detach().double().t()).cpu() - 1).mean())
+    chosen = te_recipe(recipe)
     product_of = getattr(chosen, "fp8_gemm_fprop", None)  # delayed scaling has none, and splits none forward
     split = product_of is not None and product_of.use_split_accumulator
-    # A tensor core of Hopper's keeps 13 bits behind the point of a sum and truncates. A split one moves on to float32
-    # every 128 terms, truncated four times between. Each of the results is rounded, the mean of which scatters.
-    rounding = 4 * bounds.ceiling(BF16, 1) / (ROWS + OUTPUTS) ** 0.5
-    # One that is not split adds 32 terms at once, in parts whose sizes are nowhere told; an H200 loses 0.045 in all.
-    most = (4 if split else terms // 8) * 2.0**-13
-    assert -most - rounding <= measured["bias"] <= rounding, f"off by {measured['bias']:.3g} on average"
+    for terms in (8192, 16384):
+        layer = te.Linear(terms, OUTPUTS, bias=False, params_dtype=BF16)
+        # Codes of e4m3, the largest 448, so that casting changes none; rows of other sizes, so that spacings differ.
+        sizes = [torch.exp2(torch.rand(count, 1, device="cuda")) for count in (ROWS, OUTPUTS)]
+        x, weight = (
+            (torch.rand(len(size), terms, device="cuda") * 224 * size).to(torch.float8_e4m3fn) for size in sizes
+        )
+        x, weight = x.to(BF16), weight.to(BF16)
+        x[0, 0] = weight[0, 0] = 448
+        with torch.no_grad():
+            layer.weight.copy_(weight * 2.0**-10)
+        gradient = torch.randn(ROWS, OUTPUTS, device="cuda").to(BF16)
+        settle(layer, chosen, x, gradient)
+        product = run(layer, chosen, x, gradient)[0].cpu().double()
+        bias = float((product / (x.double() @ layer.weight.detach().double().t()).cpu() - 1).mean())
+        measured[f"bias of {terms}"] = bias
+        # A tensor core of Hopper's keeps 13 bits behind the point of a sum and truncates. A split one moves on to
+        # float32 every 128 terms, truncated four times between. Each of the results is rounded, the mean of which
+        # scatters.
+        rounding = 4 * bounds.ceiling(BF16, 1) / (ROWS + OUTPUTS) ** 0.5
+        # One that is not split adds 32 terms at once, in parts whose sizes are nowhere told; an H200 loses 0.045 in
+        # all of 8,192.
+        most = (4 if split else terms // 8) * 2.0**-13
+        assert -most - rounding <= bias <= rounding, f"off by {bias:.3g} on average over {terms} terms"
 
 
 @fp8_gpu
 @every_recipe
-@proves("the scales of a Linear follow an input 16 times larger within two steps: the noise is what it was")
+@proves(
+    "the scales of a Linear follow an input and a gradient 1,024 times larger, beyond 448, within two steps: the noise "
+    "is what it was"
+)
 def test_scales_follow(recipe: str, device: str, measured: Dict[str, Any]) -> None:
     make, truth, products = LAYERS["Linear"]
     layer, chosen = make(), te_recipe(recipe)
     x, gradient = x_and_gradient(OUTPUTS)
     settle(layer, chosen, x, gradient)
-    settle(layer, chosen, 16 * x, gradient)
-    found = run(layer, chosen, 16 * x, gradient)
-    assert_noise(found, in_float64(truth, layer, 16 * x, gradient), recipe, products, measured)
+    large = 1024 * x, 1024 * gradient
+    assert (
+        min(float(tensor.abs().max()) for tensor in large)
+        > 448
+        > max(float(each.abs().max()) for each in (x, gradient))
+    )
+    settle(layer, chosen, *large)
+    assert_noise(run(layer, chosen, *large), in_float64(truth, layer, *large), recipe, products, measured)
 
 
 @fp8_gpu

@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from faults import FAULTS, Call, Fault, engine, patched
+from faults import FAULTS, Call, Fault, delayed_with, engine, patched
 from training import checkpoint, hugging_face, pretrain
 from training.decoder import RMSNorm, Rotary
 
@@ -204,26 +204,14 @@ def one_layer_is_left_in_bfloat16(_: str) -> ContextManager[Any]:
     return mock.patch.object(pretrain, "convert", partly)
 
 
-def delayed(**other: Any) -> ContextManager[Any]:
-    """Delayed scaling has these settings, whatever is asked for."""
-    recipe = importlib.import_module("transformer_engine.common.recipe")
-    own = recipe.DelayedScaling
-    return mock.patch.object(recipe, "DelayedScaling", lambda **named: own(**{**named, **other}))
-
-
-@engine("amax window", "amax_history", "transformer-engine.delayed")
-def history_of_15_steps(_: str) -> ContextManager[Any]:
-    return delayed(amax_history_len=15)
-
-
 @engine("amax window", "amax_history", "transformer-engine.delayed")
 def history_of_2_steps(_: str) -> ContextManager[Any]:
-    return delayed(amax_history_len=2)
+    return delayed_with(amax_history_len=2)
 
 
 @engine("amax window", "amax_history", "transformer-engine.delayed")
 def scale_of_the_most_recent_step(_: str) -> ContextManager[Any]:
-    return delayed(amax_compute_algo="most_recent")
+    return delayed_with(amax_compute_algo="most_recent")
 
 
 def scales_between(name: str, change: Callable[[Call, Dict[str, Any]], None]) -> ContextManager[Any]:
@@ -353,6 +341,3 @@ def recoded(function: Any, code: CodeType) -> Iterator[None]:
         yield
     finally:
         function.__code__ = before
-
-
-# Why a survivor of the rule survives here, by a regular expression of its name.
