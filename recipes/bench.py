@@ -84,8 +84,7 @@ def measure(plan: Plan, env: Path, only: list[str], seconds: float | None, quick
     last = ""
     columns = (TextColumn("bench"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn())
     shown = Progress(*columns, TextColumn("{task.description}", markup=False), console=console, transient=True)
-    folder = plan.root / "smoke_tests"
-    with shown, group(command, folder, environment.run_variables(plan.target, env)) as process:
+    with shown, group(command, plan.root, environment.run_variables(plan.target, env)) as process:
         task = shown.add_task("", total=None)
         assert process.stdout
         for line in process.stdout:
@@ -104,7 +103,7 @@ def measure(plan: Plan, env: Path, only: list[str], seconds: float | None, quick
 def listed(plan: Plan, env: Path, only: list[str], quick: bool) -> int:
     """Show the cells that this machine can measure, and which of them are there."""
     _, command = _command(plan, env, only, quick)
-    code, said = watched([*command, "--list"], plan.root / "smoke_tests", environment.run_variables(plan.target, env))
+    code, said = watched([*command, "--list"], plan.root, environment.run_variables(plan.target, env))
     if code:
         raise _refused(plan, (said.splitlines() or [""])[-1], code)
     return 0
@@ -113,7 +112,7 @@ def listed(plan: Plan, env: Path, only: list[str], quick: bool) -> int:
 def _command(plan: Plan, env: Path, only: list[str], quick: bool) -> tuple[Path, list[str]]:
     """The file of rows, and what measures into it."""
     out = folder_of(plan) / "rows.jsonl"
-    command = [str(environment.python_of(env)), "-m", "bench", "--out", str(out)]
+    command = [str(environment.python_of(env)), "-m", "smoke_tests.bench", "--out", str(out)]
     return out, [*command, *(text for key in only for text in ("--only", key)), *(["--quick"] if quick else [])]
 
 

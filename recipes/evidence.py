@@ -12,7 +12,6 @@ import importlib
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -29,7 +28,7 @@ from rich.table import Table
 from recipes import environment
 from recipes.cache import read_json, sha256_of, write_json, write_text
 from recipes.definitions import Code, Place, Recorded, packed, syntax, unpacked
-from recipes.model import ROOT, Refusal
+from recipes.model import Refusal
 from recipes.plan import Plan, changed
 from recipes.process import commit_of, group
 from recipes.progress import console, say
@@ -216,10 +215,7 @@ def _claim(identity: str, node: ast.FunctionDef, mark: ast.Call) -> Claim:
 
 def imported(name: str) -> ModuleType:
     """A module of this checkout's smoke_tests/ that needs the standard library only."""
-    folder = str(ROOT / "smoke_tests")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    return importlib.import_module(name)
+    return importlib.import_module(f"smoke_tests.{name}")
 
 
 class Brought(BaseModel):

@@ -98,7 +98,7 @@ def _compile(builder: Builder, wheel: Wheel, faults: dict[Path, CompiledFault], 
 def run(plan: Plan, env: Path, libraries: Path, seeds: int) -> int:
     """Plant every fault in the environment and keep the outcomes; 1 if correct code raised a false alarm."""
     out = environment.folder(plan.root, plan.target) / "mutants.json"
-    command = [str(environment.python_of(env)), str(plan.root / "smoke_tests" / "mutants.py"), "--out", str(out)]
+    command = [str(environment.python_of(env)), "-m", "smoke_tests.mutants", "--out", str(out)]
     command += ["--seeds", str(seeds), "--compiled", str(libraries)]
     code, _ = evidence.watched(command, plan.root, environment.run_variables(plan.target, env))
     if code > 1:
@@ -145,8 +145,8 @@ def keep(plan: Plan, path: Path) -> None:
     room = Room(plan.root)
     if not found.get("mutants") or found["target"] != plan.target.name or room.others_than(found["files"]):
         raise Refusal(
-            f"{path} is no whole run of {plan.target.name} with the tests of this checkout: run smoke_tests/mutants.py "
-            "there, to its end and with seeds."
+            f"{path} is no whole run of {plan.target.name} with the tests of this checkout: run "
+            "`python -m smoke_tests.mutants` there, to its end and with seeds."
         )
     outcomes = json.loads(evidence.without_paths(plan, json.dumps(found)))
     keys = keys_of(plan.root, outcomes)

@@ -19,10 +19,7 @@ from typing import Any, Dict, Generator, Iterator, List, Optional, Tuple
 
 import pytest
 
-import claims
-import hardware
-import printed
-import recorder
+from smoke_tests import claims, hardware, printed, recorder
 
 ROOM = Path(__file__).resolve().parent
 MANIFEST = pytest.StashKey[Dict[str, Any]]()
@@ -52,6 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # long ones begin first; Python 3.8's pytest-xdist lacks the option for it
     config.stash[MANIFEST] = read_manifest(config.getoption("--manifest"))
     config.pluginmanager.register(Ledger(config), "ledger")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Make an error of a warning that these files cause; pytest.ini does so under their names outside a package."""
+    files = r"(test_\w+|conftest|claims|hardware|references|fused_ops|training\.\w+)"
+    session.config.addinivalue_line("filterwarnings", rf"error:::smoke_tests\.{files}$")
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -136,7 +139,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def of_each_operator(metafunc: pytest.Metafunc, mark: pytest.Mark, manifest: Dict[str, Any]) -> None:
     """The rows of a test marked `every`; the table is imported here, since it needs a torch that can be."""
-    import fused_ops
+    from smoke_tests import fused_ops
 
     only, seen, once = (mark.kwargs[name] for name in ("only", "seen", "once"))
     cuda = manifest["cuda"] != "none"
@@ -268,7 +271,7 @@ def device(manifest: Dict[str, Any]) -> Iterator[str]:
     if unmet:
         pytest.skip(unmet)
     yield "cuda"
-    import kernels
+    from smoke_tests import kernels
 
     left = kernels.cuda_errors()
     assert not left, f"it leaves a CUDA error behind: {left[0]}"

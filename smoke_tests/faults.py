@@ -22,8 +22,8 @@ from unittest import mock
 
 import torch
 
-import fused_ops
-from fused_ops import OPERATORS
+from smoke_tests import fused_ops
+from smoke_tests.fused_ops import OPERATORS
 
 Call = Callable[..., Any]
 Wrap = Callable[[Call], Call]
@@ -652,7 +652,7 @@ DECODER = "training/test_pretrain.py::test_"
 
 @patched("another formula", DECODER + "decoder_turns_by_its_base", "torch")
 def base_of_the_decoder_ignored(_: str) -> ContextManager[Any]:
-    rotary = importlib.import_module("training.decoder").Rotary
+    rotary = importlib.import_module("smoke_tests.training.decoder").Rotary
     own = rotary.__init__
     plain = lambda self, model, columns: own(self, model._replace(base=10000.0), columns)  # noqa: E731
     return mock.patch.object(rotary, "__init__", plain)

@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 import torch.nn.functional as F
 
-from claims import holds
+from smoke_tests.claims import holds
 
 Parameters = Iterable[torch.nn.Parameter]
 

@@ -1,6 +1,6 @@
 """The power of the tests themselves: faults planted on purpose, each of which a claim has to catch.
 
-    ENV/bin/python smoke_tests/mutants.py [--out FILE.json] [--only WORDS] [--seeds 100] [--compiled FOLDER]
+    ENV/bin/python -m smoke_tests.mutants [--out FILE.json] [--only WORDS] [--seeds 100] [--compiled FOLDER]
                                           [--claims FILE.json]
 
 A mutant counts if what people usually test still passes under it (shapes, finite numbers, a loss that falls) and a
@@ -36,20 +36,17 @@ from unittest import mock
 import pytest
 import torch
 
-import bounds
-import faults
-import fused_ops
-import hardware
-import kernels
-from claims import claim_of
-from conftest import files_of_the_room, read_manifest, write_whole
-from training import faults as of_training
-from training.llama import Shape, train
-from training.pretrain import Options, Run
+from smoke_tests import bounds, faults, fused_ops, hardware, kernels
+from smoke_tests.claims import claim_of
+from smoke_tests.conftest import files_of_the_room, read_manifest, write_whole
+from smoke_tests.training import faults as of_training
+from smoke_tests.training.llama import Shape, train
+from smoke_tests.training.pretrain import Options, Run
 
 # One compiles for itself: what torch keeps to compile with is waited for at the end, for up to five minutes.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 ROOM = Path(__file__).resolve().parent
+THIS = [sys.executable, "-m", "smoke_tests.mutants", *sys.argv[1:]]  # this program, as it was started
 MANIFEST = read_manifest(Path(sys.prefix, "fusebox", "manifest.json"))
 VERSIONS = {name: entry["version"] for name, entry in MANIFEST["packages"].items()}
 CUDA = MANIFEST["cuda"] != "none"
@@ -143,8 +140,8 @@ LLAMA = ("attention", "rms_norm", "rope", "swiglu", "cross_entropy", "adamw")
 
 def noticed_by_anybody(operator: str, column: str) -> Optional[str]:
     """What is wrong for everybody to see: a crash, another shape, a number that is not finite, a loss that stays."""
-    import test_fused_ops as table
-    import test_torch as product
+    from smoke_tests import test_fused_ops as table
+    from smoke_tests import test_torch as product
 
     torch.manual_seed(0)
     try:
@@ -410,7 +407,7 @@ def try_mutants(outcomes: Dict[str, Any], mutants: List[Mutant], options: argpar
         if mutant.origin == "compiled" and mutant.name != options.name:
             assert options.out, "compiled faults are tried in processes of their own, which write to --out"
             alone = ["--processes", "1", "--seeds", "0", "--name", mutant.name]
-            subprocess.run([sys.executable, *sys.argv, *alone], check=True)
+            subprocess.run([*THIS, *alone], check=True)
             outcomes.update(json.loads(options.out.read_text(encoding="utf-8")))
             continue
         found = outcome_of(mutant, set(outcomes["failing"]))
@@ -419,7 +416,7 @@ def try_mutants(outcomes: Dict[str, Any], mutants: List[Mutant], options: argpar
         keep(options.out, outcomes)
         # The first asking clears what can be cleared.
         if options.out and CUDA and kernels.cuda_errors() and kernels.cuda_errors():
-            os.execv(sys.executable, [sys.executable, *sys.argv])  # the next process goes on
+            os.execv(sys.executable, THIS)  # the next process goes on
 
 
 def begun(options: argparse.Namespace) -> Dict[str, Any]:
@@ -461,7 +458,7 @@ def in_processes(outcomes: Dict[str, Any], options: argparse.Namespace) -> Dict[
     for path in shares:
         if not path.exists():  # another number of processes shares otherwise, and begins anew
             keep(path, {**{key: value for key, value in outcomes.items() if key != "clean"}, "mutants": []})
-    command = [sys.executable, *sys.argv, "--processes", "1"]
+    command = [*THIS, "--processes", "1"]
     running = [subprocess.Popen([*command, "--out", str(path), *task]) for path, task in zip(shares, tasks)]
     codes = [process.wait() for process in running]
     if max(codes) > 1 or min(codes) < 0:

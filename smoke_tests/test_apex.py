@@ -11,11 +11,10 @@ import apex
 import pytest
 import torch
 
-import bounds
-import references
-from claims import needs, proves
-from fused_ops import operator
-from test_fused_ops import sample
+from smoke_tests import bounds, references
+from smoke_tests.claims import needs, proves
+from smoke_tests.fused_ops import operator
+from smoke_tests.test_fused_ops import sample
 
 EXTENSIONS = ["amp_C", "apex_C", "fused_layer_norm_cuda", "mlp_cuda", "syncbn"]
 

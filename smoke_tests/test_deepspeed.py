@@ -9,7 +9,7 @@ from typing import Any, Dict
 import deepspeed
 from deepspeed.ops.op_builder import CPUAdamBuilder, FusedAdamBuilder
 
-from claims import every, proves
+from smoke_tests.claims import every, proves
 
 BUILDERS = {"deepspeed.cpu": CPUAdamBuilder, "deepspeed.fused": FusedAdamBuilder}
 

@@ -8,10 +8,9 @@ import dropout_layer_norm  # noqa: F401  (without it flash-attn's wrappers do no
 import pytest
 import torch
 
-import bounds
-import references
-from claims import needs, proves
-from fused_ops import operator
+from smoke_tests import bounds, references
+from smoke_tests.claims import needs, proves
+from smoke_tests.fused_ops import operator
 
 ROWS, FEATURES, DROPPED = 64, 1024, 0.25
 

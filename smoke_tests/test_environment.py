@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Set, Tuple
 
-from claims import needs, proves
+from smoke_tests.claims import needs, proves
 
 
 def site_packages(package: str) -> Path:

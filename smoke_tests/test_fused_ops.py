@@ -10,12 +10,10 @@ from typing import Any, Callable, Dict, List, NamedTuple, Set, Tuple
 import pytest
 import torch
 
-import bounds
-import fused_ops
-import references
-from claims import every, needs, proves
-from fused_ops import OPERATORS, operator
-from kernels import cuda_errors, gpu_kernels_run, gpu_launches
+from smoke_tests import bounds, fused_ops, references
+from smoke_tests.claims import every, needs, proves
+from smoke_tests.fused_ops import OPERATORS, operator
+from smoke_tests.kernels import cuda_errors, gpu_kernels_run, gpu_launches
 
 IGNORED = -100
 EPS = 1e-5

@@ -19,14 +19,14 @@ from msamp.common.dtype import Dtypes
 from msamp.common.tensor import ScalingTensor
 from msamp.te.modules import MSAMPLinear
 
-from bounds import E4M3, E5M2, assert_rounded_like, rounding_noise
-from claims import Elsewhere, needs, proves
-from fused_ops import te_autocast, te_recipe
-from kernels import assert_float8_products
-from test_training import Run, assert_follows, same_run, spread  # noqa: F401  (same_run is a fixture)
-from training import checkpoint, pretrain
-from training.llama import Prepare, Prepared
-from training.precision import layers_of
+from smoke_tests.bounds import E4M3, E5M2, assert_rounded_like, rounding_noise
+from smoke_tests.claims import Elsewhere, needs, proves
+from smoke_tests.fused_ops import te_autocast, te_recipe
+from smoke_tests.kernels import assert_float8_products
+from smoke_tests.test_training import Run, assert_follows, same_run, spread  # noqa: F401  (same_run is a fixture)
+from smoke_tests.training import checkpoint, pretrain
+from smoke_tests.training.llama import Prepare, Prepared
+from smoke_tests.training.precision import layers_of
 
 # Its type, its mantissa, and the largest number that it holds.
 FORMATS = {"e4m3": (Dtypes.kfloat8_e4m3, E4M3, 448.0), "e5m2": (Dtypes.kfloat8_e5m2, E5M2, 57344.0)}

@@ -6,7 +6,7 @@ import pytest
 import rotary_emb
 import torch
 
-from claims import needs, proves
+from smoke_tests.claims import needs, proves
 
 
 @needs(cuda=True)

@@ -15,9 +15,9 @@ from typing import Any, Dict, List
 
 import pytest
 
-from claims import needs, proves
-from training import jobs
-from training.runs import ARGUMENTS, FLOAT8, RUNS
+from smoke_tests.claims import needs, proves
+from smoke_tests.training import jobs
+from smoke_tests.training.runs import ARGUMENTS, FLOAT8, RUNS
 
 DEVICE: List[str] = []  # "--cpu" here trains over gloo: how these tests are tried without a GPU
 START, STEPS = 10, 60
@@ -243,7 +243,7 @@ def links() -> float:
 @needs(gpus=2)
 @proves("FSDP2 gathers exactly half of the bytes where torchao has it gather weights in float8, and as many where not")
 def test_bytes_of_the_gathered_weights(exchanged: List[Dict[str, Any]], measured: Dict[str, Any]) -> None:
-    from training.collectives import LAYERS, WIDTH
+    from smoke_tests.training.collectives import LAYERS, WIDTH
 
     for one in exchanged:
         sent = {recipe: count for recipe, (count, _) in one["gathered"].items()}

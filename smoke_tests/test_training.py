@@ -11,10 +11,10 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 import pytest
 import torch
 
-from claims import every, long, needs, proves
-from fused_ops import operator, rows, te_autocast, te_recipe
-from kernels import assert_float8_products
-from training.llama import Shape, batches, standard_library_text, train
+from smoke_tests.claims import every, long, needs, proves
+from smoke_tests.fused_ops import operator, rows, te_autocast, te_recipe
+from smoke_tests.kernels import assert_float8_products
+from smoke_tests.training.llama import Shape, batches, standard_library_text, train
 
 FALL = 2.5  # nats per byte below ln 256, the loss of knowing nothing
 FLOOR = 1e-4  # on one thread float32 repeats to the last bit, so that only other arithmetic is farther off

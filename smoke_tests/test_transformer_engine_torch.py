@@ -6,7 +6,7 @@ import torch
 import transformer_engine.pytorch as te  # it loads the library that the module below needs
 import transformer_engine_torch as tex
 
-from claims import needs, proves
+from smoke_tests.claims import needs, proves
 
 
 @needs(sm=(8, 9))

@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import MistralConfig, MistralForCausalLM
 
-import bounds
-import references
-from claims import needs, proves
-from fused_ops import operator, te_autocast, te_recipe
+from smoke_tests import bounds, references
+from smoke_tests.claims import needs, proves
+from smoke_tests.fused_ops import operator, te_autocast, te_recipe
 
 
 class LinearWithState(torch.nn.Linear):  # type: ignore[misc]

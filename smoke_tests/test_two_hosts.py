@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any, Dict
 
-from claims import long, proves
-from training import jobs, sharded
+from smoke_tests.claims import long, proves
+from smoke_tests.training import jobs, sharded
 
 STEPS, LOST_AT, EVERY = 50, 22, 5
 

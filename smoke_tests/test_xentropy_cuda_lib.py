@@ -7,8 +7,8 @@ from typing import Any, Dict
 import torch
 import xentropy_cuda_lib
 
-import bounds
-from claims import needs, proves
+from smoke_tests import bounds
+from smoke_tests.claims import needs, proves
 
 ROWS, VOCABULARY = 37, 83
 

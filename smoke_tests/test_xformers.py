@@ -9,11 +9,10 @@ import pytest
 import torch
 from xformers.ops import rmsnorm, swiglu_op, unbind
 
-import bounds
-import references
-from claims import needs, proves
-from fused_ops import operator
-from test_fused_ops import assert_refused, sample
+from smoke_tests import bounds, references
+from smoke_tests.claims import needs, proves
+from smoke_tests.fused_ops import operator
+from smoke_tests.test_fused_ops import assert_refused, sample
 
 BF16 = torch.bfloat16
 # As mixed precision has it, and as a model that is bfloat16 throughout.

@@ -225,7 +225,7 @@ PLANTED = """
 import importlib, subprocess, sys, threading
 from functools import lru_cache
 from pathlib import Path
-import helpers
+from smoke_tests import helpers
 
 @pytest.fixture(scope="module")
 def shared():
@@ -242,7 +242,7 @@ def test_named(shared):
 
 @proves("one is called in a thread, by a local import")
 def test_thread(shared):
-    from helpers import in_a_thread
+    from smoke_tests.helpers import in_a_thread
     thread = threading.Thread(target=in_a_thread)
     thread.start()
     thread.join()

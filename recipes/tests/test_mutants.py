@@ -133,10 +133,10 @@ def test_a_mutant_whose_claim_or_fault_changed_is_counted(
 
 # Stands for an environment's Python: it writes outcomes, except with 0 seeds, and ends with the number of seeds.
 PLANTING = """#!/bin/sh
-test "$2" = --out && test "$4" = --seeds && test "$6" = --compiled || exit 3
-mkdir -p "$(dirname "$3")"
-test "$5" = 0 || cp "$(dirname "$0")/outcomes.json" "$3"
-exit $5
+test "$2" = smoke_tests.mutants && test "$3" = --out && test "$5" = --seeds && test "$7" = --compiled || exit 3
+mkdir -p "$(dirname "$4")"
+test "$6" = 0 || cp "$(dirname "$0")/outcomes.json" "$4"
+exit $6
 """
 
 

@@ -109,8 +109,7 @@ def test_the_room_does_not_need_the_tool(path: Path) -> None:
 @by_name
 def test_only_test_files_import_packages_under_test(path: Path) -> None:
     if path not in TEST_FILES and path.name != "engine.py":  # that one is a program of its own
-        room = {file.stem for file in FILES} | {"bench", "training"}
-        allowed = {*sys.stdlib_module_names, "pytest", "numpy", "torch"} | room
+        allowed = {*sys.stdlib_module_names, "pytest", "numpy", "torch", "smoke_tests", "training"}
         assert imports_of(path, top_level_only=True) <= allowed
 
 
@@ -121,9 +120,10 @@ class PlantedRoom:
     """A copy of the rules with planted tests and a made-up environment."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "room"
+        self.folder = folder / "smoke_tests"
         self.folder.mkdir()
-        for name in ("conftest.py", "claims.py", "hardware.py", "printed.py", "recorder.py", "pytest.ini"):
+        modules = ("__init__", "conftest", "claims", "hardware", "printed", "recorder")
+        for name in (*(f"{module}.py" for module in modules), "pytest.ini"):
             shutil.copy(ROOM / name, self.folder)
         shutil.copytree(ROOM / "recorded", self.folder / "recorded", ignore=shutil.ignore_patterns("__pycache__"))
         self.evidence = folder / "out" / "outcomes.json"
@@ -139,7 +139,7 @@ class PlantedRoom:
 
     def plant(self, text: str, name: str = "test_alpha.py") -> None:
         """Write a test file that starts with the imports all of them need."""
-        (self.folder / name).write_text("import pytest\nfrom claims import needs, proves\n" + text)
+        (self.folder / name).write_text("import pytest\nfrom smoke_tests.claims import needs, proves\n" + text)
 
     def command(self, *options: str) -> list[str]:
         options = ("-n0", "--manifest", str(self.manifest), "--evidence", str(self.evidence), *options)
@@ -209,7 +209,8 @@ def test_a_skip_on_declared_hardware_is_a_failure(room: PlantedRoom, text: str) 
 
 ELSEWHERE = {
     "too few GPUs": '@needs(gpus=2)\n@proves("a")\ndef test_a():\n    pass\n',
-    "not permitted": 'import claims\n@proves("a")\ndef test_a():\n    raise claims.Elsewhere("needs 2 hosts")\n',
+    "not permitted": "from smoke_tests.claims import Elsewhere\n"
+    '@proves("a")\ndef test_a():\n    raise Elsewhere("needs 2 hosts")\n',
 }
 
 
@@ -493,6 +494,16 @@ def test_a_missing_manifest_is_refused_in_one_sentence(room: PlantedRoom) -> Non
     assert result.returncode == 4
     assert "Traceback" not in result.stderr + result.stdout
     assert re.search(r"ERROR: the manifest .* cannot be used", result.stderr)
+
+
+def test_a_warning_that_our_own_file_causes_refutes_its_claim(room: PlantedRoom) -> None:
+    warns = "import warnings\n@proves('{0}')\ndef test_{0}():\n    warnings.warn('{0}', stacklevel={1})\n"
+    room.plant(warns.format("ours", 1) + warns.format("another", 2))
+    assert room.run().returncode == 1
+    assert room.claims() == {
+        "test_alpha.py::test_ours": ("refuted", "UserWarning: ours"),
+        "test_alpha.py::test_another": ("proved", ""),
+    }
 
 
 def test_numbers_depend_on_the_seed_and_not_on_the_order(room: PlantedRoom) -> None:

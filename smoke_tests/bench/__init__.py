@@ -1,1 +1,1 @@
-"""What FP8 and fused operators are worth on this machine: `python -m bench --out FILE`, from smoke_tests/."""
+"""What FP8 and fused operators are worth on this machine: `python -m smoke_tests.bench --out FILE`."""

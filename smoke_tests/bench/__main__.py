@@ -1,6 +1,6 @@
 """Measure what this machine does with FP8 and fused operators, cell by cell; rows are appended to a file.
 
-    cd smoke_tests && ENV/bin/python -m bench --out FILE.jsonl [--only linear/seed] [--seconds 400] [--quick] [--list]
+    ENV/bin/python -m smoke_tests.bench --out FILE.jsonl [--only linear/seed] [--seconds 400] [--quick] [--list]
 
 A cell whose row is in the file (same machine, same releases) is not run again; one that failed is, after all others.
 Ctrl-C keeps what was measured.
@@ -20,16 +20,16 @@ from typing import Any, Callable, Dict, Iterator, List, Tuple
 
 import torch
 
-import hardware
-from bench import ablation, block, linear, machine, models, operators, scaling
-from bench.method import QUICK, Cell, Effort, Timer, measure, one_line
-from bench.rows import Row, append, judge, read
+from smoke_tests import hardware
+from smoke_tests.bench import ablation, block, linear, machine, models, operators, scaling
+from smoke_tests.bench.method import QUICK, Cell, Effort, Timer, measure, one_line
+from smoke_tests.bench.rows import Row, append, judge, read
 
 SECTIONS = (scaling, linear, block, ablation, models, operators)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m smoke_tests.bench", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="rows are appended to this file")
     parser.add_argument(
         "--only", action="append", default=[], metavar="KEY", help="cells whose key starts so, in this order"

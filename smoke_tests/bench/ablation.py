@@ -16,14 +16,14 @@ from typing import Any, Callable, Dict, List
 
 import torch
 
-from bench.llama import FUSED, NAIVE, Config, Llama, build, draw, flops, fused
-from bench.method import Arm, Cell, Check, graphed
-from bounds import relative_error
-from fused_ops import OPERATORS, rows, version_of_torch
-from training import memory
-from training.llama import Shape
-from training.models import MODELS
-from training.pretrain import Options, Run
+from smoke_tests.bench.llama import FUSED, NAIVE, Config, Llama, build, draw, flops, fused
+from smoke_tests.bench.method import Arm, Cell, Check, graphed
+from smoke_tests.bounds import relative_error
+from smoke_tests.fused_ops import OPERATORS, rows, version_of_torch
+from smoke_tests.training import memory
+from smoke_tests.training.llama import Shape
+from smoke_tests.training.models import MODELS
+from smoke_tests.training.pretrain import Options, Run
 
 TOKENS = 65536  # of a step
 PRETRAIN = ("pretrain bf16", "pretrain fp8")

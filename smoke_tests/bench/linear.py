@@ -10,10 +10,10 @@ from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 
-from bench.machine import tf32
-from bench.method import Arm, Cell, Check, graphed
-from bounds import E4M3, E5M2, relative_error, rounding_noise
-from fused_ops import operator, rows
+from smoke_tests.bench.machine import tf32
+from smoke_tests.bench.method import Arm, Cell, Check, graphed
+from smoke_tests.bounds import E4M3, E5M2, relative_error, rounding_noise
+from smoke_tests.fused_ops import operator, rows
 
 Size = Tuple[int, int, int]  # m, k, n
 

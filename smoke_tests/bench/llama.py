@@ -13,9 +13,9 @@ from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Option
 import torch
 import torch.nn.functional as F
 
-from fused_ops import operator, rotate_halves, rows, te_autocast, te_recipe
-from training.llama import Shape
-from training.models import operations_per_token
+from smoke_tests.fused_ops import operator, rotate_halves, rows, te_autocast, te_recipe
+from smoke_tests.training.llama import Shape
+from smoke_tests.training.models import operations_per_token
 
 # What is taken of the table for "fused", the first that an environment has. Each is measured in bench/operators.py.
 FUSED = {

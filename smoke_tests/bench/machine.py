@@ -11,10 +11,10 @@ from typing import Any, Dict, List, Tuple
 
 import torch
 
-import hardware
-from bench.method import Arm, Effort, Timer, interleaved
-from bench.rows import Limits, Row
-from fused_ops import operator, rows
+from smoke_tests import hardware
+from smoke_tests.bench.method import Arm, Effort, Timer, interleaved
+from smoke_tests.bench.rows import Limits, Row
+from smoke_tests.fused_ops import operator, rows
 
 STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "utilization.gpu", "memory.used")
 # Bits of the driver's reasons for lower clocks that make a time worthless; the power limit (4) is normal in a product.

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Dict, List
 
-from bench.ablation import micro_batches, naive
-from bench.llama import Config, flops, fused
-from bench.method import Cell
-from training.models import MODELS
+from smoke_tests.bench.ablation import micro_batches, naive
+from smoke_tests.bench.llama import Config, flops, fused
+from smoke_tests.bench.method import Cell
+from smoke_tests.training.models import MODELS
 
 
 def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:

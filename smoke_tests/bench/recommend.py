@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
-from bench.rows import Row
+from smoke_tests.bench.rows import Row
 
 Layers = Dict[str, Tuple[int, int]]  # the last part of its name -> features in, features out
 # The model_types of transformers whose layers have these names and sizes.

@@ -4,9 +4,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
-specification = importlib.util.spec_from_file_location("recorder", Path(__file__).resolve().parents[1] / "recorder.py")
+NAME = "smoke_tests.recorder"
+specification = importlib.util.spec_from_file_location(NAME, Path(__file__).resolve().parents[1] / "recorder.py")
 assert specification and specification.loader
 recorder = importlib.util.module_from_spec(specification)
-sys.modules["recorder"] = recorder  # the one that a pytest worker imports later
+sys.modules[NAME] = recorder  # the one that a pytest worker imports later
 specification.loader.exec_module(recorder)
 recorder.join()

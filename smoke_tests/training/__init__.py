@@ -3,7 +3,7 @@
 import os
 import sys
 
-# The files of this room import each other by their bare names, as pytest runs them. This one line lets
-# `python -m smoke_tests.training.pretrain` do so from the checkout's root as `python -m training.pretrain` does here.
-if __name__ != "training":
-    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# Claims start `python -m training.pretrain` in the folder above, and sharded.py by its path. This one line lets both
+# import smoke_tests, as pytest and `python -m smoke_tests.training.pretrain` do without it.
+if __name__ == "training":
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))

@@ -10,10 +10,10 @@ from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
-from fused_ops import InFp8, version_of_torch
-from training import ms_amp
-from training.decoder import own_name
-from training.precision import inner
+from smoke_tests.fused_ops import InFp8, version_of_torch
+from smoke_tests.training import ms_amp
+from smoke_tests.training.decoder import own_name
+from smoke_tests.training.precision import inner
 
 FORMAT = 1
 PARTIAL = ".partial"

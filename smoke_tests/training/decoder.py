@@ -11,9 +11,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 import torch
 import torch.nn.functional as F
 
-import references
-from fused_ops import operator
-from training.models import Model
+from smoke_tests import references
+from smoke_tests.fused_ops import operator
+from smoke_tests.training.models import Model
 
 Cache = List[Tuple[torch.Tensor, torch.Tensor]]  # of each layer the keys and values so far, [b, k, l, d]
 

@@ -34,7 +34,7 @@ if "--cpu" in sys.argv:  # the engine knows no CPU: what it asks a device's modu
     torch.cpu.current_device = lambda: 0
     torch.cpu.reset_peak_memory_stats = torch.cpu.empty_cache = lambda: None
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.components.dataloader import BaseDataLoader
@@ -48,7 +48,7 @@ from torchtitan.protocols.train_spec import register_train_spec
 from torchtitan.tools.utils import device_type
 from torchtitan.train import Trainer, main
 
-from training.llama import standard_library_text
+from smoke_tests.training.llama import standard_library_text
 
 # Llama 3's 8B, 70B and 405B are the engine's own; the 1.8B is fms-fsdp's (feed-forward 7168 wide).
 OWN = {

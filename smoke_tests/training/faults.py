@@ -16,9 +16,9 @@ from unittest import mock
 
 import torch
 
-from faults import FAULTS, Call, Fault, delayed_with, engine, patched
-from training import checkpoint, hugging_face, pretrain
-from training.decoder import RMSNorm, Rotary
+from smoke_tests.faults import FAULTS, Call, Fault, delayed_with, engine, patched
+from smoke_tests.training import checkpoint, hugging_face, pretrain
+from smoke_tests.training.decoder import RMSNorm, Rotary
 
 TRAINING = "training"
 PRETRAIN = "training/test_pretrain.py::test_"
@@ -320,7 +320,7 @@ RULED = (
 
 def function_of(module: str, name: str) -> Any:
     """The function of that name, as "Run.update", in a module of this folder."""
-    place: Any = importlib.import_module(f"training.{module}")
+    place: Any = importlib.import_module(f"smoke_tests.training.{module}")
     for part in name.split("."):
         place = getattr(place, part)
     return inspect.unwrap(place)

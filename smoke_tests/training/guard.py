@@ -31,8 +31,8 @@ from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Option
 
 import torch
 
-from training import checkpoint
-from training.precision import computed, plain, rounded
+from smoke_tests.training import checkpoint
+from smoke_tests.training.precision import computed, plain, rounded
 
 # How many times the noise by hand is too far: for the losses, which are few, so that their noise may happen to be small
 # (8 was seen in 160 sound comparisons), for one matrix (2.4), for all (1.3; 1.6 and more with two bits of mantissa).

@@ -1,6 +1,6 @@
 """Is the guard any good? Faults are planted in torchao's FP8 while a tiny model trains, and clean runs are watched.
 
-    python -m training.guard_proof OUT.json [--clean 20]
+    python -m smoke_tests.training.guard_proof OUT.json [--clean 20]
 
 Each faulty run has one fault from step 50 to step 105, in the middle of the third period of 20 and of the sixth.
 """
@@ -20,9 +20,9 @@ from unittest import mock
 
 import torch
 
-from training.guard import Guard
-from training.precision import mantissas
-from training.pretrain import Options, Run
+from smoke_tests.training.guard import Guard
+from smoke_tests.training.precision import mantissas
+from smoke_tests.training.pretrain import Options, Run
 
 EVERY, COMPARED = 20, 4
 FROM, UNTIL, STEPS = 50, 105, 160

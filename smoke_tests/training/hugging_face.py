@@ -6,7 +6,7 @@ from typing import Any, Dict
 
 import torch
 
-from training.models import Model
+from smoke_tests.training.models import Model
 
 # What one product of the Decoder computes at once, and its parts in a Mistral.
 JOINT = {"attention.qkv": ("q_proj", "k_proj", "v_proj"), "feed_forward.gate_up": ("gate_proj", "up_proj")}

@@ -1,4 +1,4 @@
-"""Generate from a checkpoint: `python -m training.infer runs/NAME --precision fp8 --prompt "def "`.
+"""Generate from a checkpoint: `python -m smoke_tests.training.infer runs/NAME --precision fp8 --prompt "def "`.
 
 Says how fast that is, and how the checkpoint does on text that it was not trained on, in that precision and in bf16.
 """
@@ -13,12 +13,12 @@ from typing import Any, List, NamedTuple
 
 import torch
 
-from fused_ops import InFp8
-from training import checkpoint
-from training.decoder import Decoder
-from training.precision import PRECISIONS, column_of, convert, inner
-from training.pretrain import Options, Parser, Refused, columns_of, model_of
-from training.text import Text, TextError, decoder, encoder
+from smoke_tests.fused_ops import InFp8
+from smoke_tests.training import checkpoint
+from smoke_tests.training.decoder import Decoder
+from smoke_tests.training.precision import PRECISIONS, column_of, convert, inner
+from smoke_tests.training.pretrain import Options, Parser, Refused, columns_of, model_of
+from smoke_tests.training.text import Text, TextError, decoder, encoder
 
 ROWS = 16  # what FP8 products take is a multiple of it: this many texts are generated at a time
 

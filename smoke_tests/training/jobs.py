@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Dict, List, Optional, Sequence, Type
 
-import claims
+from smoke_tests import claims
 
 PORT = 29400
 # An Ethernet link between two network namespaces, in a user namespace where whoever runs this may make them.

@@ -1,4 +1,4 @@
-"""Does a run survive SIGKILL? `python -m training.kills OUT.json [--kills 20] [-- FLAGS OF PRETRAIN]`.
+"""Does a run survive SIGKILL? `python -m smoke_tests.training.kills OUT.json [--kills 20] [-- FLAGS OF PRETRAIN]`.
 
 From smoke_tests/: a deterministic run is killed at a random moment and resumed to its end, again and again; its losses
 have to be those of the run that nobody killed, to the last bit. Every other kill waits for a checkpoint that is being
@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
-from training.checkpoint import PARTIAL, newest
-from training.pretrain import read_log
+from smoke_tests.training.checkpoint import PARTIAL, newest
+from smoke_tests.training.pretrain import read_log
 
 STEPS = 40
 ROOM = Path(__file__).resolve().parents[1]

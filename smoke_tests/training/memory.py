@@ -6,8 +6,8 @@ from typing import Any, Dict
 
 import torch
 
-from training import ms_amp
-from training.precision import column_of
+from smoke_tests.training import ms_amp
+from smoke_tests.training.precision import column_of
 
 
 def bytes_per_parameter(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple
 
-from training.llama import Shape
+from smoke_tests.training.llama import Shape
 
 
 class Model(NamedTuple):

@@ -1,7 +1,8 @@
 """Do runs in other precisions end where bf16's do? Runs of several arms and seeds, compared and plotted.
 
-    python -m training.parity run DIR --arms bf16/naive,bf16/fused,fp8/fused --seeds 3 --minutes 8 -- --model tiny
-    python -m training.parity report DIR
+    python -m smoke_tests.training.parity run DIR --arms bf16/naive,bf16/fused,fp8/fused --seeds 3 --minutes 8 -- \
+        --model tiny
+    python -m smoke_tests.training.parity report DIR
 
 An arm is PRECISION/OPS, with @RATE where its learning rate is another; the first of each rate that is trained is the
 one to compare with (MS-AMP's are trained last), and what follows -- are flags of pretrain.py. `run` goes on where it
@@ -20,9 +21,9 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Set
 
-from training import plot, pretrain
-from training.checkpoint import CheckpointError, newest
-from training.text import TextError
+from smoke_tests.training import plot, pretrain
+from smoke_tests.training.checkpoint import CheckpointError, newest
+from smoke_tests.training.text import TextError
 
 WINDOW = 50  # steps of the moving mean
 FEWEST = 5  # seeds from which on there is an interval and a verdict

@@ -26,15 +26,15 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NoReturn, Opti
 
 import torch
 
-import hardware
-from claims import holds
-from fused_ops import OPERATORS, operator
-from training import checkpoint, deepspeed_config, ms_amp, plot
-from training.decoder import NAIVE, Decoder, take_te_modules
-from training.guard import Guard
-from training.models import MODELS, Model, operations_per_token, parameters_of
-from training.precision import CUT, PRECISIONS, column_of, convert, inner, is_computed_otherwise, mantissas
-from training.text import Text, TextError
+from smoke_tests import hardware
+from smoke_tests.claims import holds
+from smoke_tests.fused_ops import OPERATORS, operator
+from smoke_tests.training import checkpoint, deepspeed_config, ms_amp, plot
+from smoke_tests.training.decoder import NAIVE, Decoder, take_te_modules
+from smoke_tests.training.guard import Guard
+from smoke_tests.training.models import MODELS, Model, operations_per_token, parameters_of
+from smoke_tests.training.precision import CUT, PRECISIONS, column_of, convert, inner, is_computed_otherwise, mantissas
+from smoke_tests.training.text import Text, TextError
 
 # The implementation of each operator that "fused" takes: the first that is installed in a version that has it, the
 # fastest on a GPU first (bench/operators.py), but Transformer Engine's attention, which is made anew at each call. They

@@ -25,7 +25,8 @@ from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from training.llama import Llama, Shape, batches, standard_library_text
+import training  # type: ignore[import-not-found]  # noqa: F401  (it lets the next line find smoke_tests)
+from smoke_tests.training.llama import Llama, Shape, batches, standard_library_text
 
 COLUMNS = dict.fromkeys(("rms_norm", "rope", "attention", "swiglu", "cross_entropy", "adamw"), "torch")
 SILENCE = 15.0  # seconds that a process waits for another before it gives up

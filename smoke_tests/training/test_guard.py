@@ -9,11 +9,11 @@ from typing import Any, Dict, List
 import pytest
 import torch
 
-from claims import long, needs, proves
-from training import guard_proof
-from training.guard import Guard
-from training.precision import computed, plain
-from training.pretrain import Options, Run
+from smoke_tests.claims import long, needs, proves
+from smoke_tests.training import guard_proof
+from smoke_tests.training.guard import Guard
+from smoke_tests.training.precision import computed, plain
+from smoke_tests.training.pretrain import Options, Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

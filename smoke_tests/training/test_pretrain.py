@@ -24,20 +24,19 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import bounds
-import references
-from claims import every, long, needs, proves
-from fused_ops import OPERATORS, operator
-from kernels import assert_float8_products
-from training import checkpoint, deepspeed_config, hugging_face, infer, kills, memory, parity, pretrain
-from training.checkpoint import CheckpointError
-from training.decoder import Decoder
-from training.llama import Llama, batches
-from training.models import MODELS, Model, operations_per_token, parameters_of
-from training.precision import inner, layers_of, mantissas, round_mantissa, rounded
-from training.precision import plain as unrounded
-from training.pretrain import NotFinite, Options, Refused, Run, columns_of, model_of
-from training.text import Text, TextError, documents
+from smoke_tests import bounds, references
+from smoke_tests.claims import every, long, needs, proves
+from smoke_tests.fused_ops import OPERATORS, operator
+from smoke_tests.kernels import assert_float8_products
+from smoke_tests.training import checkpoint, deepspeed_config, hugging_face, infer, kills, memory, parity, pretrain
+from smoke_tests.training.checkpoint import CheckpointError
+from smoke_tests.training.decoder import Decoder
+from smoke_tests.training.llama import Llama, batches
+from smoke_tests.training.models import MODELS, Model, operations_per_token, parameters_of
+from smoke_tests.training.precision import inner, layers_of, mantissas, round_mantissa, rounded
+from smoke_tests.training.precision import plain as unrounded
+from smoke_tests.training.pretrain import NotFinite, Options, Refused, Run, columns_of, model_of
+from smoke_tests.training.text import Text, TextError, documents
 
 FP8 = ("torchao.tensorwise", "torchao.rowwise")
 
