@@ -30,10 +30,13 @@ from typing import Any
 import docker
 import pytest
 
-from recipes import image
-from recipes.cache import Cache, sha256_of
-from recipes.model import ROOT, Catalogue, Refusal, Target
-from recipes.patch import tree_hash
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.schema import Target
+from recipes.errors import Refusal
+from recipes.files import ROOT, sha256_of
+from recipes.make.cache import Cache
+from recipes.make.patch import tree_hash
+from recipes.ship import image
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 COPIED = ("recipes", "patches", "docker", "smoke_tests", "pyproject.toml", "README.md", "noxfile.py")

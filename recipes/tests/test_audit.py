@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from recipes import audit
-from recipes.model import Catalogue, Pin, Refusal, Target
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.schema import Pin, Target
+from recipes.errors import Refusal
+from recipes.make import audit
 
 CPU, GPU = Catalogue().target("cpu"), Catalogue().target("cu13.0-torch2.11")
 PORTABLE = ["-march=x86-64-v3", "-frecord-gcc-switches"]

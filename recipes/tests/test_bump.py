@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.model import Catalogue
+from recipes.catalogue.load import Catalogue
 from recipes.tests.conftest import PATCH, SOURCE, Tiny, sdist, wheel
 from recipes.tests.test_fetch import Upstream
 

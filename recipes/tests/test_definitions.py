@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from recipes import evidence
-from recipes.definitions import Code, Place, packed, unpacked
-from recipes.evidence import Room
-from recipes.model import ROOT, Catalogue
-from recipes.plan import plan
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import plan
+from recipes.files import ROOT
+from recipes.prove import evidence
+from recipes.prove.claims import OUTSIDE, Room
+from recipes.prove.definitions import Code, Place, packed, unpacked
 from recipes.tests.test_smoke_tests import PlantedRoom, room
 
 __all__ = ["room"]  # a fixture
@@ -161,11 +162,11 @@ def test_a_renamed_module_changes_nothing(checkout: Path) -> None:
 
 def test_what_records_is_part_of_no_outcome(checkout: Path) -> None:
     """It is imported by what judges every claim, and so within reach of all."""
-    for name in evidence.OUTSIDE:
+    for name in OUTSIDE:
         (checkout / "smoke_tests" / name).write_text("def note():\n    return 1\n")
         edit(checkout, "conftest.py", "import pytest\n", f"import pytest\nimport {name[:-3]}\n")
     edit(checkout, "conftest.py", "return report", "return recorder.note() or printed.note() or report")
-    for name in evidence.OUTSIDE:
+    for name in OUTSIDE:
         assert stale(checkout, lambda name=name: edit(checkout, name, "return 1", "return 2")) == (set(), set())  # type: ignore[misc]
 
 

@@ -20,7 +20,7 @@ from typing import cast
 
 import pytest
 
-from recipes.cache import sha256_of
+from recipes.files import sha256_of
 from recipes.tests.conftest import OFFLINE, SOURCE, Fault, Index, Tiny, answer, one_sentence
 
 SDIST, LOCKED, WHEEL = "tinypkg-1.0.tar.gz", "tinydep-1.0-py3-none-any.whl", "tinywheel-1.0-py3-none-any.whl"

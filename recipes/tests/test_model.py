@@ -11,8 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from recipes.model import ROOT, Catalogue, Refusal
-from recipes.plan import plan
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import plan
+from recipes.errors import Refusal
+from recipes.files import ROOT
 from recipes.tests.conftest import Checkout, Tiny
 
 TARGETS, RECIPE = "recipes/targets.toml", "recipes/packages/deepspeed.toml"

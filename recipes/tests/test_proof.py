@@ -11,10 +11,13 @@ from typing import Any
 
 import pytest
 
-from recipes import patch, proof, render
-from recipes.cache import sha256_of
-from recipes.model import ROOT, Catalogue, Refusal
-from recipes.patch import Patch
+from recipes.catalogue import patch
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.patch import Patch
+from recipes.errors import Refusal
+from recipes.files import ROOT, sha256_of
+from recipes.pages import render
+from recipes.prove import proofs
 from recipes.tests.conftest import PATCH, PYTHON, SOURCE, Checkout, Tiny, wheel
 
 PATCHES = patch.every(ROOT)
@@ -25,7 +28,7 @@ def faults(root: Path) -> list[str]:
     """What is wrong with the patches of a checkout; a refusal, which fails every test, is one fault."""
     try:
         catalogue = Catalogue(root)
-        return proof.faults(catalogue, proof.plans(catalogue))
+        return proofs.faults(catalogue, proofs.plans(catalogue))
     except Refusal as refusal:
         return [str(refusal)]
 
@@ -43,8 +46,8 @@ def moved(checkout: Checkout, path: Path) -> Path:
 def test_a_patch_that_is_gone_is_missed(checkout: Checkout, one: Patch) -> None:
     moved(checkout, one.path).unlink()
     found = faults(checkout.root)
-    assert any(path.name in fault for fault in found for path in (one.path, proof.record_of(one))), found
-    for path in (proof.test_of(one), proof.record_of(one)):
+    assert any(path.name in fault for fault in found for path in (one.path, proofs.record_of(one))), found
+    for path in (proofs.test_of(one), proofs.record_of(one)):
         moved(checkout, path).unlink()
     with pytest.raises(Refusal):  # README says which patches there are, and which packages of a target are patched
         render.check(Catalogue(checkout.root))
@@ -53,13 +56,13 @@ def test_a_patch_that_is_gone_is_missed(checkout: Checkout, one: Patch) -> None:
 @for_each_patch
 @pytest.mark.parametrize("part", ["proof", "record"])
 def test_a_patch_without_proof_or_record_is_named(checkout: Checkout, one: Patch, part: str) -> None:
-    moved(checkout, proof.test_of(one) if part == "proof" else proof.record_of(one)).unlink()
+    moved(checkout, proofs.test_of(one) if part == "proof" else proofs.record_of(one)).unlink()
     assert any(f"{one.name} has no {part}" in fault for fault in faults(checkout.root))
 
 
 @for_each_patch
 def test_a_record_names_no_place_of_the_machine_that_made_it(one: Patch) -> None:
-    assert not re.search(r"/(home|opt|root|tmp|usr|var|work)/", proof.record_of(one).read_text())
+    assert not re.search(r"/(home|opt|root|tmp|usr|var|work)/", proofs.record_of(one).read_text())
 
 
 ONE = next(one for one in PATCHES if one.package == "deepspeed")  # of the newest release, for all targets that have it
@@ -70,14 +73,14 @@ def spoilt(checkout: Checkout) -> Checkout:
     """A copy of the checkout with only one patch, to spoil."""
     for one in PATCHES:
         if one != ONE:
-            for path in (one.path, proof.test_of(one), proof.record_of(one)):
+            for path in (one.path, proofs.test_of(one), proofs.record_of(one)):
                 moved(checkout, path).unlink()
     assert faults(checkout.root) == []
     return checkout
 
 
 def test_a_changed_patch_proof_or_pin_makes_the_record_old(spoilt: Checkout) -> None:
-    one, test, recipe = moved(spoilt, ONE.path), moved(spoilt, proof.test_of(ONE)), spoilt.recipe(ONE.package)
+    one, test, recipe = moved(spoilt, ONE.path), moved(spoilt, proofs.test_of(ONE)), spoilt.recipe(ONE.package)
     for path, old, new, said in (
         (one, "Description: ", "Description: Please ", "changed after its proof ran"),
         (test, "-> None:\n", "-> None:\n    assert True\n", "changed after it ran"),
@@ -86,7 +89,7 @@ def test_a_changed_patch_proof_or_pin_makes_the_record_old(spoilt: Checkout) -> 
         kept = path.read_text()
         path.write_text(kept.replace(old, new))
         (named, *_) = faults(spoilt.root)
-        assert said in named and proof.AGAIN in named
+        assert said in named and proofs.AGAIN in named
         path.write_text(kept)
     test.write_text("# a remark\n" + test.read_text())
     assert faults(spoilt.root) == []
@@ -94,7 +97,7 @@ def test_a_changed_patch_proof_or_pin_makes_the_record_old(spoilt: Checkout) -> 
 
 def test_a_changed_script_makes_the_records_old_of_the_proofs_that_import_it(checkout: Checkout) -> None:
     scripts = checkout.root / "patches" / "scripts.py"
-    proofs = [proof.test_of(one) for one in PATCHES]
+    proofs = [proofs.test_of(one) for one in PATCHES]
     importing = [
         path.relative_to(checkout.root)
         for path in scripts.parent.rglob("*.py")
@@ -114,7 +117,7 @@ def test_a_changed_script_makes_the_records_old_of_the_proofs_that_import_it(che
 
 
 def first_identity() -> str:
-    record = proof.written(ONE)
+    record = proofs.written(ONE)
     assert record
     return str(record["releases"][0]["source"])
 
@@ -135,7 +138,7 @@ def first_identity() -> str:
     ids=["no run", "one side", "no lines", "unproven without a reason", "another source", "another version"],
 )
 def test_a_record_that_does_not_hold_is_named(spoilt: Checkout, change: dict[str, Any], said: str) -> None:
-    path = moved(spoilt, proof.record_of(ONE))
+    path = moved(spoilt, proofs.record_of(ONE))
     record = json.loads(path.read_text())
     record["releases"][0].update(change)
     path.write_text(json.dumps(record))
@@ -145,25 +148,25 @@ def test_a_record_that_does_not_hold_is_named(spoilt: Checkout, change: dict[str
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"releases": 1}'])
 def test_a_record_that_is_none_is_named(spoilt: Checkout, text: str) -> None:
-    moved(spoilt, proof.record_of(ONE)).write_text(text)
+    moved(spoilt, proofs.record_of(ONE)).write_text(text)
     assert any("has no record" in fault for fault in faults(spoilt.root))
 
 
 def test_unproven_is_accepted_with_the_proof_s_own_reason_only(spoilt: Checkout) -> None:
     (one,) = patch.every(spoilt.root)
-    record = json.loads(proof.record_of(one).read_text())
+    record = json.loads(proofs.record_of(one).read_text())
     extra = {"version": "99.0", "file": f"{ONE.package}-99.0.tar.gz", "sha256": "1" * 64}
     recipe = spoilt.recipe(ONE.package)
     listed = ", ".join(f'{key} = "{value}"' for key, value in extra.items())
     recipe.write_text(recipe.read_text().replace("\n[build]", f"\nproved_on = [{{ {listed} }}]\n\n[build]", 1))
     one.path.write_text(one.path.read_text().replace(str(one.header["X-Applies-To"]), ">=0.19.8", 1))
-    test = proof.test_of(one)
+    test = proofs.test_of(one)
     test.write_text(test.read_text() + '\nUNPROVEN = {"99.0": "nobody has it"}\n')
     releases = [*record["releases"], {"version": "99.0", "source": "1" * 64, "unproven": "nobody has it"}]
-    proof.write(patch.read(one.path), releases)
+    proofs.write(patch.read(one.path), releases)
     assert faults(spoilt.root) == []
-    assert "unproven on 99.0: nobody has it" in proof.told(one)
-    proof.write(patch.read(one.path), releases[1:])
+    assert "unproven on 99.0: nobody has it" in proofs.told(one)
+    proofs.write(patch.read(one.path), releases[1:])
     assert any("is proved on no release" in fault for fault in faults(spoilt.root))
 
 
@@ -173,7 +176,7 @@ def test_unproven_is_accepted_with_the_proof_s_own_reason_only(spoilt: Checkout)
 def test_a_proof_that_does_not_say_where_it_runs_is_refused(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "test_0001_x.py").write_text(text)
     with pytest.raises(Refusal, match=said):
-        proof.conditions(tmp_path / "test_0001_x.py")
+        proofs.conditions(tmp_path / "test_0001_x.py")
 
 
 def test_the_table_shows_every_patch(checkout: Checkout) -> None:
@@ -182,8 +185,8 @@ def test_the_table_shows_every_patch(checkout: Checkout) -> None:
         (line,) = [line for line in said.splitlines() if line.startswith(f"{one.package} {one.path.name[:4]} ")]
         assert str(one.applies_to.specifier) in line
     (torch,) = [one for one in PATCHES if one.package == "torch"]
-    assert proof.told(torch).startswith("1.12.1, 1.13.0, 1.13.1 (CPython 3.8")
-    assert "; unproven on 1.12.1+cu113: " in proof.told(torch)
+    assert proofs.told(torch).startswith("1.12.1, 1.13.0, 1.13.1 (CPython 3.8")
+    assert "; unproven on 1.12.1+cu113: " in proofs.told(torch)
 
 
 PROOF = '''"""It says two with the patch, and not without it."""
@@ -251,7 +254,7 @@ def test_a_proof_that_passes_is_recorded_and_compared(proving: Proving) -> None:
     assert proving.record.read_bytes() == written
     for old, new in (("1 1 HOME", "1 1 HOUSE"), (release["patched"], "0" * 64)):
         proving.record.write_text(written.decode().replace(old, new))
-        assert proof.AGAIN in proving.fails()
+        assert proofs.AGAIN in proving.fails()
 
 
 def test_a_proof_that_fails_is_not_recorded(proving: Proving) -> None:

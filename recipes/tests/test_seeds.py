@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from recipes import bench, render, seeds
-from recipes.model import ROOT, Refusal
-from recipes.seeds import Statement
+from recipes.errors import Refusal
+from recipes.files import ROOT
+from recipes.measure import documents, results
+from recipes.measure.documents import Statement
+from recipes.pages import tables
 from recipes.tests.conftest import Checkout
 from recipes.tests.test_bench import SHARD, arm, fast, row
 
@@ -26,13 +28,15 @@ def said(cells: list[str] = CELLS, timed: str = "te", **others: Any) -> Statemen
     return Statement(seeds=["A21"], says="FP8 gains", cells=cells, arm=timed, **others)
 
 
-def found(statement: Statement, *rows: bench.Row) -> list[str]:
+def found(statement: Statement, *rows: results.Row) -> list[str]:
     for cell in rows:
         cell["facts"].update(zip("mkn", map(int, re.findall(r"\d+", cell["key"])), strict=False))
         for timed in cell["arms"].values():
             timed["samples_ms"] = timed["samples_ms"] * 9
-    judged = bench.room("rows").latest([SHARD, *rows]).values()
-    return [answer.found for answer in seeds._measured(statement, "here", [{**one, "run": SHARD} for one in judged])]
+    judged = results.room("rows").latest([SHARD, *rows]).values()
+    return [
+        answer.found for answer in documents._measured(statement, "here", [{**one, "run": SHARD} for one in judged])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -73,14 +77,14 @@ def test_trainings_have_a_verdict_from_five_seeds_on_and_their_numbers_before(tm
     report = {"reference": "bf16", "window": 2, "margin": 0.005, "arms": {"bf16": first, "e8m3": few, "fp8": enough}}
     (folder / "cpu--x86-64--tiny.json").write_text(json.dumps(report))
 
-    (answer,) = seeds._compared(tmp_path, Statement(seeds=["C06"], says="it diverges", parity="e8m3"))
+    (answer,) = documents._compared(tmp_path, Statement(seeds=["C06"], says="it diverges", parity="e8m3"))
     assert answer.found == (
         "+0.2500, -0.5000 nats per token above bf16, seed by seed, tiny; no verdict: too few seeds; no spikes"
     )
     elsewhere = Statement(seeds=["C06"], says="it diverges", parity="e8m3", models=["hare-*"])
-    assert list(seeds._compared(tmp_path, elsewhere)) == []
+    assert list(documents._compared(tmp_path, elsewhere)) == []
     facts = SimpleNamespace(root=tmp_path)
-    lines = [line for line in render._parity(facts).splitlines() if " beside " in line]  # type: ignore[arg-type]
+    lines = [line for line in tables._parity(facts).splitlines() if " beside " in line]  # type: ignore[arg-type]
     assert [line.split(" | ")[2:] for line in lines] == [
         ["e8m3 beside bf16", "+0.2500, -0.5000", "no verdict: too few seeds |"],
         ["fp8 beside bf16", ", ".join(["+0.0100"] * 5), "+0.0100 (+0.0080 to +0.0120): different (margin 0.005) |"],
@@ -114,8 +118,8 @@ def test_every_pair_is_looked_at_and_intervals_that_overlap_are_not_told_apart()
 
 
 def test_a_number_of_few_samples_has_no_interval_and_no_verdict() -> None:
-    (judged,) = bench.room("rows").latest([SHARD, row(FAST, te=fast(1.5, samples_ms=[1.0] * 2))]).values()
-    (answer,) = seeds._measured(said(least=1.0), "here", [{**judged, "run": SHARD}])
+    (judged,) = results.room("rows").latest([SHARD, row(FAST, te=fast(1.5, samples_ms=[1.0] * 2))]).values()
+    (answer,) = documents._measured(said(least=1.0), "here", [{**judged, "run": SHARD}])
     assert answer.found == "not told apart (at least 1): 1.50 (2 samples: no interval)"
 
 
@@ -130,7 +134,7 @@ def test_many_numbers_are_summed_up() -> None:
 
 def test_what_could_be_run_and_was_not_says_what_it_takes(checkout: Checkout) -> None:
     """None of these is impossible, as was once written."""
-    answers = seeds.answers(checkout.root)
+    answers = documents.answers(checkout.root)
     for seed in ("B40", "B42", "C03", "C09", "C17", "D02", "D08", "D09", "E13", "E16"):
         mine = [answer for answer in answers if seed in answer.statement.seeds]
         assert any(answer.where.startswith("not run; it takes ") and not answer.found for answer in mine), seed
@@ -148,23 +152,23 @@ def test_every_id_is_on_the_page() -> None:
     text = (ROOT / "recipes" / "seeds.md").read_text()
     left = re.findall(r"([A-E])(\d\d)(?:-[A-E](\d\d))?", text.partition("Neither claimed nor measured yet:")[2])
     ranges = [f"{letter}{number:02}" for letter, low, high in left for number in range(int(low), int(high or low) + 1)]
-    assert {*re.findall(r"\b[A-E]\d\d\b", text), *ranges} == set(seeds.IDS)
+    assert {*re.findall(r"\b[A-E]\d\d\b", text), *ranges} == set(documents.IDS)
 
 
 def test_a_patch_that_was_proved_nowhere_answers_nothing(checkout: Checkout) -> None:
     (checkout.root / "patches" / "transformer-engine" / "0001-cache-with-lru-cache.json").unlink()
-    assert [one.found for one in seeds.answers(checkout.root) if one.statement.seeds == ["A06"]] == [""]
+    assert [one.found for one in documents.answers(checkout.root) if one.statement.seeds == ["A06"]] == [""]
 
 
 def test_the_tests_that_answer_are_there() -> None:
-    for test in (one.test for one in seeds.load() if one.test):
+    for test in (one.test for one in documents.load() if one.test):
         file, _, name = test.partition("::")
         code = ast.parse((ROOT / file).read_text())
         assert name in [part.name for part in code.body if isinstance(part, ast.FunctionDef)], test
 
 
 def test_a_patch_answers_with_what_its_proof_ran_on() -> None:
-    (answer,) = [one for one in seeds.answers(ROOT) if one.statement.seeds == ["A06"]]
+    (answer,) = [one for one in documents.answers(ROOT) if one.statement.seeds == ["A06"]]
     assert answer.found.startswith("proved on 1.8.0 (CPython 3.8")
 
 
@@ -185,4 +189,4 @@ def test_a_statement_without_an_answer_is_refused(checkout: Checkout, old: str, 
     path = checkout.root / "recipes" / "seeds.toml"
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(Refusal, match=words):
-        seeds.answers(checkout.root)
+        documents.answers(checkout.root)
