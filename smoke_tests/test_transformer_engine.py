@@ -245,8 +245,8 @@ def scales_of(layer: torch.nn.Module) -> Tuple[torch.Tensor, torch.Tensor]:
 
 WINDOW = 16  # steps
 # The input's size in each step, as a power of two, exact in bfloat16: it grows for 5 steps, then shrinks for 20. So do
-# the weight's, which begins near 0.1, and the gradient's: each is below 448 and above it in turn, and the gradient is
-# above 57,344 as well, the largest number of its format.
+# the weight's, which begins near 0.1, and the gradient's: each is below 448 and above in turn, and the gradient above
+# 57,344 as well, the largest number of its format.
 SIZES = [0, 4, 8, 12, 14, *range(13, -7, -1)]
 
 

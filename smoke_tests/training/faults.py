@@ -22,6 +22,7 @@ from smoke_tests.training.decoder import RMSNorm, Rotary
 
 TRAINING = "training"
 PRETRAIN = "training/test_pretrain.py::test_"
+GUARD = "training/test_guard.py::test_"
 
 
 def trained(kind: str, test: str) -> Callable[[Call], Call]:
@@ -280,7 +281,10 @@ def every_step_corrects_its_bias_as_the_first(_: str) -> ContextManager[Any]:
 
 
 class Ruled(NamedTuple):
-    """Definitions of a module of this folder that the rule changes, and the claims that concern them."""
+    """Definitions of a module of this folder that the rule changes, and the claims that concern them.
+
+    tests: in test_pretrain.py, or FILE::TEST.
+    """
 
     module: str
     names: Tuple[str, ...]
@@ -315,6 +319,35 @@ RULED = (
     Ruled("pretrain", ("clip_in_float32",), ("clip_in_float32",)),
     Ruled("pretrain", ("spikes",), ("not_finite",)),
     Ruled("pretrain", ("Run.gradients", "Run._micro", "Run.update"), ("accumulates", "update", "rates", "not_finite")),
+    Ruled("guard", ("distances",), (GUARD + "distances",)),
+    Ruled(
+        "guard",
+        (
+            "Guard.__init__",
+            "Guard.__call__",
+            "Guard._compare",
+            "Guard._fall_back",
+            "Guard._begin",
+            "Guard._one",
+            "Guard._again",
+            "Guard._weights",
+            "Guard._restore",
+        ),
+        (GUARD + "states",),
+    ),
+    Ruled("infer", ("generate",), ("generate",)),
+    Ruled("infer", ("perplexity",), ("perplexity_in_closed_form",)),
+    Ruled("text", ("documents", "Text.__init__", "Text.read", "Text.unseen", "encoder", "decoder"), ("text",)),
+    Ruled("text", ("Text.windows", "Text._place", "Text._cut"), ("text", "order")),
+    Ruled("hugging_face", ("to_mistral", "from_mistral", "rows_of"), ("hugging_face",)),
+    Ruled("memory", ("bytes_per_parameter", "held"), ("memory",)),
+    Ruled("models", ("parameters_of",), ("models",)),
+    Ruled("models", ("operations_per_token",), ("memory",)),
+    Ruled("parity", ("smoothed", "differences", "judged"), ("parity",)),
+    Ruled("parity", ("references", "texts"), ("parity_compares",)),
+    Ruled("sharded", ("train",), ("sharded_alone",)),
+    Ruled("ms_amp", ("clip_grad_norm_", "scales_of", "packed", "unpacked"), ("test_msamp.py::test_checkpoint",)),
+    Ruled("deepspeed_config", ("applied",), ("deepspeed",)),
 )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from smoke_tests.claims import long, needs, proves
 from smoke_tests.training import guard_proof
-from smoke_tests.training.guard import Guard
+from smoke_tests.training.guard import ALL, LOSSES, ONE, Guard, Outcome, distances
 from smoke_tests.training.precision import computed, plain
 from smoke_tests.training.pretrain import Options, Run
 
@@ -26,6 +26,42 @@ def last_loss_of_going_on() -> float:
         run.update(step)
     with computed(run.model, plain):
         return [run.update(step)["loss"] for step in range(6, 13)][-1]
+
+
+def moved(losses: float, *weights: float) -> Outcome:
+    """Two steps and some matrices that are so far from where `moved(0, 0, ...)` is."""
+    names = [f"matrix {index}" for index in range(len(weights))]
+    return Outcome([2 + losses, 3 - losses], {name: torch.full((3, 5), far) for name, far in zip(names, weights)})
+
+
+@proves(
+    "the guard's distances are those from high precision in units of what was rounded by hand: of the losses, of the "
+    "farthest matrix, and of all as their geometric mean; each is too far beyond its own limit and not below it",
+    seed="C23",
+    package="torch",
+    since="2.4",
+)
+def test_distances() -> None:
+    high, by_hand = moved(0.0, 0.0, 0.0), moved(1 / 64, 1 / 32, 1 / 128)
+    for losses, first, second, named in (
+        (2.0, 1.0, 0.5, ""),
+        (LOSSES - 0.1, 1.0, 1.0, ""),
+        (LOSSES + 0.1, 1.0, 1.0, "the losses are 20.1 times"),
+        (1.0, ONE - 0.1, 0.25, ""),
+        (1.0, 0.25, ONE + 0.1, "matrix 1 ends 4.1 times"),
+        (1.0, ALL - 0.05, ALL - 0.05, ""),
+        (1.0, ALL + 0.1, ALL + 0.1, "the matrices end 1.5 times"),
+    ):
+        fp8 = moved(losses / 64, first / 32, second / 128)
+        numbers, why = distances(fp8, high, by_hand)
+        exact = {"losses": losses, "one": max(first, second), "all": (first * second) ** 0.5}
+        assert numbers == pytest.approx(exact, rel=1e-4)
+        assert (named in why) if named else not why, why
+    assert distances(moved(float("nan"), 0.0), moved(0.0, 0.0), by_hand) == ({}, "a loss is not finite")
+    assert distances(moved(0.0, float("nan"), 0.0), high, by_hand)[0]["one"] == float("inf")
+    # Where nothing moved, nothing is too far; where what was rounded by hand did not and FP8 did, that is.
+    assert distances(high, high, high)[0] == {"losses": 1.0, "one": 1.0, "all": 1.0}
+    assert distances(moved(0.0, 1e-6, 0.0), high, high)[0]["one"] > 1e3
 
 
 @pytest.mark.parametrize("fault", list(guard_proof.FAULTS))

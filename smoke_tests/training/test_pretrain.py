@@ -37,6 +37,7 @@ from smoke_tests.training.precision import inner, layers_of, mantissas, round_ma
 from smoke_tests.training.precision import plain as unrounded
 from smoke_tests.training.pretrain import NotFinite, Options, Refused, Run, columns_of, model_of
 from smoke_tests.training.text import Text, TextError, documents
+from smoke_tests.training.text import decoder as text_of
 
 FP8 = ("torchao.tensorwise", "torchao.rowwise")
 
@@ -389,6 +390,46 @@ def test_documents(tmp_path: Path) -> None:
         assert list(documents([str(path)])) == held
 
 
+@proves(
+    "a text is the bytes of its documents with a zero behind each, in windows of which the last hundredth, one at "
+    "least, is held out; a token beyond the vocabulary and a text of one window are refused",
+    package="torch",
+    since="2.4",
+)
+def test_text(tmp_path: Path) -> None:
+    held = ["d\u00e9j\u00e0 vu " * 40, "", "nothing else " * 40]
+    paths = [tmp_path / f"{index}.txt" for index in range(len(held))]
+    for path, document in zip(paths, held):
+        path.write_text(document, "utf-8")
+    files, tokens = list(map(str, paths)), [each for document in held for each in (*document.encode("utf-8"), 0)]
+    assert list(documents(files)) == held
+    text = Text.read(files, "", 256, 4, 0)
+    assert text.tokens.tolist() == tokens and text_of("")([ord("a") + 256, *held[0].encode("utf-8")]) == "a" + held[0]
+    whole = (len(tokens) - 1) // 4
+    assert text.held_out == whole // 100 == 2 and text.count == whole - 2
+    unseen = [tokens[4 * index : 4 * index + 5] for index in range(whole - 2, whole)]
+    for count in (1, 2, 9):
+        found, behind = text.unseen(count)
+        assert torch.cat([found, behind[:, -1:]], 1).tolist() == unseen[:count]
+    epochs = [text.windows(epoch * text.count, text.count) for epoch in (0, 1)]
+    seen = [sorted(torch.cat([first, behind[:, -1:]], 1).tolist()) for first, behind in epochs]
+    assert seen[0] == seen[1] == sorted(tokens[4 * index : 4 * index + 5] for index in range(text.count))
+    assert not torch.equal(epochs[0][0], epochs[1][0])
+    other = Text.read(files, "", 256, 4, 1)
+    assert other.identity() == text.identity() and not torch.equal(other.windows(0, 9)[0], text.windows(0, 9)[0])
+    assert len(Text.read(files, "", max(tokens) + 1, 4, 0).tokens) == len(tokens)
+    with pytest.raises(TextError, match=f"token {max(tokens)} .* vocabulary of {max(tokens)}"):
+        Text.read(files, "", max(tokens), 4, 0)
+    small_text = torch.zeros(19, dtype=torch.uint8)
+    assert (Text(small_text, 9, 0).count, Text(small_text, 9, 0).held_out) == (1, 1)
+    with pytest.raises(TextError, match="18 tokens, too few for two windows of 9"):
+        Text(small_text[:18], 9, 0)
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"text": "one"}\n{"text": 2}\n', "utf-8")
+    with pytest.raises(TextError, match="line 2: "):
+        list(documents([str(path)]))
+
+
 @long
 @proves(
     "a deterministic run killed while it writes a checkpoint goes on, every later loss equal to the last bit",
@@ -708,6 +749,44 @@ def test_cache(tmp_path: Path, measured: Dict[str, Any]) -> None:
     assert infer.generate(reader, tokens[0, :5].tolist(), 4, 0.0, 0).shape == (16, 4)
 
 
+def untrained() -> infer.Reader:
+    """A reader whose tokens are far from equally likely."""
+    model = Decoder(MODELS["tiny"], dict.fromkeys(PARTS, "naive"), torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.15)
+    return infer.Reader(model.eval(), small(), "cpu", False, "")
+
+
+@proves(
+    "at temperature 0 all sixteen texts go on with the likeliest token of one pass over what is before it; above it "
+    "they go on apart, at a low one as at 0, and the same again from the same seed",
+    package="torch",
+    since="2.4",
+)
+def test_generate() -> None:
+    reader, prompt = untrained(), torch.randint(256, (7,)).tolist()
+    likeliest = infer.generate(reader, prompt, 6, 0.0, 0)
+    assert likeliest.shape == (16, 6) and bool((likeliest == likeliest[:1]).all())
+    logits = reader(torch.tensor([[*prompt, *likeliest[0].tolist()]]))[0]
+    assert torch.equal(logits[len(prompt) - 1 : -1].argmax(-1), likeliest[0])
+    assert torch.equal(infer.generate(reader, prompt, 6, 1e-5, 0), likeliest)
+    drawn = [infer.generate(reader, prompt, 6, 1e3, seed) for seed in (0, 0, 1)]
+    assert len(drawn[0][:, 0].unique()) > 8
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
+@proves("the perplexity of a text is exp of its mean loss over all unseen tokens", package="torch", since="2.4")
+def test_perplexity_in_closed_form(measured: Dict[str, Any]) -> None:
+    reader, text = untrained(), Run(small()).text
+    for windows in (1, 8, 11):
+        tokens, targets = text.unseen(windows)
+        assert len(tokens) == windows
+        true = math.exp(F.cross_entropy(reader(tokens).double().flatten(0, 1), targets.flatten()))
+        measured[f"of {windows}"] = infer.perplexity(reader, text, windows)
+        assert measured[f"of {windows}"] == pytest.approx(true, rel=1e-5)
+
+
 @proves("the perplexity of unseen text in FP8 is within 2 % of bfloat16's and not the same", package="torchao")
 def test_perplexity(tmp_path: Path, measured: Dict[str, Any]) -> None:
     options = small(steps=30, batch_size=8, out=str(tmp_path))
@@ -770,6 +849,48 @@ def test_parity(measured: Dict[str, Any]) -> None:
     verdicts = [parity.judged([mean + off for off in (-0.002, -0.001, 0, 0.001, 0.002)]) for mean in (0.001, 0.02)]
     verdicts.append(parity.judged([-0.1, 0.1, 0.0, -0.05, 0.08]))
     assert [judged["verdict"] for judged in verdicts] == ["equivalent", "different", "not told apart"]
+
+
+@proves(
+    "an arm is compared with the first of its learning rate, or with the first of all where no other has its rate",
+    package="torch",
+    since="2.4",
+)
+def test_parity_compares() -> None:
+    rates = {"a": 1e-3, "b": 1e-3, "c": 2e-3, "d": 2e-3, "e": 3e-3}
+    curves: parity.Curves = {arm: {0: {"options": {"learning_rate": rate}}} for arm, rate in rates.items()}
+    assert parity.references(curves) == {"a": "a", "b": "a", "c": "c", "d": "c", "e": "a"}
+    assert parity.texts(curves) == set()
+    curves["a"][0]["text"], curves["b"][0]["text"] = "one", "another"
+    assert parity.texts(curves) == {"one", "another"}
+
+
+@proves(
+    "what a process does that trains the sharded Llama alone is one step of AdamW on each batch, its gradients clipped "
+    "to 1, and it goes on from its newest checkpoint with the same losses",
+    package="torch",
+    since="2.6",
+)
+def test_sharded_alone(tmp_path: Path) -> None:
+    from training import sharded
+
+    steps = 11  # two checkpoints, and one step more
+    torch.manual_seed(0)
+    model = Llama(sharded.Shape(), sharded.COLUMNS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    true = []
+    for tokens, targets in batches(sharded.standard_library_text(400_000), sharded.Shape().length, steps, 0):
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        true.append(float(loss))
+    for until in (steps - 1, steps):
+        sharded.train(tmp_path, until, rank=0, world=1)
+    rows = [json.loads(line) for line in (tmp_path / "rank0.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, steps + 1))
+    assert [row["loss"] for row in rows] == true
 
 
 @proves("runs of several arms go on where their time was over, and become numbers and a figure", package="torchao")
