@@ -102,15 +102,34 @@ class Code:
 
     def changed(self, recorded: Recorded) -> list[Place]:
         """The definitions that are no longer what they were: neither in their place nor, if that is gone, elsewhere."""
-        return [place for place, digest in recorded if not self._now(place, digest)]
+        return [place for place, digest in recorded if not self.alike(place, digest)]
 
-    def key_now(self, recorded: Recorded) -> str | None:
-        """The key of those definitions where they are now; None where one of them changed."""
+    def key_now(self, recorded: Recorded, beside: Recorded = ()) -> str | None:
+        """The key of those definitions where they are now; None where one of them changed.
+
+        Many files import the same. An import of a file that was moved or divided counts in the files that took its
+        definitions, and not wherever else it stands: there it was not recorded. Which files those are, all that was
+        recorded `beside` these definitions can tell better than these alone.
+        """
         if self.changed(recorded):
             return None
-        return self.key(place for then, digest in recorded for place in self._now(then, digest))
+        files, now = self._files_now(beside or recorded), set()
+        for place, digest in recorded:
+            alike = self._by_digest[digest]
+            now |= {other for other in alike if other[0] in files.get(place[0], ())} or self.alike(place, digest)
+        return self.key(now)
 
-    def _now(self, place: Place, digest: str) -> set[Place]:
+    @functools.cache  # noqa: B019
+    def _files_now(self, recorded: Recorded) -> dict[str, set[str]]:
+        """File -> the files that hold its definitions now, by those that are in one place only."""
+        files: dict[str, set[str]] = {}
+        for place, digest in recorded:
+            alike = self.alike(place, digest)
+            files.setdefault(place[0], set()).update(file for file, _ in alike if len(alike) == 1)
+        return files
+
+    def alike(self, place: Place, digest: str) -> set[Place]:
+        """A definition's place if it is there and the same, and if it is gone all places where the same one stands."""
         there = self.definitions.get(place)
         if there is not None:
             return {place} if there.digest == digest else set()

@@ -121,7 +121,7 @@ class Room:
 
     def key_of(self, run: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
         """The key that a row of evidence would have now: by what it ran, or where that is not recorded, could reach."""
-        return self.code.key_now(recorded(run, row)) if "ran" in row else self.key(row["id"])
+        return self.code.key_now(recorded(run, row), recorded(run)) if "ran" in row else self.key(row["id"])
 
     def has(self, operator: str, plan: Plan, only: str = "", seen: bool = False) -> bool:
         """Whether a target has an implementation of an operator, by the table in fused_ops.py.
@@ -161,10 +161,10 @@ class Room:
         return found
 
 
-def recorded(run: Mapping[str, Any], row: Mapping[str, Any]) -> Recorded:
-    """The definitions that a row of evidence ran, with the digests that they had."""
+def recorded(run: Mapping[str, Any], row: Mapping[str, Any] | None = None) -> Recorded:
+    """The definitions that a row of evidence ran, or all of its rows, with the digests that they had."""
     table = list(run["definitions"].items())
-    chosen = (table[number] for number in unpacked(row["ran"]))
+    chosen = (table[number] for number in unpacked(row["ran"])) if row else table
     return tuple(
         ((file, name), digest) for (file, _, name), digest in ((at.partition(":"), digest) for at, digest in chosen)
     )

@@ -128,6 +128,30 @@ def test_a_moved_definition_stays_what_it_is(checkout: Path) -> None:
     assert stale(checkout, move) == (set(), set())
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["a file", "a part of it"])
+def test_a_moved_definition_does_not_count_the_imports_of_other_files(checkout: Path, whole: bool) -> None:
+    """Three files import the same: the old one, the new one, and one whose import was not recorded.
+
+    A row that recorded nothing of the file but its imports knows the new one by what its run recorded beside them.
+    """
+    area, length = "def area(x):\n    return math.pi * x\n", "def length(x):\n    return math.tau * x\n"
+    folder = checkout / "smoke_tests"
+    (folder / "circle.py").write_text(f"import math\n\n{area}\n{length}")
+    (folder / "twin.py").write_text("import math\n\nclass Held:\n    ratio = math.pi\n")
+    code = Room(checkout).code
+    places = [("circle.py", "area"), ("circle.py", "import math"), ("circle.py", "length"), ("twin.py", "Held")]
+    every, few = (tuple((place, code.definitions[place].digest) for place in some) for some in (places, places[1::2]))
+    keys = code.key(places), code.key(places[1::2])
+    (folder / "shapes").mkdir()
+    (folder / "shapes" / "round.py").write_text(f"import math\n\n{area}\n{length if whole else ''}")
+    if whole:
+        (folder / "circle.py").unlink()
+    else:
+        (folder / "circle.py").write_text(f"import math\n\n{length}")
+    now = Room(checkout).code
+    assert (now.key_now(every), now.key_now(few, every)) == keys
+
+
 def test_a_twin_does_not_stand_for_what_changed(checkout: Path) -> None:
     """The same function in two files: the one that ran changes, the other does not."""
     (checkout / "smoke_tests" / "twin.py").write_text("def add(a, b):\n    return a + b\n")
@@ -295,7 +319,7 @@ def test_a_change_of_any_function_is_seen_in_the_claims_that_ran_it_and_no_other
     tables = {row["id"]: evidence.recorded(run, row) for row in rows}
     ran: dict[Place, set[str]] = {}
     for identity, table in tables.items():
-        for place, _ in table:
+        for place in (now for then, digest in table for now in before.code.alike(then, digest)):
             ran.setdefault(place, set()).add(identity)
     functions = sorted(place for place in ran if before.code.definitions[place].kind == "function")
     assert len(functions) > 300
@@ -307,7 +331,7 @@ def test_a_change_of_any_function_is_seen_in_the_claims_that_ran_it_and_no_other
         original = path.read_text(encoding="utf-8")
         path.write_text(with_a_statement_more(path, place[1]), encoding="utf-8")
         code = Room(tmp_path).code
-        keys = {table: code.key_now(table) for table in set(tables.values())}
+        keys = {table: code.key_now(table, evidence.recorded(run)) for table in set(tables.values())}
         changed = {row["id"] for row in rows if keys[tables[row["id"]]] != row["key"]}
         path.write_text(original, encoding="utf-8")
         assert changed == ran[place], place
