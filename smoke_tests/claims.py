@@ -38,8 +38,8 @@ def needs(cuda: bool = False, sm: Tuple[int, int] = (0, 0), gpus: int = 0, isa: 
 def every(*operators: str, only: str = "", seen: bool = False, once: bool = False) -> pytest.MarkDecorator:
     """Run a test once per implementation of these operators that the target has, and per dtype of each.
 
-    The test takes `column` and `dtype` of smoke_tests/fused_ops.py, and `name` if it is about several operators. A
-    column names its package. only: the one package to take; seen: only implementations that are known by their kernels;
+    The test takes `column` and `dtype` of operators/table.py, and `name` if it is about several operators. A column
+    names its package. only: the one package to take; seen: only implementations that are known by their kernels;
     once: on a GPU with the first dtype of each only, since each further one has to be compiled.
     """
     return pytest.mark.every(*operators, only=only, seen=seen, once=once)

@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Make an error of a warning that these files cause; pytest.ini does so under their names outside a package."""
-    files = r"(test_\w+|conftest|claims|hardware|references|fused_ops|training\.\w+)"
+    files = r"(test_\w+|conftest|claims|hardware|operators\.(references|table)|training\.\w+)"
     session.config.addinivalue_line("filterwarnings", rf"error:::smoke_tests\.{files}$")
 
 
@@ -139,7 +139,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def of_each_operator(metafunc: pytest.Metafunc, mark: pytest.Mark, manifest: Dict[str, Any]) -> None:
     """The rows of a test marked `every`; the table is imported here, since it needs a torch that can be."""
-    from smoke_tests import fused_ops
+    from smoke_tests.operators import table as fused_ops
 
     only, seen, once = (mark.kwargs[name] for name in ("only", "seen", "once"))
     cuda = manifest["cuda"] != "none"
@@ -271,7 +271,7 @@ def device(manifest: Dict[str, Any]) -> Iterator[str]:
     if unmet:
         pytest.skip(unmet)
     yield "cuda"
-    from smoke_tests import kernels
+    from smoke_tests.operators import kernels
 
     left = kernels.cuda_errors()
     assert not left, f"it leaves a CUDA error behind: {left[0]}"

@@ -22,8 +22,8 @@ from unittest import mock
 
 import torch
 
-from smoke_tests import fused_ops
-from smoke_tests.fused_ops import OPERATORS
+from smoke_tests.operators import table as fused_ops
+from smoke_tests.operators.table import OPERATORS
 
 Call = Callable[..., Any]
 Wrap = Callable[[Call], Call]

@@ -7,8 +7,8 @@ A mutant counts if what people usually test still passes under it (shapes, finit
 claim about what it touches runs. It is caught if such a claim, which passes without it, fails by an assertion of this
 room and not by a crash. Those of faults.py and training/faults.py are chosen; so are those of compiled_faults.toml,
 which upstream's own code has when it is compiled; the others are made by a rule that changes every constant, sign,
-comparison, transpose and order of the wrappers in fused_ops.py, and of what decides a number in training, one at a
-time. The same claims run on correct code as well, with one seed after another, all in one process: there each failure
+comparison, transpose and order of the wrappers in operators/table.py, and of what decides a number in training, one at
+a time. The same claims run on correct code as well, with one seed after another, all in one process: there each failure
 is a false alarm.
 """
 
@@ -36,9 +36,11 @@ from unittest import mock
 import pytest
 import torch
 
-from smoke_tests import bounds, faults, fused_ops, hardware, kernels
+from smoke_tests import faults, hardware
 from smoke_tests.claims import claim_of
 from smoke_tests.conftest import files_of_the_room, read_manifest, write_whole
+from smoke_tests.operators import bounds, kernels
+from smoke_tests.operators import table as fused_ops
 from smoke_tests.training import faults as of_training
 from smoke_tests.training.llama import Shape, train
 from smoke_tests.training.pretrain import Options, Run
@@ -224,7 +226,7 @@ OPPOSITE: Dict[type, Callable[[], ast.AST]] = {
 }
 METHODS = {"t": "clone", "cos": "sin", "sin": "cos"}  # clone: the transpose is left out
 SYMMETRIC = ("transpose",)  # whose two arguments are as good in either order
-MACHINERY = ("version_of_torch", "compiled", "Entry")  # in fused_ops.py, and no wrappers
+MACHINERY = ("version_of_torch", "compiled", "Entry")  # in the table's file, and no wrappers
 
 
 def sites(node: Any) -> Iterator[Site]:
@@ -254,7 +256,7 @@ def sites(node: Any) -> Iterator[Site]:
 
 def by_rule() -> Iterator[Mutant]:
     """Every change that the rule makes in a wrapper, in the first implementation of this target that runs it."""
-    source = (ROOM / "fused_ops.py").read_text(encoding="utf-8")
+    source = (ROOM / "operators" / "table.py").read_text(encoding="utf-8")
     tree = ast.parse(source)
     for definition, (operator, column) in wrappers(tree):
         for site in sites(definition):
@@ -266,7 +268,7 @@ def by_rule() -> Iterator[Mutant]:
 
 
 def wrappers(tree: ast.Module) -> Iterator[Tuple[Any, Tuple[str, str]]]:
-    """The functions and classes of fused_ops.py that this target's implementations run, with the first of those."""
+    """The functions and classes of the table's file that this target's implementations run, with the first of those."""
     defined: Dict[str, Any] = {}
     for node in tree.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
@@ -323,8 +325,8 @@ def retrained(tree: ast.Module, site: Site, module: str, name: str) -> ContextMa
 
 
 def rebuilt(tree: ast.Module, site: Site, operator: str, column: str) -> ContextManager[Any]:
-    """fused_ops.py with one site changed, and what it makes of one implementation put into the table."""
-    module = types.ModuleType("fused_ops")
+    """The table's file with one site changed, and what it makes of one implementation put into the table."""
+    module = types.ModuleType("table")
     exec(changed(tree, site), module.__dict__)
     return faults.in_table(operator, lambda _: module.OPERATORS[operator][column].call)(column)
 

@@ -8,9 +8,9 @@ import dropout_layer_norm  # noqa: F401  (without it flash-attn's wrappers do no
 import pytest
 import torch
 
-from smoke_tests import bounds, references
 from smoke_tests.claims import needs, proves
-from smoke_tests.fused_ops import operator
+from smoke_tests.operators import bounds, references
+from smoke_tests.operators.table import operator
 
 ROWS, FEATURES, DROPPED = 64, 1024, 0.25
 

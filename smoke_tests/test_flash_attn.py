@@ -8,8 +8,8 @@ import flash_attn
 import pytest
 import torch
 
-from smoke_tests import bounds
 from smoke_tests.claims import needs, proves
+from smoke_tests.operators import bounds
 
 
 @needs(sm=(8, 0))

@@ -10,10 +10,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Set, Tuple
 import pytest
 import torch
 
-from smoke_tests import bounds, fused_ops, references
 from smoke_tests.claims import every, needs, proves
-from smoke_tests.fused_ops import OPERATORS, operator
-from smoke_tests.kernels import cuda_errors, gpu_kernels_run, gpu_launches
+from smoke_tests.operators import bounds, references
+from smoke_tests.operators import table as fused_ops
+from smoke_tests.operators.kernels import cuda_errors, gpu_kernels_run, gpu_launches
+from smoke_tests.operators.table import OPERATORS, operator
 
 IGNORED = -100
 EPS = 1e-5

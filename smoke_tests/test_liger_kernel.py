@@ -7,9 +7,9 @@ from typing import Any, Dict
 import liger_kernel  # noqa: F401  (a Liger that cannot be imported refutes these claims)
 import torch
 
-from smoke_tests import bounds
 from smoke_tests.claims import needs, proves
-from smoke_tests.fused_ops import operator
+from smoke_tests.operators import bounds
+from smoke_tests.operators.table import operator
 
 ROWS, FEATURES, VOCABULARY = 4096, 256, 32768
 

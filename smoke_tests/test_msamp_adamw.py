@@ -7,9 +7,9 @@ from typing import Any, Dict
 import torch
 from msamp.optim import LBAdamW
 
-from smoke_tests import references
-from smoke_tests.bounds import ADAMW, E4M3, MANTISSA, assert_rounded_like, relative_error, rounding_noise
 from smoke_tests.claims import needs, proves
+from smoke_tests.operators import references
+from smoke_tests.operators.bounds import ADAMW, E4M3, MANTISSA, assert_rounded_like, relative_error, rounding_noise
 
 FLOAT8 = torch.float8_e4m3fn
 

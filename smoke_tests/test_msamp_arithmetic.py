@@ -9,8 +9,8 @@ import torch
 from msamp.common.dtype import Dtypes
 from msamp.operators.arithmetic import Arithmetic
 
-from smoke_tests.bounds import E4M3, assert_rounded_like, rounding_noise
 from smoke_tests.claims import needs, proves
+from smoke_tests.operators.bounds import E4M3, assert_rounded_like, rounding_noise
 
 
 @needs(sm=(8, 9))

@@ -8,10 +8,10 @@ from typing import Any, Dict, Sequence, Tuple
 import pytest
 import torch
 
-from smoke_tests import bounds
 from smoke_tests.claims import every, proves
-from smoke_tests.fused_ops import float8_overflow, operator
-from smoke_tests.kernels import operators_run
+from smoke_tests.operators import bounds
+from smoke_tests.operators.kernels import operators_run
+from smoke_tests.operators.table import float8_overflow, operator
 
 LONG = 4099  # longer than any vector register and no multiple of one, so that vector code and its tail both run
 FORMATS = ["float8_e4m3fn", "float8_e5m2"]

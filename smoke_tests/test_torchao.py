@@ -8,11 +8,11 @@ import pytest
 import torch
 import torchao.float8  # noqa: F401  (a torchao that cannot be imported refutes these claims)
 
-from smoke_tests import bounds
-from smoke_tests.bounds import E4M3, E5M2
 from smoke_tests.claims import every, long, needs, proves
-from smoke_tests.fused_ops import operator
-from smoke_tests.kernels import assert_float8_products
+from smoke_tests.operators import bounds
+from smoke_tests.operators.bounds import E4M3, E5M2
+from smoke_tests.operators.kernels import assert_float8_products
+from smoke_tests.operators.table import operator
 
 # What each recipe rounds the two factors of a product to; None: the product stays in high precision.
 RECIPES: Dict[str, Dict[str, Optional[Tuple[int, int]]]] = {

@@ -17,7 +17,7 @@ import pytest
 
 from smoke_tests.claims import needs, proves
 from smoke_tests.training import jobs
-from smoke_tests.training.runs import ARGUMENTS, FLOAT8, RUNS
+from smoke_tests.training.engine_arguments import ARGUMENTS, FLOAT8, RUNS
 
 DEVICE: List[str] = []  # "--cpu" here trains over gloo: how these tests are tried without a GPU
 START, STEPS = 10, 60

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from smoke_tests.claims import every, long, needs, proves
-from smoke_tests.fused_ops import operator, rows, te_autocast, te_recipe
-from smoke_tests.kernels import assert_float8_products
+from smoke_tests.operators.kernels import assert_float8_products
+from smoke_tests.operators.table import operator, rows, te_autocast, te_recipe
 from smoke_tests.training.llama import Shape, batches, standard_library_text, train
 
 FALL = 2.5  # nats per byte below ln 256, the loss of knowing nothing

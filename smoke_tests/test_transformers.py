@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import MistralConfig, MistralForCausalLM
 
-from smoke_tests import bounds, references
 from smoke_tests.claims import needs, proves
-from smoke_tests.fused_ops import operator, te_autocast, te_recipe
+from smoke_tests.operators import bounds, references
+from smoke_tests.operators.table import operator, te_autocast, te_recipe
 
 
 class LinearWithState(torch.nn.Linear):  # type: ignore[misc]

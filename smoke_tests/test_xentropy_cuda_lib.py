@@ -7,8 +7,8 @@ from typing import Any, Dict
 import torch
 import xentropy_cuda_lib
 
-from smoke_tests import bounds
 from smoke_tests.claims import needs, proves
+from smoke_tests.operators import bounds
 
 ROWS, VOCABULARY = 37, 83
 

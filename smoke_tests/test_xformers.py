@@ -9,9 +9,9 @@ import pytest
 import torch
 from xformers.ops import rmsnorm, swiglu_op, unbind
 
-from smoke_tests import bounds, references
 from smoke_tests.claims import needs, proves
-from smoke_tests.fused_ops import operator
+from smoke_tests.operators import bounds, references
+from smoke_tests.operators.table import operator
 from smoke_tests.test_fused_ops import assert_refused, sample
 
 BF16 = torch.bfloat16

@@ -170,7 +170,7 @@ def load(root: Path = ROOT) -> dict[str, Run]:
 
 
 def module(root: Path = ROOT) -> str:
-    """smoke_tests/training/runs.py: the same for the claims, which know no recipes."""
+    """smoke_tests/training/engine_arguments.py: the same for the claims, which know no recipes."""
     lines = [
         '"""The runs of recipes/runs.toml as the engine is told them; rendered by `nox -s render`."""\n',
         "# fmt: off",

@@ -18,7 +18,7 @@ from recipes.ship import dockerfile
 
 def told(root: Path) -> tuple[Path, str]:
     """The runs as the claims are told them, and the text that file should have."""
-    return root / "smoke_tests" / "training" / "runs.py", runs.module(root)
+    return root / "smoke_tests" / "training" / "engine_arguments.py", runs.module(root)
 
 
 def every(catalogue: Catalogue) -> list[tuple[Path, str]]:

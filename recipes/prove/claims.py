@@ -24,7 +24,7 @@ class Claim:
     """One test's sentence, read from its source. `id` is FILE::TEST, without parameters.
 
     `rows` are the test's parameters; `package`, `since`, `until` and `needs_gpu` are what smoke_tests/claims.py says.
-    `operators` are those of smoke_tests/fused_ops.py whose implementations are the rows, where it is about such; `only`
+    `operators` are those of smoke_tests/operators/table.py whose implementations are the rows, where it is about such; `only`
     and `seen` say which implementations.
     """
 
@@ -106,7 +106,7 @@ class Room:
         return self.code.key_now(definitions_of(run, row)) if "ran" in row else self.key(row["id"])
 
     def has(self, operator: str, plan: Plan, only: str = "", seen: bool = False) -> bool:
-        """Whether a target has an implementation of an operator, by the table in fused_ops.py.
+        """Whether a target has an implementation of an operator, by operators/table.py.
 
         only: by this package; seen: one that is known by its kernels. As `every` of smoke_tests/claims.py has them.
         """
@@ -123,7 +123,7 @@ class Room:
     def _table(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Operator -> implementation -> the fields of its Entry; what is no literal stands there as its text."""
         nodes = {}
-        for node in syntax(self.folder / "fused_ops.py").body:
+        for node in syntax(self.folder / "operators" / "table.py").body:
             if isinstance(node, ast.ClassDef | ast.AnnAssign):
                 nodes[node.name if isinstance(node, ast.ClassDef) else ast.unparse(node.target)] = node
         entry, table = nodes["Entry"], nodes["OPERATORS"]

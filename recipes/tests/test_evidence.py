@@ -442,8 +442,9 @@ def test_a_target_has_an_operator_whose_version_and_dtypes_fit(
     tmp_path: Path, target: str, options: dict[str, Any], has: set[str]
 ) -> None:
     """As conftest.py makes the rows of a test: from the table, here read without importing it."""
-    (tmp_path / "smoke_tests").mkdir()
-    (tmp_path / "smoke_tests" / "fused_ops.py").write_text(TABLE)
+    table = tmp_path / "smoke_tests" / "operators" / "table.py"
+    table.parent.mkdir(parents=True)
+    table.write_text(TABLE)
     room, chosen = Room(tmp_path), plan(Catalogue(), target)
     every = ("plain", "on_gpu", "later", "over", "elsewhere")
     assert {name for name in every if room.has(name, chosen, **options)} == has

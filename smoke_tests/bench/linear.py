@@ -12,8 +12,8 @@ import torch
 
 from smoke_tests.bench.machine import tf32
 from smoke_tests.bench.method import Arm, Cell, Check, graphed
-from smoke_tests.bounds import E4M3, E5M2, relative_error, rounding_noise
-from smoke_tests.fused_ops import operator, rows
+from smoke_tests.operators.bounds import E4M3, E5M2, relative_error, rounding_noise
+from smoke_tests.operators.table import operator, rows
 
 Size = Tuple[int, int, int]  # m, k, n
 

@@ -14,7 +14,7 @@ import torch
 from smoke_tests import hardware
 from smoke_tests.bench.method import Arm, Effort, Timer, interleaved
 from smoke_tests.bench.rows import Limits, Row
-from smoke_tests.fused_ops import operator, rows
+from smoke_tests.operators.table import operator, rows
 
 STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "utilization.gpu", "memory.used")
 # Bits of the driver's reasons for lower clocks that make a time worthless; the power limit (4) is normal in a product.

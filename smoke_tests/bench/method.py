@@ -15,8 +15,8 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tup
 
 import torch
 
-from smoke_tests import kernels
 from smoke_tests.bench.rows import Row, ratio
+from smoke_tests.operators import kernels
 
 LONGEST = 4  # kernels of a call that a row names, with the ms of each
 LAUNCHES_MS = 8.0  # a GPU queues some 1024 launches: nobody enqueues more than that many ms ahead

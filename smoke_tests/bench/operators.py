@@ -11,9 +11,9 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import torch
 
-from smoke_tests import bounds, references
 from smoke_tests.bench.method import Arm, Cell, Check
-from smoke_tests.fused_ops import OPERATORS, operator, rows
+from smoke_tests.operators import bounds, references
+from smoke_tests.operators.table import OPERATORS, operator, rows
 
 Bound = Callable[..., torch.Tensor]
 ROUNDINGS = 16  # no operator here makes more of them, forward or backward

@@ -17,13 +17,13 @@ from typing import Any, Dict, List, NamedTuple
 
 import torch
 
-from smoke_tests import kernels
 from smoke_tests.bench.llama import flops
 from smoke_tests.bench.method import Cell, Check, shown
 from smoke_tests.bench.rows import Row, ratio
+from smoke_tests.operators import kernels
 from smoke_tests.training import jobs
+from smoke_tests.training.engine_arguments import FLOAT8, ON_ONE_HOST
 from smoke_tests.training.models import MODELS
-from smoke_tests.training.runs import FLOAT8, ON_ONE_HOST
 
 LIMIT = 300  # seconds that a job may take
 LOOKED = 5  # microbatches until the kernels are noted, see training/engine.py

@@ -10,7 +10,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
-from smoke_tests.fused_ops import InFp8, version_of_torch
+from smoke_tests.operators.table import InFp8, version_of_torch
 from smoke_tests.training import ms_amp
 from smoke_tests.training.decoder import own_name
 from smoke_tests.training.precision import inner

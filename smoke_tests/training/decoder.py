@@ -11,8 +11,8 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 import torch
 import torch.nn.functional as F
 
-from smoke_tests import references
-from smoke_tests.fused_ops import operator
+from smoke_tests.operators import references
+from smoke_tests.operators.table import operator
 from smoke_tests.training.models import Model
 
 Cache = List[Tuple[torch.Tensor, torch.Tensor]]  # of each layer the keys and values so far, [b, k, l, d]

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 
 import torch
 
-from smoke_tests.fused_ops import operator
+from smoke_tests.operators.table import operator
 
 Columns = Mapping[str, str]
 # A model and the settings of AdamW -> the model to train, its optimizer, and what clips its gradients.

@@ -14,7 +14,7 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple
 import torch
 import torch.nn.functional as F
 
-from smoke_tests.fused_ops import OPERATORS, InFp8, operator, version_of_torch
+from smoke_tests.operators.table import OPERATORS, InFp8, operator, version_of_torch
 
 Compute = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 ALIASES = {"fp8": "transformer-engine.delayed", "bf16": "torch", "float32": "torch"}

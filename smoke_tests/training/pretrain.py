@@ -28,7 +28,7 @@ import torch
 
 from smoke_tests import hardware
 from smoke_tests.claims import holds
-from smoke_tests.fused_ops import OPERATORS, operator
+from smoke_tests.operators.table import OPERATORS, operator
 from smoke_tests.training import checkpoint, deepspeed_config, ms_amp, plot
 from smoke_tests.training.decoder import NAIVE, Decoder, take_te_modules
 from smoke_tests.training.guard import Guard

@@ -24,10 +24,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smoke_tests import bounds, references
 from smoke_tests.claims import every, long, needs, proves
-from smoke_tests.fused_ops import OPERATORS, operator
-from smoke_tests.kernels import assert_float8_products
+from smoke_tests.operators import bounds, references
+from smoke_tests.operators.kernels import assert_float8_products
+from smoke_tests.operators.table import OPERATORS, operator
 from smoke_tests.training import checkpoint, deepspeed_config, hugging_face, infer, kills, memory, parity, pretrain
 from smoke_tests.training.checkpoint import CheckpointError
 from smoke_tests.training.decoder import Decoder

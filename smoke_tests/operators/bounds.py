@@ -8,8 +8,8 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import torch
 
-from smoke_tests import references
-from smoke_tests.fused_ops import operator
+from smoke_tests.operators import references
+from smoke_tests.operators.table import operator
 
 # Bits of the mantissa without the implied one: the spacing of values in [1, 2) is 2^-bits.
 E4M3, E5M2 = 3, 2
