@@ -24,8 +24,8 @@ class Claim:
     """One test's sentence, read from its source. `id` is FILE::TEST, without parameters.
 
     `rows` are the test's parameters; `package`, `since`, `until` and `needs_gpu` are what smoke_tests/claims.py says.
-    `operators` are those of smoke_tests/operators/table.py whose implementations are the rows, where it is about such; `only`
-    and `seen` say which implementations.
+    `operators` are those of smoke_tests/operators/table.py whose implementations are the rows, where it is about such;
+    `only` and `seen` say which implementations.
     """
 
     id: str
