@@ -16,9 +16,7 @@ from recipes.files import ROOT
 from recipes.prove import evidence
 from recipes.prove.claims import OUTSIDE, Room
 from recipes.prove.definitions import Code, Place, packed, unpacked
-from recipes.tests.test_smoke_tests import PlantedRoom, room
-
-__all__ = ["room"]  # a fixture
+from recipes.tests.rooms import PlantedRoom
 
 TEST = """
 from claims import proves

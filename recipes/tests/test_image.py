@@ -21,7 +21,7 @@ from recipes.errors import Refusal
 from recipes.files import ROOT, sha256_of
 from recipes.ship import dockerfile, image
 from recipes.tests.conftest import SOURCE, Checkout, Tiny, wheel
-from recipes.tests.test_audit import CUBIN, PORTABLE, fatbin, library
+from recipes.tests.objects import CUBIN, PORTABLE, fatbin, library
 
 
 def test_the_module_docker_is_the_sdk() -> None:

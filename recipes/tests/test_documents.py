@@ -17,7 +17,7 @@ from recipes.measure import documents, results
 from recipes.measure.documents import Statement
 from recipes.pages import tables
 from recipes.tests.conftest import Checkout
-from recipes.tests.test_bench import SHARD, arm, fast, row
+from recipes.tests.rows import SHARD, arm, fast, row
 
 CELLS = ["linear/sweep/*/both"]
 LOW, HIGH = "0.50 (0.49 to 0.51)", "1.50 (1.49 to 1.51)"  # what fast(0.5) and fast(1.5) are told as
@@ -179,7 +179,7 @@ def test_a_patch_answers_with_what_its_proof_ran_on() -> None:
         ('arm = "fp8 te.delayed graph"\n', "", 'give "cells" and "arm"'),
         ('parity = "fp8/fused"', 'parity = "fp8/fused"\nleast = 0.0', "are of numbers"),
         ('parity = "fp8/fused"', 'parity = "fp8/fused"\narm = "fp8"', 'give "cells" and "arm"'),
-        ('parity = "fp8/fused"', 'test = "recipes/tests/test_seeds.py::test_no"', '"models" is of a comparison'),
+        ('parity = "fp8/fused"', 'test = "recipes/tests/test_documents.py::test_no"', '"models" is of a comparison'),
         ("::test_a_moved_tag_is_refused", "", "does not match"),
         ("0001-cache-with-lru-cache.patch", "0001-no.patch", "there is no patches/transformer-engine/0001-no.patch"),
         ("least = 1.28\n", "leest = 1.28\n", "leest is not a known key"),
