@@ -31,7 +31,7 @@ def last_loss_of_going_on() -> float:
 def moved(losses: float, *weights: float) -> Outcome:
     """Two steps and some matrices that are so far from where `moved(0, 0, ...)` is."""
     names = [f"matrix {index}" for index in range(len(weights))]
-    return Outcome([2 + losses, 3 - losses], {name: torch.full((3, 5), far) for name, far in zip(names, weights)})
+    return Outcome([2 + losses, 3 - losses], {name: torch.full((3, 5), 1 + far) for name, far in zip(names, weights)})
 
 
 @proves(
