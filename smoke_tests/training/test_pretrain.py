@@ -873,7 +873,7 @@ def test_parity_compares() -> None:
     since="2.13",  # not tried with an older one
 )
 def test_sharded_alone(tmp_path: Path) -> None:
-    from training import sharded
+    from smoke_tests.training import sharded
 
     steps = 11  # two checkpoints, and one step more
     torch.manual_seed(0)
