@@ -41,6 +41,7 @@ from smoke_tests.claims import claim_of
 from smoke_tests.conftest import files_of_the_room, read_manifest, write_whole
 from smoke_tests.operators import bounds, kernels
 from smoke_tests.operators import table as fused_ops
+from smoke_tests.operators.samples import sample_for
 from smoke_tests.training import faults as of_training
 from smoke_tests.training.llama import Shape, train
 from smoke_tests.training.pretrain import Options, Run
@@ -142,7 +143,6 @@ LLAMA = ("attention", "rms_norm", "rope", "swiglu", "cross_entropy", "adamw")
 
 def noticed_by_anybody(operator: str, column: str) -> Optional[str]:
     """What is wrong for everybody to see: a crash, another shape, a number that is not finite, a loss that stays."""
-    from smoke_tests import test_fused_ops as table
     from smoke_tests import test_torch as product
 
     torch.manual_seed(0)
@@ -152,7 +152,7 @@ def noticed_by_anybody(operator: str, column: str) -> Optional[str]:
             if output.shape != (165, 144) or not output.isfinite().all():
                 return "shape, or not finite"
         elif operator not in ("", "adamw", "linear", "rope"):
-            given = table.sample_for(operator, column, torch.bfloat16 if CUDA else torch.float32)
+            given = sample_for(operator, column, torch.bfloat16 if CUDA else torch.float32)
             call = given.bind(fused_ops.operator(operator, column), DEVICE)
             output, *gradients = bounds.forward_and_backward(call, given.inputs, given.gradient, DEVICE)
             if output.shape != given.gradient.shape:

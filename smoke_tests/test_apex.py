@@ -13,8 +13,8 @@ import torch
 
 from smoke_tests.claims import needs, proves
 from smoke_tests.operators import bounds, references
+from smoke_tests.operators.samples import sample
 from smoke_tests.operators.table import operator
-from smoke_tests.test_fused_ops import sample
 
 EXTENSIONS = ["amp_C", "apex_C", "fused_layer_norm_cuda", "mlp_cuda", "syncbn"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from typing import Any, Callable, Dict, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, List, Set
 
 import pytest
 import torch
@@ -13,89 +13,11 @@ import torch
 from smoke_tests.claims import every, needs, proves
 from smoke_tests.operators import bounds, references
 from smoke_tests.operators import table as fused_ops
-from smoke_tests.operators.kernels import cuda_errors, gpu_kernels_run, gpu_launches
+from smoke_tests.operators.kernels import gpu_kernels_run, gpu_launches
+from smoke_tests.operators.samples import EPS, IGNORED, Sample, assert_refused, sample, sample_for
 from smoke_tests.operators.table import OPERATORS, operator
 
-IGNORED = -100
-EPS = 1e-5
 TERMS = 8192  # of the longest sum that a sample of many tiles makes
-
-Operator = Callable[..., torch.Tensor]
-
-
-class Sample(NamedTuple):
-    """What an operator is given: tensors with gradients, further arguments, and the gradient of its output.
-
-    roundings: how many roundings to the dtype an honest implementation makes on the way to its worst result.
-    """
-
-    inputs: List[torch.Tensor]
-    others: Tuple[Any, ...]
-    gradient: torch.Tensor
-    roundings: int
-
-    def bind(self, call: Operator, device: str = "cpu") -> Operator:
-        """The operator as a function of the tensors with gradients alone."""
-        others = [other.to(device) if isinstance(other, torch.Tensor) else other for other in self.others]
-        return lambda *inputs: call(*inputs, *others)
-
-
-def labels_for(count: int, vocabulary: int) -> torch.Tensor:
-    """Labels [count], of which every third is ignored, but never all."""
-    labels = torch.randint(vocabulary, (count,))
-    labels[1::3] = IGNORED
-    return labels
-
-
-def sample(
-    name: str,
-    dtype: torch.dtype,
-    count: int = 37,
-    size: int = 40,
-    scale: float = 1.0,
-    features: int = 73,
-    width: int = 83,
-) -> Sample:
-    """Random input for an operator: `count` rows (or tokens), odd sizes.
-
-    size: of a head; scale: of x; features: the length of its rows; width: of SwiGLU's rows, and the vocabulary.
-    """
-
-    def draw(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape).to(dtype)
-
-    x = [(torch.randn(count, features) * scale).to(dtype) for _ in range(2)]
-    if name == "attention":
-        # Three query heads share a key head. Rounded on the way: probabilities, their gradient and that of the scores,
-        # each head's result, the sum over a group, the result.
-        heads = [draw(2, heads, count, size) for heads in (6, 2, 2)]
-        return Sample(heads, (), draw(2, 6, count, size), 6)
-    if name == "rms_norm":  # rounded: the normalized row, its product with the weight or the gradient, the result
-        return Sample([x[0], draw(features)], (EPS,), draw(count, features), 3)
-    if name == "add_rms_norm":  # rounded: the sum, the normalized row, the result, the sum of two gradients
-        return Sample([*x, draw(features)], (EPS,), draw(count, 2 * features), 4)
-    if name == "cross_entropy":  # rounded: the log-probabilities, the probabilities, the result
-        logits = (torch.randn(count, width) * 4).to(dtype)
-        return Sample([logits], (labels_for(count, width), IGNORED), torch.ones(()), 3)
-    if name == "linear_cross_entropy":
-        # Logits near 1, so that rounding them moves the probabilities by no more than a rounding of those. Rounded:
-        # logits, log-probabilities, probabilities, the result; a weight gradient summed in parts, once a part.
-        weight = (torch.randn(width, features) / math.sqrt(features)).to(dtype)
-        return Sample([x[0], weight], (labels_for(count, width), IGNORED), torch.ones(()), 8)
-    if name == "mlp":
-        # Sizes that products by tensor cores take, each other than the next. Rounded on the way to the gradient of x:
-        # both projections, silu; the gradients of the product, silu, both projections, of x from each, and their sum.
-        shapes = ((88, 72), (88, 72), (72, 88))
-        weights = [(torch.randn(*shape) / math.sqrt(shape[1])).to(dtype) for shape in shapes]
-        return Sample([draw(count, 72), *weights, draw(88), draw(88), draw(72)], (), draw(count, 72), 10)
-    assert name == "swiglu", name  # rounded: silu(gate), its derivative, the result; gates up to 16 or so
-    return Sample([draw(count, width) * 4, draw(count, width)], (), draw(count, width), 3)
-
-
-def sample_for(name: str, column: str, dtype: torch.dtype, **sizes: Any) -> Sample:
-    """A sample with rows, or heads, of a length that this implementation takes, whatever is asked for."""
-    taken = OPERATORS[name][column].size
-    return sample(name, dtype, **{**sizes, **({"size": taken, "features": taken} if taken else {})})
 
 
 def assert_equals_float64(
@@ -377,21 +299,6 @@ def test_many_tiles(name: str, column: str, dtype: torch.dtype, device: str, mea
 
 
 # --- over all operators ---
-
-
-def assert_refused(
-    call: Operator, inputs: List[torch.Tensor], gradient: torch.Tensor, device: str, measured: Dict[str, Any]
-) -> None:
-    """Assert that a known limit ends in an error rather than in numbers."""
-    errors = []
-    try:
-        bounds.forward_and_backward(call, inputs, gradient, device)
-    except Exception as error:  # each implementation has its own
-        errors.append("{}: {}".format(type(error).__name__, str(error).splitlines()[0]))
-    while device == "cuda" and (left := cuda_errors()) and len(errors) < 9:  # one more per unchecked launch
-        errors += left
-    assert errors, "a known limit was computed: take it out of the table"
-    measured["limit"] = errors[0]
 
 
 @every("attention", "rms_norm", "add_rms_norm", "swiglu", "mlp", "cross_entropy", "linear_cross_entropy", once=True)

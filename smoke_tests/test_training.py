@@ -2,94 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import socket
-import statistics
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List
 
 import pytest
 import torch
 
 from smoke_tests.claims import every, long, needs, proves
 from smoke_tests.operators.kernels import assert_float8_products
-from smoke_tests.operators.table import operator, rows, te_autocast, te_recipe
-from smoke_tests.training.llama import Shape, batches, standard_library_text, train
+from smoke_tests.operators.table import operator, te_autocast, te_recipe
+from smoke_tests.training.comparison import FALL, Run, assert_follows, fall_of, plain_losses, same_run, spread
+from smoke_tests.training.llama import batches, standard_library_text
 
-FALL = 2.5  # nats per byte below ln 256, the loss of knowing nothing
-FLOOR = 1e-4  # on one thread float32 repeats to the last bit, so that only other arithmetic is farther off
-
+__all__ = ["same_run"]  # a fixture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-# The fused operators of the model, the first that the target has; on a CPU all are torch's.
-FUSED = {
-    "attention": ("flash-attn", "transformer-engine", "torch.flash"),
-    "rms_norm": ("liger-kernel", "apex", "torch", "transformer-engine"),
-    "rope": ("liger-kernel", "flash-attn", "torch"),
-    "swiglu": ("liger-kernel", "flash-attn", "torch"),
-    "cross_entropy": ("liger-kernel", "flash-attn", "torch"),
-    "adamw": ("apex", "torch"),
-}
-ON_GPU = Shape(head_size=64, hidden=832)  # the smallest that every attention kernel takes
-
-
-class Run(NamedTuple):
-    """A training run but for its linear layers."""
-
-    device: str
-    columns: Tuple[Tuple[str, str], ...]
-    seed: int
-
-    def losses(self, linear: str, **others: Any) -> List[float]:
-        shape = ON_GPU if self.device == "cuda" else Shape()
-        # What is done at each step, and how Transformer Engine keeps its scales, is no part of a graph.
-        if self.device == "cuda" and not others and not linear.startswith("transformer-engine"):
-            others["graphed"] = True
-        return train({**dict(self.columns), "linear": linear}, self.seed, self.device, shape, **others)
-
-
-@pytest.fixture
-def same_run(device: str, manifest: Dict[str, Any], seed: int) -> Run:
-    """The run that the target's operators make."""
-    columns = dict.fromkeys(FUSED, "torch")
-    if device == "cuda":
-        versions = {name: entry["version"] for name, entry in manifest["packages"].items()}
-        for name, wanted in FUSED.items():
-            has = {row.column for row in rows(name, versions, cuda=True)}
-            columns[name] = next(column for column in wanted if column in has)
-    return Run(device, tuple(columns.items()), seed)
-
-
-@functools.lru_cache(maxsize=None)
-def plain_losses(run: Run) -> List[float]:
-    """The losses to follow, without FP8: in float32 on a CPU, in bfloat16 on a GPU. Trained once per seed."""
-    return run.losses("torch")
-
-
-def spread(run: Run) -> float:
-    """How far apart two seeds are without FP8, in nats per byte, median over the steps."""
-    other = plain_losses(run._replace(seed=run.seed + 1))
-    return statistics.median(abs(one - two) for one, two in zip(plain_losses(run), other))
-
-
-def assert_follows(losses: List[float], run: Run) -> float:
-    """Assert that a loss curve falls and stays near the one without FP8 without being it; the median distance.
-
-    Near is a fifth of what two seeds are apart, so that no conclusion drawn from a run depends on which it was.
-    The median, because one batch that upsets both runs at slightly different steps says nothing about arithmetic.
-    """
-    gap, band = statistics.median(abs(one - other) for one, other in zip(losses, plain_losses(run))), spread(run) / 5
-    assert fall_of(losses) >= FALL, f"the loss fell by {fall_of(losses):.3f}, less than {FALL}"
-    assert gap >= FLOOR, f"the curves are {gap:.2g} apart: this was no FP8"
-    assert gap <= band, f"the curves are {gap:.3f} apart, more than {band:.3f}"
-    return gap
-
-
-def fall_of(losses: List[float]) -> float:
-    """How far the mean of the last ten losses is below that of knowing nothing, in nats per byte."""
-    return math.log(256) - sum(losses[-10:]) / 10
 
 
 class FrozenScales:

@@ -11,8 +11,8 @@ from xformers.ops import rmsnorm, swiglu_op, unbind
 
 from smoke_tests.claims import needs, proves
 from smoke_tests.operators import bounds, references
+from smoke_tests.operators.samples import assert_refused, sample
 from smoke_tests.operators.table import operator
-from smoke_tests.test_fused_ops import assert_refused, sample
 
 BF16 = torch.bfloat16
 # As mixed precision has it, and as a model that is bfloat16 throughout.

@@ -113,6 +113,13 @@ def test_only_test_files_import_packages_under_test(path: Path) -> None:
         assert imports_of(path, top_level_only=True) <= allowed
 
 
+@by_test_file
+def test_no_test_imports_another(path: Path) -> None:
+    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)]
+    imported = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
+    assert not [name for name in imported if any(part.startswith("test_") for part in name.split("."))]
+
+
 # --- what the rules do, tried on planted rooms ---
 
 
