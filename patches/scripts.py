@@ -23,6 +23,42 @@ with open("setup.py") as script:
     exec(compile(script.read(), "setup.py", "exec"), {"__name__": "__main__", "__file__": "setup.py"})
 """
 
+# Begins a script. `OnGpu` wraps a tensor of the CPU and says that it lies on a GPU that knows bfloat16: torch's own
+# dispatcher then casts for it by autocast's rules for CUDA. The CPU computes, matrix products in float32 and rounded to
+# the type that they are asked in, because torch 1.x has none for it in float16. The wrapper serves inside a
+# torch.autograd.Function only: outside, the autograd engine would ask the driver for a stream of that GPU.
+ON_GPU = """
+import ctypes, os, sys
+
+for folder in sys.path:  # torch 1.13.0 looks for them in the folder that it is installed in
+    for library in ("cublas/lib/libcublas.so.11", "cudnn/lib/libcudnn.so.8"):
+        if os.path.exists(folder + "/nvidia/" + library):
+            ctypes.CDLL(folder + "/nvidia/" + library)
+
+import torch
+
+torch.cuda.is_available = torch.cuda.is_bf16_supported = lambda: True
+
+class OnGpu(torch.Tensor):
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, on_cpu):
+        return torch.Tensor._make_wrapper_subclass(cls, on_cpu.shape, dtype=on_cpu.dtype, device="cuda")
+
+    def __init__(self, on_cpu):
+        self.on_cpu = on_cpu
+
+    @classmethod
+    def __torch_dispatch__(cls, kernel, types, arguments=(), options=None):
+        arguments = [value.on_cpu if isinstance(value, cls) else value for value in arguments]
+        if kernel in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default):
+            (dtype,) = {value.dtype for value in arguments}
+            return cls(kernel(*(value.float() for value in arguments)).to(dtype))
+        options = {name: value for name, value in (options or {}).items() if name != "device"}
+        return cls(kernel(*arguments, **options))
+"""
+
 # Transformer Engine's own checkpoint(), forward and backward, on a CPU. Prints a line per way of calling it: its name,
 # "forward" and "backward" as far as it came, and then what went wrong, or "equal" if output and gradients are, bit for
 # bit, those of the same block without checkpoint().

@@ -1,11 +1,15 @@
-"""A custom_fwd function's backward runs in its forward's autocast dtype with the patch, and in float16 without it."""
+"""Under bfloat16 autocast a custom_fwd function's gradients are 0, infinite or an error without the patch only."""
 
 import pytest
 
 from patches.proof import Proof
+from patches.scripts import ON_GPU
 
 RUNS_IN = "cu11.4-torch1.12"
-EMULATED = "a GPU that knows bfloat16 is faked; the dtypes are read, and nothing is computed in them"
+EMULATED = (
+    "a GPU that knows bfloat16 is faked: torch's own autocast casts for it, and the CPU computes, matrix products in "
+    "float32 and rounded to the type that autocast chose"
+)
 BESIDE = {
     ">=1.13": [  # torch 1.13 does not import without them; 1.12 carries its own
         (
@@ -24,51 +28,81 @@ BESIDE = {
 }
 UNPROVEN = {"1.12.1+cu113": "its file could not be fetched; it is another build of 1.12.1's source"}
 
-DTYPES = """
-import ctypes, os, sys
-
-for folder in sys.path:  # torch 1.13.0 looks for them in the folder that it is installed in
-    for library in ("cublas/lib/libcublas.so.11", "cudnn/lib/libcudnn.so.8"):
-        if os.path.exists(folder + "/nvidia/" + library):
-            ctypes.CDLL(folder + "/nvidia/" + library)
-
-import torch
+# Prints for each autocast: the types of the matrix products in a custom_fwd function's forward and backward, and the
+# weight's gradients over the true ones; bfloat16 and float32 hold all of these, float16 does not. Then what comes of a
+# backward that adds such a product to a tensor of the forward's type.
+BACKWARD = (
+    ON_GPU
+    + """
 from torch.cuda.amp import custom_bwd, custom_fwd
 
 assert torch.__file__.startswith(os.getcwd()), torch.__file__
 assert torch.__version__.split("+")[0] == os.environ["VERSION"], torch.__version__
-torch.cuda.is_available = torch.cuda.is_bf16_supported = lambda: True
+dtypes = []
 
-class Identity(torch.autograd.Function):
+class Linear(torch.autograd.Function):
     @staticmethod
     @custom_fwd
-    def forward(ctx, x):
-        print("forward", torch.get_autocast_gpu_dtype(), torch.is_autocast_enabled())
-        return x.clone()
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        product = OnGpu(x) @ OnGpu(weight).t()
+        dtypes.append(product.dtype)
+        return product.on_cpu
 
     @staticmethod
     @custom_bwd
     def backward(ctx, gradient):
-        print("backward", torch.get_autocast_gpu_dtype(), torch.is_autocast_enabled())
-        return gradient
+        x, weight = ctx.saved_tensors
+        product = OnGpu(gradient).t() @ OnGpu(x)
+        dtypes.append(product.dtype)
+        return None, product.on_cpu
 
-for dtype in (torch.bfloat16, torch.float16):
-    x = torch.ones(2, requires_grad=True)
-    with torch.autocast("cuda", dtype=dtype):
-        y = Identity.apply(x)
-    y.sum().backward()
-Identity.apply(x).sum().backward()
+class Scatter(Linear):
+    @staticmethod
+    @custom_fwd
+    def forward(ctx, x, weight):
+        product = OnGpu(x) @ OnGpu(weight).t()
+        ctx.save_for_backward(x, product.on_cpu)
+        return product.on_cpu
+
+    @staticmethod
+    @custom_bwd
+    def backward(ctx, gradient):
+        x, product = ctx.saved_tensors
+        rows = OnGpu(torch.zeros(2, 2, dtype=product.dtype))
+        rows.index_add_(0, torch.tensor([0, 0]), OnGpu(gradient).t() @ OnGpu(x))
+        return None, rows.on_cpu
+
+def gradient(function, dtype, value):
+    x, weight = torch.ones(1, 2), torch.ones(2, 2, requires_grad=True)
+    with torch.autocast("cuda", dtype=dtype or torch.float16, enabled=dtype is not None):
+        out = function.apply(x, weight)
+    out.backward(torch.tensor([[value, value]], dtype=out.dtype))
+    return weight.grad[0, 0].item()
+
+for dtype, values in (torch.bfloat16, (2.0**-26, 2.0**17)), (torch.float16, (1.0,)), (None, (2.0**-26, 2.0**17)):
+    dtypes.clear()
+    ratios = [gradient(Linear, dtype, value) / value for value in values]
+    print("autocast", dtype, "forward", dtypes[0], "backward", dtypes[1], "gradients / true ones", end="")
+    print("", *ratios)
+try:
+    print("mixed:", gradient(Scatter, torch.bfloat16, 1.0))
+except RuntimeError as error:
+    print("mixed: RuntimeError:", error)
 """
-
-FLOAT16 = ["forward torch.float16 True", "backward torch.float16 True"]
-WITHOUT_AUTOCAST = ["forward torch.float16 False", "backward torch.float16 False"]
+)
 
 
 @pytest.mark.timeout(1200)  # it downloads up to 2 GB
-def test_backward_has_another_dtype_without_the_patch_only(proof: Proof) -> None:
-    pristine, patched = proof.run(DTYPES, VERSION=proof.version)
-    same = [*FLOAT16, *WITHOUT_AUTOCAST]
-    wrong = ["forward torch.bfloat16 True", "backward torch.float16 True"]
-    right = ["forward torch.bfloat16 True", "backward torch.bfloat16 True"]
-    assert pristine.stdout.splitlines() == [*wrong, *same], pristine.stderr
-    assert patched.stdout.splitlines() == [*right, *same], patched.stderr
+def test_backward_is_wrong_or_fails_without_the_patch_only(proof: Proof) -> None:
+    pristine, patched = proof.run(BACKWARD, VERSION=proof.version)
+    line = "autocast {0} forward {0} backward {1} gradients / true ones {2}"
+    same = [
+        line.format("torch.float16", "torch.float16", "1.0"),
+        "autocast None forward torch.float32 backward torch.float32 gradients / true ones 1.0 1.0",
+    ]
+    error = "RuntimeError: index_add_(): self (BFloat16) and source (Half) must have the same scalar type"
+    wrong = line.format("torch.bfloat16", "torch.float16", "0.0 inf")
+    right = line.format("torch.bfloat16", "torch.bfloat16", "1.0 1.0")
+    assert pristine.stdout.splitlines() == [wrong, *same, f"mixed: {error}"], pristine.stderr
+    assert patched.stdout.splitlines() == [right, *same, "mixed: 2.0"], patched.stderr
