@@ -1485,4 +1485,17 @@ WHY = [
         "the capability is asked of a GPU alone, and one of 9.0 is above either bound",
         gpu_is_above,
     ),
+    Reason(
+        r"^infer\.generate .*: -1: USub turned", "of two dimensions the second is the last", lambda: last_of(2, 1, -1)
+    ),
+    Reason(
+        r"^guard\.distances .*(a, b|zip\(way\.losses, high\.losses\)): 1 swapped with 2",
+        "a distance is the same either way round",
+        lambda: abs(2.5 - 1.25) == abs(1.25 - 2.5),
+    ),
+    Reason(
+        r"^guard\.distances .*max\(.*, TINY\): 1 swapped with 2",
+        "the larger of two numbers is the same either way round",
+        lambda: max(2.5, 1.25) == max(1.25, 2.5),
+    ),
 ]

@@ -337,7 +337,8 @@ RULED = (
     ),
     Ruled("infer", ("generate",), ("generate",)),
     Ruled("infer", ("perplexity",), ("perplexity_in_closed_form",)),
-    Ruled("text", ("documents", "Text.__init__", "Text.read", "Text.unseen", "encoder", "decoder"), ("text",)),
+    Ruled("text", ("documents",), ("text", "documents")),
+    Ruled("text", ("Text.__init__", "Text.read", "Text.unseen", "encoder", "decoder"), ("text",)),
     Ruled("text", ("Text.windows", "Text._place", "Text._cut"), ("text", "order")),
     Ruled("hugging_face", ("to_mistral", "from_mistral", "rows_of"), ("hugging_face",)),
     Ruled("memory", ("bytes_per_parameter", "held"), ("memory",)),
@@ -356,7 +357,7 @@ def function_of(module: str, name: str) -> Any:
     place: Any = importlib.import_module(f"smoke_tests.training.{module}")
     for part in name.split("."):
         place = getattr(place, part)
-    return inspect.unwrap(place)
+    return inspect.unwrap(getattr(place, "__func__", place))  # of a class method, its function
 
 
 def code_of(code: CodeType, name: str) -> CodeType:

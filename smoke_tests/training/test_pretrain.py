@@ -420,6 +420,7 @@ def test_text(tmp_path: Path) -> None:
     assert len(Text.read(files, "", max(tokens) + 1, 4, 0).tokens) == len(tokens)
     with pytest.raises(TextError, match=f"token {max(tokens)} .* vocabulary of {max(tokens)}"):
         Text.read(files, "", max(tokens), 4, 0)
+    assert [Text(torch.zeros(4 * count + 1), 4, 0).held_out for count in (199, 200)] == [1, 2]
     small_text = torch.zeros(19, dtype=torch.uint8)
     assert (Text(small_text, 9, 0).count, Text(small_text, 9, 0).held_out) == (1, 1)
     with pytest.raises(TextError, match="18 tokens, too few for two windows of 9"):
