@@ -122,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     numbers.add_argument("--quick", action="store_true", help="few cells and pairs")
     numbers.add_argument("--list", action="store_true", help="the cells and what is known of them; measure nothing")
     numbers.add_argument("--from", dest="rows", type=_place, help="rows measured elsewhere: show them, measure nothing")
-    numbers.add_argument("--promote", action="store_true", help="keep the rows as evidence, and README's pictures")
+    numbers.add_argument("--promote", action="store_true", help="keep the rows and their pictures as evidence")
     fp8 = verb("recommend", _recommend, target=False)
     fp8.add_argument("config", metavar="CONFIG.json", help="as transformers writes it, or a name such as hare-1.1b")
     fp8.add_argument("--rows", type=_place, help="of `bench` (default: the committed ones of the newest torch)")
@@ -305,7 +305,7 @@ def _smoke(options: argparse.Namespace) -> int:
 
 
 def _promote(options: argparse.Namespace) -> int:
-    """Copy the evidence of the last smoke run into smoke_tests/evidence/, to be committed, and render README."""
+    """Copy the evidence of the last smoke run into smoke_tests/evidence/, to be committed, and render the tables."""
     chosen = _chosen(options)
     if options.record:
         say(f"recorded {evidence.record(chosen.root, options.record)}")
@@ -333,7 +333,7 @@ def _changes(_: argparse.Namespace) -> int:
 
 
 def _mutants(options: argparse.Namespace) -> int:
-    """Plant faults in a target's environment to see that claims catch them; keep the outcomes, render the READMEs."""
+    """Plant faults in a target's environment to see that claims catch them; keep the outcomes, render the tables."""
     if options.outcomes:
         mutants.keep(_chosen(options), options.outcomes)
         return render.write(Catalogue())
@@ -433,7 +433,7 @@ def _bump(options: argparse.Namespace) -> int:
 
 
 def _render(options: argparse.Namespace) -> int:
-    """Write README's tables from data and promoted evidence, or check that they are current."""
+    """Write the tables of README and docs/ from data and promoted evidence, or check that they are current."""
     return render.check(Catalogue()) if options.check else render.write(Catalogue())
 
 

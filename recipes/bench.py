@@ -1,7 +1,7 @@
 """Numbers: measure in a target's environment, keep the rows, and show them in one page.
 
 smoke_tests/bench/ measures, inside the environment; here its rows become report.html (with rows.csv and rows.json
-beside it), evidence to be committed, and README's pictures.
+beside it), evidence to be committed, and the pictures of docs/status/numbers.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Row = dict[str, Any]
 Number = tuple[float, float, float]  # the median over pairs, and the ends of its interval of 95 %
 FEWEST = 5  # samples from which on they have an interval
 LAUNCHES = ("eager", "graph", "compiled", "compiled graph")
-PICTURES = ("block", "ablation", "crossover", "scaling")  # README's
+PICTURES = ("block", "ablation", "crossover", "scaling")  # those of docs/status/numbers.md
 
 
 class Run(Brought):
@@ -146,7 +146,7 @@ def read(path: Path) -> tuple[list[Row], list[Row]]:
 
 
 def promote(plan: Plan, path: Path) -> list[Path]:
-    """Keep the last row of each cell in smoke_tests/evidence/bench/, with README's pictures of them.
+    """Keep the last row of each cell in smoke_tests/evidence/bench/, with the pictures of docs/status/numbers.md.
 
     What is there of the same releases stays, but for the cells that are brought again.
     """
@@ -302,14 +302,15 @@ def report(plan: Plan, path: Path) -> Path:
 
 
 def text(root: Path) -> str:
-    """README's block: the goals and the pictures of each committed file of rows."""
+    """The block of docs/status/numbers.md: the goals and the pictures of each committed file of rows."""
     parts = []
     for path in committed(root):
         runs, cells = read(path)
         place = path.relative_to(root)
-        parts.append(f"`{runs[0]['target']}` on {runs[0]['machine']['name']} ([rows]({place})):")
+        parts.append(f"## `{runs[0]['target']}` on {runs[0]['machine']['name']}\n\n[All rows]({place})")
         missing = {row["key"] for row in cells if row.get("unfinished")}  # some arms of it
-        lines = ["| Goal | At least | Found (95 %, samples) | Arm | Cell | Of all alike |", "|---|---|---|---|---|---|"]
+        header = "| Goal | At least | Measured (95 %, samples) | Arm | Cell | Of all alike |"
+        lines = [header, "|---|---|---|---|---|---|"]
         wanted = goals(cells)
         for goal in wanted:
             if goal["key"]:
@@ -317,8 +318,12 @@ def text(root: Path) -> str:
                 by = f"{goal['found']} | {goal['arm']} | `{goal['key']}`{unfinished} | {goal['grid']}"
                 lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} |")
         parts.append("\n".join(lines))
-        parts += [f"Not measured there: {goal['goal']} ({goal['arm']})." for goal in wanted if not goal["key"]]
-        parts += [f"Not reached: {goal['goal']}, {goal['profile']}." for goal in wanted if goal["profile"]]
+        parts += [f"Not measured: {goal['goal']} ({goal['arm']})." for goal in wanted if not goal["key"]]
+        parts += [
+            f"Not reached: {goal['goal']}. Longest kernels, in ms, {goal['profile']}."
+            for goal in wanted
+            if goal["profile"]
+        ]
         for name in PICTURES:
             picture = place.with_name(f"{place.stem}-{name}.svg")
             if (root / picture).exists():

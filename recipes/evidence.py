@@ -472,7 +472,9 @@ def bring(plan: Plan, folder: Path) -> None:
     outcomes, log, manifest = (folder / name for name in ("outcomes.json", "smoke.log", "manifest.json"))
     for path in (outcomes, log, manifest):
         if not path.is_file():
-            raise Refusal(f"{path} is missing: bring it from where the smoke tests ran (README says how).")
+            raise Refusal(
+                f"{path} is missing: bring it from where the smoke tests ran (docs/use/elsewhere.md says how)."
+            )
     described = brought(Manifest, manifest)
     keep(plan, outcomes, 0, log.read_text(encoding="utf-8", errors="replace"), described)
 

@@ -2,7 +2,7 @@
 
 smoke_tests/mutants.py does the work, inside the environment; faults of upstream's compiled code
 (smoke_tests/compiled_faults.toml) are compiled here first. The outcomes are committed beside the evidence and shown
-in smoke_tests/README.md. Each holds the key of what decided it, so that a change of that is seen; nothing is planted
+in docs/status/mutants.md. Each holds the key of what decided it, so that a change of that is seen; nothing is planted
 again because of it.
 """
 
@@ -201,7 +201,7 @@ def committed(root: Path) -> list[Row]:
 
 
 def text(root: Path) -> str:
-    """What smoke_tests/README.md says of every run."""
+    """What docs/status/mutants.md says of every run."""
     return "\n\n".join("\n\n".join(_sections(root, outcomes)) for outcomes in committed(root)) or "None yet."
 
 
@@ -213,7 +213,7 @@ def _sections(root: Path, outcomes: Row) -> Iterator[str]:
     changed = sum(not key or row.get("key") != key for row, key in zip(rows, keys_of(root, outcomes), strict=True))
     if changed:
         commit = outcomes.get("commit") or "no commit"
-        since = f"{commit[:7]} ([diff](../../../compare/{commit}...main))"
+        since = f"{commit[:7]} ([diff](../../compare/{commit}...main))"
         yield f"What decided {changed} of these {len(rows)} mutants has changed since {since}."
     yield (
         f"{sum(counts[word] for word in COUNTED)} mutants count: {counts['caught']} caught ({caught['rule']} of them "

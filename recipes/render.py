@@ -1,9 +1,13 @@
-"""The READMEs' tables, the two pages of recipes/, runs and Dockerfiles, from data, patches, claims and evidence."""
+"""README's tables, the pages of docs/status/, runs and Dockerfiles, from data, patches, claims and evidence.
+
+A block holds links from the repository's root; where it is put, they are made relative to that page.
+"""
 
 from __future__ import annotations
 
+import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ from recipes.progress import say
 class Facts:
     """What the tables are made of: all plans, claims, promoted runs with their plans, and the documents' statements."""
 
-    root: Path
+    catalogue: Catalogue
     plans: list[Plan]
     room: Room
     runs: list[tuple[Plan, dict[str, Any]]]
@@ -31,7 +35,11 @@ class Facts:
     def of(cls, catalogue: Catalogue) -> Facts:
         plans = proof.plans(catalogue)
         runs = [(one, run) for one in plans for run in evidence.promoted(catalogue.root, one.target.name)]
-        return cls(catalogue.root, plans, Room(catalogue.root), runs, seeds.answers(catalogue.root))
+        return cls(catalogue, plans, Room(catalogue.root), runs, seeds.answers(catalogue.root))
+
+    @property
+    def root(self) -> Path:
+        return self.catalogue.root
 
     def states(self, one: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, int]:
         """How many of some rows of a run are in which state, as a run of what was built for it."""
@@ -39,48 +47,123 @@ class Facts:
 
 
 def blocks(facts: Facts) -> dict[str, str]:
-    """Every rendered block of README.md, by the name in its markers."""
-    makers = {
-        "targets": _targets,
-        "matrix": _matrix,
-        "patches": _patches,
-        "documents": _documents,
-        "parity": _parity,
-        "runs": _runs,
-    }
-    return {**{name: make(facts) for name, make in makers.items()}, "bench": bench.text(facts.root)}
+    """Every rendered block, by the name in its markers."""
+    return {name: make(facts) for names in PAGES.values() for name, make in names.items()}
 
 
-def _parity(facts: Facts) -> str:
+def _trainings(facts: Facts) -> str:
     """How far training in other precisions ends from bfloat16: what smoke_tests/training/parity.py reported."""
-    rows = []
+    sections = []
     for target, machine, model, place, report in seeds.trainings(facts.root):
-        curves = f"[{model}]({place}.jsonl), [plot]({place}.svg)"
-        for arm, compared in report["arms"].items():
-            if "differences" in compared:
-                sides, by_seed = f"{arm} beside {compared['beside']}", seeds.by_seed(compared)
-                judged = seeds.verdict(compared, report["margin"])
-                rows.append([f"`{target}`, {machine}", curves, sides, by_seed, judged])
-    header = "Where|Curves|Runs|Above, nats per token, seed by seed|Over all seeds (95 %)"
-    return mutants.table(header, rows) if rows else "Nothing trained on a GPU is committed yet."
+        arms = {name: arm for name, arm in report["arms"].items() if "differences" in arm}
+        rows = [
+            [f"`{name}`", f"`{arm['beside']}`", seeds.by_seed(arm), seeds.verdict(arm, report["margin"])]
+            for name, arm in arms.items()
+        ]
+        table = mutants.table("run|compared with|loss above it, nats per token, by seed|over all seeds (95 %)", rows)
+        sections += [
+            f"### {model}: `{target}` on {machine}",
+            f"[Curves of every run]({place}.jsonl)",
+            table,
+            f"![Loss of {model}]({place}.svg)",
+        ]
+    return "\n\n".join(sections) or "No training on a GPU is committed yet."
+
+
+PARTS = ("transformer-engine-", "msamp-")  # distributions that are part of another one
+
+
+def _images(facts: Facts) -> str:
+    """README's table: one row per target, its state on each machine in a few words."""
+    rows = []
+    for plan in facts.plans:
+        target, torch = plan.target, plan.target.packages.get("torch", "none")
+        others = dict.fromkeys(pin.name for pin in plan.pins if pin.name != "torch")
+        link = f"[`{target.name}`](docs/status/targets.md#{anchor(target.name)})"
+        packages = ", ".join(name for name in others if not name.startswith(PARTS))
+        gpus = "none" if target.cuda == "none" else ", ".join(target.proves_on)
+        rows.append([link, target.cuda, torch, packages, gpus, _state_of(facts, plan)])
+    return mutants.table("target|CUDA|torch|other packages|GPUs|state", rows)
+
+
+def _state_of(facts: Facts, plan: Plan) -> str:
+    """How many claims are in which state on each machine; of a target that never ran, how far it came."""
+    runs = [run for other, run in facts.runs if other is plan]
+    if not runs:
+        rungs = {row[3] for row in _not_run(facts.root, plan)} - {"declared"}
+        return ", ".join([*sorted(rungs), "never run"])
+    states = []
+    for run in runs:
+        counts = facts.states(plan, run, run["claims"])
+        missing = len(evidence.missing_claims(plan, facts.room, run))
+        words = [f"{count} {word}" for word, count in (counts | ({"not run": missing} if missing else {})).items()]
+        states.append(f"{', '.join(words)} on {evidence.machine_name(run['hardware'])}")
+    return "; ".join(states)
+
+
+def anchor(heading: str) -> str:
+    """The anchor of a heading, as GitHub and the site make it: "cu13.0-torch2.11" is cu130-torch211."""
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.lower()))
 
 
 def _targets(facts: Facts) -> str:
+    """All targets in one table."""
     rows = []
-    for one in facts.plans:
-        target = one.target
-        packages = ", ".join(pin.label + (" (patched)" if one.patches[pin.name] else "") for pin in one.pins)
+    for plan in facts.plans:
+        target, image = plan.target, plan.target.base.wheels
         cuda = target.cuda if target.cuda == "none" else f"{target.cuda}, sm {' '.join(target.sm)}"
-        hardware, image = ", ".join(target.proves_on), target.base.wheels
         base = image.image + (" (digest unresolved)" if image.digest == "unresolved" else "")
-        packages += "".join(f"; {name}: {option}" for name, option in target.options.items())
-        rows.append([f"`{target.name}`", base, target.python, cuda, packages, hardware, target.reason])
-    return mutants.table("target|base|Python|CUDA|packages|to be proved on|for", rows)
+        rows.append([f"`{target.name}`", base, target.python, cuda, ", ".join(target.proves_on), target.reason])
+    return mutants.table("target|base|Python|CUDA|to be proved on|purpose", rows)
+
+
+def _packages(facts: Facts) -> str:
+    """A section per target: its packages with their patches, and how the target limits some of them."""
+    sections = []
+    for plan in facts.plans:
+        target, rows = plan.target, []
+        for pin in plan.pins:
+            patches = [f"[{patch.path.name[:4]}]({patch.name})" for patch in plan.patches[pin.name]]
+            rows.append([pin.name, pin.release.version, pin.release.kind, ", ".join(patches)])
+        sections += [f"## `{target.name}`", mutants.table("package|version|comes as|patches", rows)]
+        sections += [f"Limited here: {name}, {limit}." for name, limit in target.options.items()]
+        driver = f"NVIDIA driver {target.driver} or newer" if target.driver else ""
+        published = f"not published: {target.unpublished}" if target.unpublished else ""
+        notes = filter(None, (f"glibc {target.glibc} or newer", driver, published))
+        sections.append(f"Needs {'; '.join(notes)}.")
+    return "\n\n".join(sections)
+
+
+HEADLINES = (  # README's numbers: a file of rows, a cell of it, an arm, and what to call that
+    ("cu13.0-torch2.11--H200", "linear/seed/large/both", "transformer-engine.delayed graph",
+     "one Linear layer of 16384 × 8192 × 8192, forward and backward: FP8 over bfloat16"),
+    ("cu13.0-torch2.11--H200", "ablation/step/te-fp8", "fp8 te.delayed graph 8",
+     "a training step of a 1.26B model: FP8 over bfloat16, both with fused operators"),
+    ("cu13.0-torch2.11--H200", "ablation/step/te", "fused te graph 2 over naive 2",
+     "the same step in bfloat16: fused operators over naive ones"),
+    ("cu13.0-torch2.11--H200", "ablation/step/pretrain-bf16", "pretrain bf16 8",
+     "model FLOP utilization (MFU) of `pretrain` with that model in bfloat16"),
+    ("cu13.0-torch2.11-dist--H200", "scaling/fsdp/8B/4", "fp8 gathered",
+     "an 8B model sharded over four GPUs: FP8 over bfloat16"),
+)  # fmt: skip
+
+
+def _numbers(facts: Facts) -> str:
+    """README's numbers: five of the goals of `bench`, on the newest stack."""
+    rows = []
+    for stem, cell, arm, label in HEADLINES:
+        path = bench.committed_path(facts.root, *stem.split("--"))
+        shown = bench.goals(bench.read(path)[1]) if path.exists() else []
+        number = next((goal["found"] for goal in shown if (goal["key"], goal["arm"]) == (cell, arm)), "not measured")
+        if match := re.match(r"\**([\d.]+) \(([\d.]+ to [\d.]+), (\d+)\)", number):
+            number = f"{match[1]} ({match[2]})"
+        rows.append([label, number])
+    return mutants.table("measured on H200|number (interval of 95 %)", rows)
 
 
 def _matrix(facts: Facts) -> str:
-    """Target and hardware by package: how many claims are proved, or the word that stands in the way."""
-    rows = []
+    """Target and hardware by package: how many claims are in which state, and what the package was compiled with."""
+    rows, notes = [], dict[str, int]()
     for one in facts.plans:
         runs = [run for other, run in facts.runs if other is one]
         if not runs:
@@ -92,7 +175,11 @@ def _matrix(facts: Facts) -> str:
             rows += [
                 [f"`{one.target.name}`", hardware, pin.label, *_cell(facts, one, run, pin.name)] for pin in one.pins
             ]
-    return mutants.table("target|hardware|package|state|built with", rows)
+    for row in rows:
+        if row[4]:
+            row[4] = f"({notes.setdefault(row[4], len(notes) + 1)})"
+    table = mutants.table("target|hardware|package|state|built with", rows)
+    return "\n\n".join([table, "Built with:", *(f"({number}) {built}" for built, number in notes.items())])
 
 
 def _not_run(root: Path, one: Plan) -> list[list[str]]:
@@ -152,10 +239,19 @@ def _otherwise(one: Plan, built: Mapping[str, Any]) -> str:
 def _patches(facts: Facts) -> str:
     rows = []
     for row in proof.rows(facts.root, facts.plans):
-        one = row.patch
-        versions, link = str(one.header["X-Applies-To"]), f"[{one.package} {one.path.name[:4]}]({one.name})"
-        rows.append([link, one.summary, versions, row.upstream, row.proved, ", ".join(row.targets)])
-    return mutants.table("patch|what it does|versions|upstream|proved on|targets", rows)
+        patch, targets = row.patch, ", ".join(f"`{name}`" for name in row.targets)
+        link = f"[{patch.package} {patch.path.name[:4]}]({patch.name})"
+        rows.append([link, patch.summary, str(patch.header["X-Applies-To"]), row.upstream, targets])
+    return mutants.table("patch|what it does|versions|upstream|targets", rows)
+
+
+def _proofs(facts: Facts) -> str:
+    """On what each patch was proved."""
+    lines = []
+    for row in proof.rows(facts.root, facts.plans):
+        record, patch = proof.record_of(row.patch).relative_to(facts.root).as_posix(), row.patch
+        lines.append(f"- [{patch.package} {patch.path.name[:4]}]({record}): {row.proved}")
+    return "\n".join(lines)
 
 
 def _documents(facts: Facts) -> str:
@@ -166,11 +262,11 @@ def _documents(facts: Facts) -> str:
         counted = [*answered.values(), sorted(denied)]
         counts = [str(sum(seed[0] == letter for seed in found)) for found in counted]
         rows.append([f"{letter}01 to {letter}{last}: {name}", *counts])
-    return mutants.table("|".join(["document", *answered, "of all: a statement does not hold"]), rows)
+    return mutants.table("|".join(["document", *answered, "does not hold"]), rows)
 
 
 def _answered(facts: Facts) -> dict[str, list[str]]:
-    """The ids by what answers them, each once: the words of README's columns."""
+    """The ids by what answers them, each once: the words of the page's columns."""
     claimed = {seed for claim in facts.room.claims.values() for seed in claim.seeds}
     if unknown := sorted(claimed - set(seeds.IDS)):
         raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, and the inventory is A01 to E16: correct it.")
@@ -191,53 +287,34 @@ def _answered(facts: Facts) -> dict[str, list[str]]:
     return ids
 
 
-def ledger(facts: Facts) -> tuple[Path, str]:
-    """recipes/seeds.md and the text it should have: claims and statements of every id, and the ids without any."""
-    claims = [(seed, claim) for claim in facts.room.claims.values() for seed in claim.seeds]
-    claimed = [
-        [seed, claim.sentence, _states(facts, claim.id)] for seed, claim in sorted(claims, key=lambda one: one[0])
+def _claims_of_ids(facts: Facts) -> str:
+    """The claims that answer the documents, by id."""
+    claims = sorted(((seed, claim) for claim in facts.room.claims.values() for seed in claim.seeds), key=lambda x: x[0])
+    rows = [[seed, claim.sentence, _states(facts, claim.id)] for seed, claim in claims]
+    return mutants.table("id|claim|state", rows)
+
+
+def _statements(facts: Facts) -> str:
+    """What else the documents say, and what answers it."""
+    rows = [
+        [", ".join(answer.statement.seeds), answer.statement.says, answer.found or "not measured", answer.where]
+        for answer in facts.statements
     ]
-    others = [
-        [", ".join(one.statement.seeds), one.statement.says, one.found or "not measured", one.where]
-        for one in facts.statements
-    ]
-    text = _LEDGER.format(
-        documents="\n".join(f"- {letter}: {name}" for letter, (name, _) in seeds.DOCUMENTS.items()),
-        claims=mutants.table("id|claim|state", claimed),
-        statements=mutants.table("id|the document says|found here|in", others),
-        open=", ".join(_ranges(_answered(facts)["open"])),
-    )
-    return facts.root / "recipes" / "seeds.md", text
+    return mutants.table("id|the document says|measured or tested here|where", rows)
 
 
-_LEDGER = """\
-# What the documents say, and what answers it
+def _described(facts: Facts) -> str:
+    """The runs on several GPUs that the documents describe."""
+    listed = [f"- `{run.name}`: {', '.join(run.seeds)}" for run in runs.load(facts.root).values() if run.seeds]
+    return "\n".join(listed)
 
-Rendered by `nox -s render` from the claims of smoke_tests/, their evidence, and seeds.toml. The documents are:
 
-{documents}
-
-## Claims
-
-{claims}
-
-## What else they say
-
-Beside what was found: by `bench` (how many times as fast), by a patch's proof, by trainings beside each other, or by a
-test of the tool. The documents' numbers are of other GPUs and older releases. A cell is a row of
-[the measurements](../smoke_tests/evidence/bench), with its interval of 95 %; a bound within that is not told apart.
-Where the host sets the time, to launch kernels took longer than to run them.
-
-{statements}
-
-## Open
-
-Neither claimed nor measured yet: {open}.
-"""
+def _open(facts: Facts) -> str:
+    return f"Neither claimed nor measured yet: {', '.join(_ranges(_answered(facts)['open']))}."
 
 
 def _runs(facts: Facts) -> str:
-    """The runs on several GPUs that answer a document: what each is, for how many GPUs, and its speed on how many."""
+    """The runs on several GPUs: what each is, for how many GPUs it is described, and how fast it ran on how many."""
     measured, rows = bench.measured_runs(facts.root), []
     for run in runs.load(facts.root).values():
         degrees = {"tensor": run.tensor, "pipeline": run.pipeline, "sharded": run.replicas}
@@ -245,20 +322,18 @@ def _runs(facts: Facts) -> str:
         shape = f"{run.shape}, {run.batch} sequences of {run.length:,}"
         if run.seeds:
             where = measured.get(run.name, "not measured" if run.shape in runs.MEASURED else "needs more GPUs")
-            rows.append([f"`{run.name}`", ", ".join(run.seeds), shape, layout, f"{run.hosts} × {run.gpus}", where])
-    header = (
-        "run|answers|shape, batch|layout|hosts × GPUs described|tokens per second and GPU measured, on how many GPUs"
-    )
-    return mutants.table(header, rows)
+            rows.append([f"`{run.name}`", shape, layout, f"{run.hosts} × {run.gpus}", where])
+    return mutants.table("run|shape, batch|layout|hosts × GPUs|tokens per second and GPU, where measured", rows)
 
 
-def _records(root: Path) -> str:
+def _records(facts: Facts) -> str:
     """What programs of smoke_tests/ wrote, and whether they have changed since."""
     rows = []
-    for one in evidence.records(root):
-        link = f"[{one.commit[:7]}](../../../compare/{one.commit}...main)" if one.commit else "no commit that is known"
-        state = f"the program has changed since {link}" if one.changed else "current"
-        rows.append([f"[{one.file}](evidence/{one.file})", f"`{one.program}`", state])
+    for record in evidence.records(facts.root):
+        commit = record.commit
+        link = f"[{commit[:7]}](../../compare/{commit}...main)" if commit else "an unknown commit"
+        state = f"the program has changed since {link}" if record.changed else "current"
+        rows.append([f"[{record.file}](smoke_tests/evidence/{record.file})", f"`{record.program}`", state])
     return mutants.table("record|program|state", rows)
 
 
@@ -286,14 +361,6 @@ def _ranges(ids: list[str]) -> list[str]:
     return [first if first == last else f"{first}-{last}" for first, last in found]
 
 
-_HEAD = """\
-# What fits together
-
-Rendered by `nox -s render` from targets.toml, packages/ and limits.toml; `nox -s compat` prints it. Every release of
-every package against every target (column): **in** the target, *fits* (declared, and no limit is broken), *no* with
-the numbers of the reasons below, or *?* where nobody declared it.
-
-"""
 _WORDS = {"allowed": "fits", "unknown": "?", "refused": "no"}
 
 
@@ -318,25 +385,58 @@ def _rule(reason: Reason) -> str:
     return f"{reason.here.partition(', and the target has ')[0]}: {reason.rule}"
 
 
-def compatibility(catalogue: Catalogue) -> tuple[Path, str]:
-    """recipes/compatibility.md and the text it should have."""
-    matrix = grid(catalogue)
+def _compatibility(facts: Facts) -> str:
+    """Every release of every package against every target, and the numbered reasons that refused cells cite."""
+    matrix = grid(facts.catalogue)
     rows, reasons = grid_rows(matrix)
     names = "|".join(f"`{name}`" for name in matrix.targets)
     listed = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
-    table = mutants.table(f"package|{names}", rows)
-    return catalogue.root / "recipes" / "compatibility.md", f"{_HEAD}{table}\n\n{listed}\n"
+    return f"{mutants.table(f'package|{names}', rows)}\n\n{listed}"
 
 
-def readme(path: Path, blocks: Mapping[str, str]) -> tuple[Path, str]:
-    """A README and the text it should have: its own words, and each block between its markers."""
+Block = Callable[[Facts], str]
+# Every page with rendered blocks, and what makes each block.
+PAGES: dict[str, dict[str, Block]] = {
+    "README.md": {"images": _images, "numbers": _numbers},
+    "docs/status/targets.md": {"targets": _targets, "packages": _packages},
+    "docs/status/claims.md": {"matrix": _matrix, "records": _records},
+    "docs/status/patches.md": {"patches": _patches, "proofs": _proofs},
+    "docs/status/compatibility.md": {"compatibility": _compatibility},
+    "docs/status/numbers.md": {"bench": lambda facts: bench.text(facts.root)},
+    "docs/status/several-gpus.md": {"runs": _runs},
+    "docs/status/training.md": {"parity": _trainings},
+    "docs/status/mutants.md": {"mutants": lambda facts: mutants.text(facts.root)},
+    "docs/status/documents.md": {
+        "documents": _documents,
+        "answers": _claims_of_ids,
+        "statements": _statements,
+        "described": _described,
+        "open": _open,
+    },
+}
+
+
+def page(root: Path, name: str, blocks: Mapping[str, str]) -> tuple[Path, str]:
+    """A page and the text it should have: its own words, and each block between its markers."""
+    path = root / name
     text = read_text(path)
-    for name, block in blocks.items():
-        marked = re.search(rf"<!-- {name}: [^\n]*-->\n(.*?)<!-- /{name} -->", text, re.DOTALL)
+    for marker, block in blocks.items():
+        marked = re.search(rf"<!-- {marker}: [^\n]*-->\n(.*?)<!-- /{marker} -->", text, re.DOTALL)
         if not marked:
-            raise Refusal(f"{path} lacks the markers <!-- {name}: ... --> and <!-- /{name} -->: put them back.")
-        text = f"{text[: marked.start(1)]}{block}\n{text[marked.end(1) :]}"
+            raise Refusal(f"{path} lacks the markers <!-- {marker}: ... --> and <!-- /{marker} -->: put them back.")
+        text = f"{text[: marked.start(1)]}{_placed(block, name)}\n{text[marked.end(1) :]}"
     return path, text
+
+
+def _placed(block: str, name: str) -> str:
+    """A block with its links, which are from the repository's root, made relative to the page of that name."""
+    root = "/blob/main"  # as GitHub serves files, beside which it has /compare
+
+    def renewed(link: re.Match[str]) -> str:
+        target = posixpath.join(root, link[1])
+        return f"]({posixpath.relpath(target, posixpath.join(root, posixpath.dirname(name)))}"
+
+    return re.sub(r"\]\((?!https?://|#)([^)#\s]+)", renewed, block)
 
 
 def told(root: Path) -> tuple[Path, str]:
@@ -348,11 +448,9 @@ def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
     """Every rendered file and the text it should have."""
     root, facts = catalogue.root, Facts.of(catalogue)
     dockerfiles = [(root / "docker" / f"{one.target.name}.Dockerfile", image.dockerfile(one)) for one in facts.plans]
-    readmes = [
-        readme(root / "README.md", blocks(facts)),
-        readme(root / "smoke_tests" / "README.md", {"mutants": mutants.text(root), "records": _records(root)}),
-    ]
-    return [*readmes, compatibility(catalogue), ledger(facts), told(root), *dockerfiles]
+    texts = blocks(facts)
+    pages = [page(root, name, {marker: texts[marker] for marker in markers}) for name, markers in PAGES.items()]
+    return [*pages, told(root), *dockerfiles]
 
 
 def write(catalogue: Catalogue) -> int:
