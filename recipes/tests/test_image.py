@@ -338,7 +338,7 @@ def test_a_login_shell_finds_the_environment(cpu: str) -> None:
 
 @pytest.fixture
 def on_top(engine: docker.DockerClient, cpu: str, tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """Builds FROM the image plus an own package, as docs/use/images.md shows, after a step of root's; returns its id."""
+    """Builds FROM the image plus an own package, as docs/use/images.md shows, after a step by root; returns its id."""
     wheel(tmp_path, "ownpkg", payload=b"value = 42\n")
     built = []
 
