@@ -130,7 +130,7 @@ def publish(session, target):
 @verb()
 @for_each_target
 def promote(session, target):
-    """Keep the evidence of a run of the claims, and render README; -- [--from DIR] [--built] [--record FILE]."""
+    """Keep the evidence of a run of the claims, and render the tables; -- [--from DIR] [--built] [--record FILE]."""
     recipes(session, "promote", target, *session.posargs)
 
 
@@ -198,7 +198,7 @@ def compat(session):
 
 @verb()
 def render(session):
-    """Write README's tables and all other rendered files; -- --check fails if they are not current."""
+    """Write the tables of README and docs/, and all other rendered files; -- --check fails if they are not current."""
     recipes(session, "render", *session.posargs)
 
 
@@ -220,6 +220,14 @@ def tests(session):
     install(session, "tests")
     everything = ["-n", "auto", "--dist", "worksteal", "--durations", "15", "recipes/tests", "patches"]
     session.run("python", "-m", "pytest", *(session.posargs or everything))
+
+
+@nox.session
+def docs(session):
+    """Build the documentation as a site, build/site; a broken link or anchor fails."""
+    install(session, "docs")
+    session.run("python", "-m", "recipes.pages.site", "build/docs")
+    session.run("zensical", "build", "--clean", "--strict", *session.posargs)
 
 
 @nox.session

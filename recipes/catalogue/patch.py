@@ -48,7 +48,7 @@ class Patch:
 
     @property
     def name(self) -> str:
-        """The path as the evidence and README show it: patches/transformers/0001-....patch."""
+        """The path as the evidence and docs/status/patches.md show it: patches/transformers/0001-....patch."""
         return f"patches/{self.package}/{self.path.name}"
 
     @property

@@ -150,7 +150,7 @@ def answers(root: Path) -> list[Answer]:
         elif statement.parity:
             mine = list(_compared(root, statement))
         elif statement.test:
-            file, _, name = statement.test.removeprefix("recipes/").partition("::")
+            file, _, name = statement.test.partition("::")
             mine = [Answer(statement, "tested with every change", f"[{name}]({file})")]
         elif statement.takes:
             mine = [Answer(statement, where=f"not run; it takes {statement.takes}")]
@@ -187,7 +187,7 @@ def _proved(root: Path, statement: Statement, name: str) -> Answer:
     path = root / "patches" / name
     if not path.is_file():
         raise Refusal(f"recipes/seeds.toml: there is no patches/{name}: correct it.")
-    one, link = patch.read(path), f"[patch](../patches/{name})"
+    one, link = patch.read(path), f"[patch](patches/{name})"
     return Answer(statement, f"proved on {proofs.told(one)}" if proofs.ran(one) else "", link)
 
 

@@ -16,7 +16,7 @@ from recipes.prove.evidence import Brought, Hardware, fault_of, imported
 Row = dict[str, Any]
 Number = tuple[float, float, float]  # the median over pairs, and the ends of its interval of 95 %
 FEWEST = 5  # samples from which on they have an interval
-PICTURES = ("block", "ablation", "crossover", "scaling")  # README's
+PICTURES = ("block", "ablation", "crossover", "scaling")  # those of docs/status/numbers.md
 
 
 class Run(Brought):

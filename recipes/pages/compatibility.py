@@ -1,22 +1,12 @@
-"""The compatibility matrix as people read it: recipes/compatibility.md, and the cells of `compat`."""
+"""The compatibility matrix as people read it: docs/status/compatibility.md and `compat`."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from recipes.catalogue.compatibility import Grid, grid
 from recipes.catalogue.limits import Reason
 from recipes.catalogue.load import Catalogue
 from recipes.pages import markdown
 
-_HEAD = """\
-# What fits together
-
-Rendered by `nox -s render` from targets.toml, packages/ and limits.toml; `nox -s compat` prints it. Every release of
-every package against every target (column): **in** the target, *fits* (declared, and no limit is broken), *no* with
-the numbers of the reasons below, or *?* where nobody declared it.
-
-"""
 _WORDS = {"allowed": "fits", "unknown": "?", "refused": "no"}
 
 
@@ -41,11 +31,10 @@ def _rule(reason: Reason) -> str:
     return f"{reason.here.partition(', and the target has ')[0]}: {reason.rule}"
 
 
-def page(catalogue: Catalogue) -> tuple[Path, str]:
-    """recipes/compatibility.md and the text it should have."""
+def block(catalogue: Catalogue) -> str:
+    """Every release of every package against every target, and the numbered reasons that refused cells cite."""
     matrix = grid(catalogue)
     rows, reasons = grid_rows(matrix)
     names = "|".join(f"`{name}`" for name in matrix.targets)
     listed = "\n".join(f"{number}. {reason}" for number, reason in enumerate(reasons, 1))
-    table = markdown.table(f"package|{names}", rows)
-    return catalogue.root / "recipes" / "compatibility.md", f"{_HEAD}{table}\n\n{listed}\n"
+    return f"{markdown.table(f'package|{names}', rows)}\n\n{listed}"

@@ -1,4 +1,4 @@
-"""What smoke_tests/README.md says of planted faults: which were caught, and by what."""
+"""What docs/status/mutants.md says of planted faults: which were caught, and by what."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recipes.prove.mutants import COUNTED, Row, committed, keys_of
 
 
 def text(root: Path) -> str:
-    """What smoke_tests/README.md says of every run."""
+    """What docs/status/mutants.md says of every run."""
     return "\n\n".join("\n\n".join(_sections(root, outcomes)) for outcomes in committed(root)) or "None yet."
 
 
@@ -23,7 +23,7 @@ def _sections(root: Path, outcomes: Row) -> Iterator[str]:
     changed = sum(not key or row.get("key") != key for row, key in zip(rows, keys_of(root, outcomes), strict=True))
     if changed:
         commit = outcomes.get("commit") or "no commit"
-        since = f"{commit[:7]} ([diff](../../../compare/{commit}...main))"
+        since = f"{commit[:7]} ([diff](../../compare/{commit}...main))"
         yield f"What decided {changed} of these {len(rows)} mutants has changed since {since}."
     yield (
         f"{sum(counts[word] for word in COUNTED)} mutants count: {counts['caught']} caught ({caught['rule']} of them "

@@ -1,57 +1,87 @@
-"""recipes/seeds.md: what the documents say, and what answers it."""
+"""What the documents say and what answers it: the blocks of docs/status/documents.md."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from recipes.measure import documents
+from recipes.errors import Refusal
+from recipes.measure import documents, runs
 from recipes.pages import markdown
-from recipes.pages.tables import Facts, ids_by_answer, states_of
+from recipes.pages.tables import Facts
+from recipes.prove import evidence
 
 
-def page(facts: Facts) -> tuple[Path, str]:
-    """recipes/seeds.md and the text it should have: claims and statements of every id, and the ids without any."""
-    claims = [(seed, claim) for claim in facts.room.claims.values() for seed in claim.seeds]
-    claimed = [
-        [seed, claim.sentence, states_of(facts, claim.id)] for seed, claim in sorted(claims, key=lambda one: one[0])
+def summary(facts: Facts) -> str:
+    """How far each document is answered: its ids by the best that there is for them."""
+    answered, rows = ids_by_answer(facts), []
+    denied = {seed for one in facts.statements if one.holds is False for seed in one.statement.seeds}
+    for letter, (name, last) in documents.DOCUMENTS.items():
+        counted = [*answered.values(), sorted(denied)]
+        counts = [str(sum(seed[0] == letter for seed in found)) for found in counted]
+        rows.append([f"{letter}01 to {letter}{last}: {name}", *counts])
+    return markdown.table("|".join(["document", *answered, "does not hold"]), rows)
+
+
+def ids_by_answer(facts: Facts) -> dict[str, list[str]]:
+    """The ids by what answers them, each once: the words of the page's columns."""
+    claimed = {seed for claim in facts.room.claims.values() for seed in claim.seeds}
+    if unknown := sorted(claimed - set(documents.IDS)):
+        raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, and the inventory is A01 to E16: correct it.")
+    proved = {
+        seed
+        for claim in facts.room.claims.values()
+        for seed in claim.seeds
+        if "proved on" in states_of(facts, claim.id)
+    }
+    found = [one.statement for one in facts.statements if one.found]
+    kinds = {
+        "a claim is proved": proved,
+        "measured, patched or tested": {seed for one in found if not one.beyond for seed in one.seeds},
+        "claimed, not run yet": claimed,
+        "not to be had here": {seed for one in found for seed in one.seeds},
+        "open": set(documents.IDS),
+    }
+    ids: dict[str, list[str]] = {}
+    for word, some in kinds.items():
+        ids[word] = sorted(some.difference(*ids.values()))
+    return ids
+
+
+def claims(facts: Facts) -> str:
+    """The claims that answer the documents, by id."""
+    claims = sorted(((seed, claim) for claim in facts.room.claims.values() for seed in claim.seeds), key=lambda x: x[0])
+    rows = [[seed, claim.sentence, states_of(facts, claim.id)] for seed, claim in claims]
+    return markdown.table("id|claim|state", rows)
+
+
+def statements(facts: Facts) -> str:
+    """What else the documents say, and what answers it."""
+    rows = [
+        [", ".join(answer.statement.seeds), answer.statement.says, answer.found or "not measured", answer.where]
+        for answer in facts.statements
     ]
-    others = [
-        [", ".join(one.statement.seeds), one.statement.says, one.found or "not measured", one.where]
-        for one in facts.statements
-    ]
-    text = _LEDGER.format(
-        documents="\n".join(f"- {letter}: {name}" for letter, (name, _) in documents.DOCUMENTS.items()),
-        claims=markdown.table("id|claim|state", claimed),
-        statements=markdown.table("id|the document says|found here|in", others),
-        open=", ".join(_ranges(ids_by_answer(facts)["open"])),
-    )
-    return facts.root / "recipes" / "seeds.md", text
+    return markdown.table("id|the document says|measured or tested here|where", rows)
 
 
-_LEDGER = """\
-# What the documents say, and what answers it
+def described(facts: Facts) -> str:
+    """The runs on several GPUs that the documents describe."""
+    listed = [f"- `{run.name}`: {', '.join(run.seeds)}" for run in runs.load(facts.root).values() if run.seeds]
+    return "\n".join(listed)
 
-Rendered by `nox -s render` from the claims of smoke_tests/, their evidence, and seeds.toml. The documents are:
 
-{documents}
+def still_open(facts: Facts) -> str:
+    return f"Neither claimed nor measured yet: {', '.join(_ranges(ids_by_answer(facts)['open']))}."
 
-## Claims
 
-{claims}
-
-## What else they say
-
-Beside what was found: by `bench` (how many times as fast), by a patch's proof, by trainings beside each other, or by a
-test of the tool. The documents' numbers are of other GPUs and older releases. A cell is a row of
-[the measurements](../smoke_tests/evidence/bench), with its interval of 95 %; a bound within that is not told apart.
-Where the host sets the time, to launch kernels took longer than to run them.
-
-{statements}
-
-## Open
-
-Neither claimed nor measured yet: {open}.
-"""
+def states_of(facts: Facts, claim: str) -> str:
+    """The state of a claim in every run that has it."""
+    places: dict[str, list[str]] = {}
+    for one, run in facts.runs:
+        rows = [row for row in run["claims"] if row["id"].split("[")[0] == claim]
+        if rows:
+            counts = facts.states(one, run, rows)
+            counted = [word if count == len(rows) else f"{count} {word}" for word, count in counts.items()]
+            place = f"{one.target.name} ({evidence.machine_name(run['hardware'])})"
+            places.setdefault(" and ".join(counted), []).append(place)
+    return "; ".join(f"{state} on {', '.join(found)}" for state, found in places.items()) or "not run"
 
 
 def _ranges(ids: list[str]) -> list[str]:

@@ -1,17 +1,17 @@
-"""Every rendered file: the READMEs' tables, the two pages of recipes/, runs and Dockerfiles; written, or checked."""
+"""Every rendered file: the tables of README and docs/status/, the runs and the Dockerfiles; written, or checked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from recipes.catalogue.load import Catalogue
 from recipes.errors import Refusal
 from recipes.files import write_text
 from recipes.measure import runs
-from recipes.pages import compatibility, faults, ledger
+from recipes.pages import compatibility, faults, ledger, tables
 from recipes.pages.markdown import filled
-from recipes.pages.tables import Facts, blocks, records_of
+from recipes.pages.tables import Facts
 from recipes.progress import say
 from recipes.ship import dockerfile
 
@@ -21,15 +21,35 @@ def told(root: Path) -> tuple[Path, str]:
     return root / "smoke_tests" / "training" / "engine_arguments.py", runs.module(root)
 
 
+# Every page with rendered blocks, and what makes each block.
+PAGES: dict[str, dict[str, Callable[[Facts], str]]] = {
+    "README.md": {"images": tables.images, "numbers": tables.numbers},
+    "docs/status/targets.md": {"targets": tables.targets, "packages": tables.packages},
+    "docs/status/claims.md": {"matrix": tables.matrix, "records": tables.records_of},
+    "docs/status/patches.md": {"patches": tables.patches, "proofs": tables.proofs_of},
+    "docs/status/compatibility.md": {"compatibility": lambda facts: compatibility.block(facts.catalogue)},
+    "docs/status/numbers.md": {"bench": tables.measurements},
+    "docs/status/several-gpus.md": {"runs": tables.runs_described},
+    "docs/status/training.md": {"parity": tables.trainings},
+    "docs/status/mutants.md": {"mutants": lambda facts: faults.text(facts.root)},
+    "docs/status/documents.md": {
+        "documents": ledger.summary,
+        "answers": ledger.claims,
+        "statements": ledger.statements,
+        "described": ledger.described,
+        "open": ledger.still_open,
+    },
+}
+
+
 def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
     """Every rendered file and the text it should have."""
     root, facts = catalogue.root, Facts.of(catalogue)
-    dockerfiles = [(root / "docker" / f"{one.target.name}.Dockerfile", dockerfile.text(one)) for one in facts.plans]
-    readmes = [
-        filled(root / "README.md", blocks(facts)),
-        filled(root / "smoke_tests" / "README.md", {"mutants": faults.text(root), "records": records_of(root)}),
+    dockerfiles = [(root / "docker" / f"{plan.target.name}.Dockerfile", dockerfile.text(plan)) for plan in facts.plans]
+    pages = [
+        filled(root, name, {marker: make(facts) for marker, make in blocks.items()}) for name, blocks in PAGES.items()
     ]
-    return [*readmes, compatibility.page(catalogue), ledger.page(facts), told(root), *dockerfiles]
+    return [*pages, told(root), *dockerfiles]
 
 
 def write(catalogue: Catalogue) -> int:

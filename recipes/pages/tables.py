@@ -1,4 +1,7 @@
-"""README's tables, from data, patches, claims and evidence."""
+"""The blocks that README and the pages of docs/status/ hold, from data, patches, claims and evidence.
+
+A block holds links from the repository's root; where it is put, they are made relative to that page.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,8 @@ from typing import Any
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin
-from recipes.errors import Refusal
 from recipes.measure import documents, results, runs
 from recipes.measure.goals import answered
-from recipes.measure.results import PICTURES, committed, read
 from recipes.pages import markdown
 from recipes.prove import evidence, proofs, records
 from recipes.prove.claims import Room
@@ -24,7 +25,7 @@ from recipes.prove.claims import Room
 class Facts:
     """What the tables are made of: all plans, claims, promoted runs with their plans, and the documents' statements."""
 
-    root: Path
+    catalogue: Catalogue
     plans: list[Plan]
     room: Room
     runs: list[tuple[Plan, dict[str, Any]]]
@@ -34,56 +35,130 @@ class Facts:
     def of(cls, catalogue: Catalogue) -> Facts:
         plans = proofs.plans(catalogue)
         runs = [(one, run) for one in plans for run in evidence.promoted(catalogue.root, one.target.name)]
-        return cls(catalogue.root, plans, Room(catalogue.root), runs, documents.answers(catalogue.root))
+        return cls(catalogue, plans, Room(catalogue.root), runs, documents.answers(catalogue.root))
+
+    @property
+    def root(self) -> Path:
+        return self.catalogue.root
 
     def states(self, one: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, int]:
         """How many of some rows of a run are in which state, as a run of what was built for it."""
         return evidence.states(evidence.built_for(one, run), self.room, run, rows)
 
 
-def blocks(facts: Facts) -> dict[str, str]:
-    """Every rendered block of README.md, by the name in its markers."""
-    makers = {
-        "targets": _targets,
-        "matrix": _matrix,
-        "patches": _patches,
-        "documents": _documents,
-        "parity": _parity,
-        "runs": _runs,
-    }
-    return {**{name: make(facts) for name, make in makers.items()}, "bench": numbers(facts.root)}
-
-
-def _parity(facts: Facts) -> str:
+def trainings(facts: Facts) -> str:
     """How far training in other precisions ends from bfloat16: what smoke_tests/training/parity.py reported."""
-    rows = []
+    sections = []
     for target, machine, model, place, report in documents.trainings(facts.root):
-        curves = f"[{model}]({place}.jsonl), [plot]({place}.svg)"
-        for arm, compared in report["arms"].items():
-            if "differences" in compared:
-                sides, by_seed = f"{arm} beside {compared['beside']}", documents.by_seed(compared)
-                judged = documents.verdict(compared, report["margin"])
-                rows.append([f"`{target}`, {machine}", curves, sides, by_seed, judged])
-    header = "Where|Curves|Runs|Above, nats per token, seed by seed|Over all seeds (95 %)"
-    return markdown.table(header, rows) if rows else "Nothing trained on a GPU is committed yet."
+        arms = {name: arm for name, arm in report["arms"].items() if "differences" in arm}
+        rows = [
+            [f"`{name}`", f"`{arm['beside']}`", documents.by_seed(arm), documents.verdict(arm, report["margin"])]
+            for name, arm in arms.items()
+        ]
+        table = markdown.table("run|compared with|loss above it, nats per token, by seed|over all seeds (95 %)", rows)
+        sections += [
+            f"### {model}: `{target}` on {machine}",
+            f"[Curves of every run]({place}.jsonl)",
+            table,
+            f"![Loss of {model}]({place}.svg)",
+        ]
+    return "\n\n".join(sections) or "No training on a GPU is committed yet."
 
 
-def _targets(facts: Facts) -> str:
+PARTS = ("transformer-engine-", "msamp-")  # distributions that are part of another one
+
+
+def images(facts: Facts) -> str:
+    """README's table: one row per target, its state on each machine in a few words."""
     rows = []
-    for one in facts.plans:
-        target = one.target
-        packages = ", ".join(pin.label + (" (patched)" if one.patches[pin.name] else "") for pin in one.pins)
+    for plan in facts.plans:
+        target, torch = plan.target, plan.target.packages.get("torch", "none")
+        others = dict.fromkeys(pin.name for pin in plan.pins if pin.name != "torch")
+        link = f"[`{target.name}`](docs/status/targets.md#{anchor(target.name)})"
+        packages = ", ".join(name for name in others if not name.startswith(PARTS))
+        gpus = "none" if target.cuda == "none" else ", ".join(target.proves_on)
+        rows.append([link, target.cuda, torch, packages, gpus, _state_of(facts, plan)])
+    return markdown.table("target|CUDA|torch|other packages|GPUs|state", rows)
+
+
+def _state_of(facts: Facts, plan: Plan) -> str:
+    """How many claims are in which state on each machine; of a target that never ran, how far it came."""
+    runs = [run for other, run in facts.runs if other is plan]
+    if not runs:
+        rungs = {row[3] for row in _not_run(facts.root, plan)} - {"declared"}
+        return ", ".join([*sorted(rungs), "never run"])
+    states = []
+    for run in runs:
+        counts = facts.states(plan, run, run["claims"])
+        missing = len(evidence.missing_claims(plan, facts.room, run))
+        words = [f"{count} {word}" for word, count in (counts | ({"not run": missing} if missing else {})).items()]
+        states.append(f"{', '.join(words)} on {evidence.machine_name(run['hardware'])}")
+    return "; ".join(states)
+
+
+def anchor(heading: str) -> str:
+    """The anchor of a heading, as GitHub and the site make it: "cu13.0-torch2.11" is cu130-torch211."""
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.lower()))
+
+
+def targets(facts: Facts) -> str:
+    """All targets in one table."""
+    rows = []
+    for plan in facts.plans:
+        target, image = plan.target, plan.target.base.wheels
         cuda = target.cuda if target.cuda == "none" else f"{target.cuda}, sm {' '.join(target.sm)}"
-        hardware, image = ", ".join(target.proves_on), target.base.wheels
         base = image.image + (" (digest unresolved)" if image.digest == "unresolved" else "")
-        packages += "".join(f"; {name}: {option}" for name, option in target.options.items())
-        rows.append([f"`{target.name}`", base, target.python, cuda, packages, hardware, target.reason])
-    return markdown.table("target|base|Python|CUDA|packages|to be proved on|for", rows)
+        rows.append([f"`{target.name}`", base, target.python, cuda, ", ".join(target.proves_on), target.reason])
+    return markdown.table("target|base|Python|CUDA|to be proved on|purpose", rows)
 
 
-def _matrix(facts: Facts) -> str:
-    """Target and hardware by package: how many claims are proved, or the word that stands in the way."""
+def packages(facts: Facts) -> str:
+    """A section per target: its packages with their patches, and how the target limits some of them."""
+    sections = []
+    for plan in facts.plans:
+        target, rows = plan.target, []
+        for pin in plan.pins:
+            patches = [f"[{patch.path.name[:4]}]({patch.name})" for patch in plan.patches[pin.name]]
+            rows.append([pin.name, pin.release.version, pin.release.kind, ", ".join(patches)])
+        sections += [f"## `{target.name}`", markdown.table("package|version|comes as|patches", rows)]
+        sections += [f"Limited here: {name}, {limit}." for name, limit in target.options.items()]
+        driver = f"NVIDIA driver {target.driver} or newer" if target.driver else ""
+        published = f"not published: {target.unpublished}" if target.unpublished else ""
+        notes = filter(None, (f"glibc {target.glibc} or newer", driver, published))
+        sections.append(f"Needs {'; '.join(notes)}.")
+    return "\n\n".join(sections)
+
+
+HEADLINES = (  # README's numbers: a file of rows, a cell of it, an arm, and what to call that
+    ("cu13.0-torch2.11--H200", "linear/seed/large/both", "transformer-engine.delayed graph",
+     "one Linear layer of 16384 × 8192 × 8192, forward and backward: FP8 over bfloat16"),
+    ("cu13.0-torch2.11--H200", "ablation/step/te-fp8", "fp8 te.delayed graph 8",
+     "a training step of a 1.26B model: FP8 over bfloat16, both with fused operators"),
+    ("cu13.0-torch2.11--H200", "ablation/step/te", "fused te graph 2 over naive 2",
+     "the same step in bfloat16: fused operators over naive ones"),
+    ("cu13.0-torch2.11--H200", "ablation/step/pretrain-bf16", "pretrain bf16 8",
+     "model FLOP utilization (MFU) of `pretrain` with that model in bfloat16"),
+    ("cu13.0-torch2.11-dist--H200", "scaling/fsdp/8B/4", "fp8 gathered",
+     "an 8B model sharded over four GPUs: FP8 over bfloat16"),
+)  # fmt: skip
+
+
+def numbers(facts: Facts) -> str:
+    """README's numbers: five of the goals of `bench`, on the newest stack."""
     rows = []
+    for stem, cell, arm, label in HEADLINES:
+        path = results.committed_path(facts.root, *stem.split("--"))
+        shown = answered(results.read(path)[1]) if path.exists() else []
+        number = next((goal["found"] for goal in shown if (goal["key"], goal["arm"]) == (cell, arm)), "not measured")
+        if match := re.match(r"\**([\d.]+) \(([\d.]+ to [\d.]+), (\d+)\)", number):
+            number = f"{match[1]} ({match[2]})"
+        rows.append([label, number])
+    return markdown.table("measured on H200|number (interval of 95 %)", rows)
+
+
+def matrix(facts: Facts) -> str:
+    """Target and hardware by package: how many claims are in which state, and what the package was compiled with."""
+    rows, notes = [], dict[str, int]()
     for one in facts.plans:
         runs = [run for other, run in facts.runs if other is one]
         if not runs:
@@ -95,7 +170,11 @@ def _matrix(facts: Facts) -> str:
             rows += [
                 [f"`{one.target.name}`", hardware, pin.label, *_cell(facts, one, run, pin.name)] for pin in one.pins
             ]
-    return markdown.table("target|hardware|package|state|built with", rows)
+    for row in rows:
+        if row[4]:
+            row[4] = f"({notes.setdefault(row[4], len(notes) + 1)})"
+    table = markdown.table("target|hardware|package|state|built with", rows)
+    return "\n\n".join([table, "Built with:", *(f"({number}) {built}" for built, number in notes.items())])
 
 
 def _not_run(root: Path, one: Plan) -> list[list[str]]:
@@ -152,53 +231,26 @@ def _otherwise(one: Plan, built: Mapping[str, Any]) -> str:
     return toolkit + (f"sm {' '.join(built['sm'])} only; " if built.get("sm", target.sm) != target.sm else "")
 
 
-def _patches(facts: Facts) -> str:
+def patches(facts: Facts) -> str:
     rows = []
     for row in proofs.rows(facts.root, facts.plans):
-        one = row.patch
-        versions, link = str(one.header["X-Applies-To"]), f"[{one.package} {one.path.name[:4]}]({one.name})"
-        rows.append([link, one.summary, versions, row.upstream, row.proved, ", ".join(row.targets)])
-    return markdown.table("patch|what it does|versions|upstream|proved on|targets", rows)
+        patch, targets = row.patch, ", ".join(f"`{name}`" for name in row.targets)
+        link = f"[{patch.package} {patch.path.name[:4]}]({patch.name})"
+        rows.append([link, patch.summary, str(patch.header["X-Applies-To"]), row.upstream, targets])
+    return markdown.table("patch|what it does|versions|upstream|targets", rows)
 
 
-def _documents(facts: Facts) -> str:
-    """How far each document is answered: its ids by the best that there is for them."""
-    answered, rows = ids_by_answer(facts), []
-    denied = {seed for one in facts.statements if one.holds is False for seed in one.statement.seeds}
-    for letter, (name, last) in documents.DOCUMENTS.items():
-        counted = [*answered.values(), sorted(denied)]
-        counts = [str(sum(seed[0] == letter for seed in found)) for found in counted]
-        rows.append([f"{letter}01 to {letter}{last}: {name}", *counts])
-    return markdown.table("|".join(["document", *answered, "of all: a statement does not hold"]), rows)
+def proofs_of(facts: Facts) -> str:
+    """On what each patch was proved."""
+    lines = []
+    for row in proofs.rows(facts.root, facts.plans):
+        record, patch = proofs.record_of(row.patch).relative_to(facts.root).as_posix(), row.patch
+        lines.append(f"- [{patch.package} {patch.path.name[:4]}]({record}): {row.proved}")
+    return "\n".join(lines)
 
 
-def ids_by_answer(facts: Facts) -> dict[str, list[str]]:
-    """The ids by what answers them, each once: the words of README's columns."""
-    claimed = {seed for claim in facts.room.claims.values() for seed in claim.seeds}
-    if unknown := sorted(claimed - set(documents.IDS)):
-        raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, and the inventory is A01 to E16: correct it.")
-    proved = {
-        seed
-        for claim in facts.room.claims.values()
-        for seed in claim.seeds
-        if "proved on" in states_of(facts, claim.id)
-    }
-    found = [one.statement for one in facts.statements if one.found]
-    kinds = {
-        "a claim is proved": proved,
-        "measured, patched or tested": {seed for one in found if not one.beyond for seed in one.seeds},
-        "claimed, not run yet": claimed,
-        "not to be had here": {seed for one in found for seed in one.seeds},
-        "open": set(documents.IDS),
-    }
-    ids: dict[str, list[str]] = {}
-    for word, some in kinds.items():
-        ids[word] = sorted(some.difference(*ids.values()))
-    return ids
-
-
-def _runs(facts: Facts) -> str:
-    """The runs on several GPUs that answer a document: what each is, for how many GPUs, and its speed on how many."""
+def runs_described(facts: Facts) -> str:
+    """The runs on several GPUs: what each is, for how many GPUs it is described, and how fast it ran on how many."""
     measured, rows = results.measured_runs(facts.root), []
     for run in runs.load(facts.root).values():
         degrees = {"tensor": run.tensor, "pipeline": run.pipeline, "sharded": run.replicas}
@@ -206,45 +258,31 @@ def _runs(facts: Facts) -> str:
         shape = f"{run.shape}, {run.batch} sequences of {run.length:,}"
         if run.seeds:
             where = measured.get(run.name, "not measured" if run.shape in runs.MEASURED else "needs more GPUs")
-            rows.append([f"`{run.name}`", ", ".join(run.seeds), shape, layout, f"{run.hosts} × {run.gpus}", where])
-    header = (
-        "run|answers|shape, batch|layout|hosts × GPUs described|tokens per second and GPU measured, on how many GPUs"
-    )
-    return markdown.table(header, rows)
+            rows.append([f"`{run.name}`", shape, layout, f"{run.hosts} × {run.gpus}", where])
+    return markdown.table("run|shape, batch|layout|hosts × GPUs|tokens per second and GPU, where measured", rows)
 
 
-def records_of(root: Path) -> str:
+def records_of(facts: Facts) -> str:
     """What programs of smoke_tests/ wrote, and whether they have changed since."""
     rows = []
-    for one in records.every(root):
-        link = f"[{one.commit[:7]}](../../../compare/{one.commit}...main)" if one.commit else "no commit that is known"
-        state = f"the program has changed since {link}" if one.changed else "current"
-        rows.append([f"[{one.file}](evidence/{one.file})", f"`{one.program}`", state])
+    for record in records.every(facts.root):
+        commit = record.commit
+        link = f"[{commit[:7]}](../../compare/{commit}...main)" if commit else "an unknown commit"
+        state = f"the program has changed since {link}" if record.changed else "current"
+        rows.append([f"[{record.file}](smoke_tests/evidence/{record.file})", f"`{record.program}`", state])
     return markdown.table("record|program|state", rows)
 
 
-def states_of(facts: Facts, claim: str) -> str:
-    """The state of a claim in every run that has it."""
-    places: dict[str, list[str]] = {}
-    for one, run in facts.runs:
-        rows = [row for row in run["claims"] if row["id"].split("[")[0] == claim]
-        if rows:
-            counts = facts.states(one, run, rows)
-            counted = [word if count == len(rows) else f"{count} {word}" for word, count in counts.items()]
-            place = f"{one.target.name} ({evidence.machine_name(run['hardware'])})"
-            places.setdefault(" and ".join(counted), []).append(place)
-    return "; ".join(f"{state} on {', '.join(found)}" for state, found in places.items()) or "not run"
-
-
-def numbers(root: Path) -> str:
-    """README's block: the goals and the pictures of each committed file of rows."""
+def measurements(facts: Facts) -> str:
+    """The block of docs/status/numbers.md: the goals and the pictures of each committed file of rows."""
     parts = []
-    for path in committed(root):
-        runs, cells = read(path)
-        place = path.relative_to(root)
-        parts.append(f"`{runs[0]['target']}` on {runs[0]['machine']['name']} ([rows]({place})):")
+    for path in results.committed(facts.root):
+        runs, cells = results.read(path)
+        place = path.relative_to(facts.root)
+        parts.append(f"## `{runs[0]['target']}` on {runs[0]['machine']['name']}\n\n[All rows]({place})")
         missing = {row["key"] for row in cells if row.get("unfinished")}  # some arms of it
-        lines = ["| Goal | At least | Found (95 %, samples) | Arm | Cell | Of all alike |", "|---|---|---|---|---|---|"]
+        header = "| Goal | At least | Measured (95 %, samples) | Arm | Cell | Of all alike |"
+        lines = [header, "|---|---|---|---|---|---|"]
         wanted = answered(cells)
         for goal in wanted:
             if goal["key"]:
@@ -252,10 +290,14 @@ def numbers(root: Path) -> str:
                 by = f"{goal['found']} | {goal['arm']} | `{goal['key']}`{unfinished} | {goal['grid']}"
                 lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} |")
         parts.append("\n".join(lines))
-        parts += [f"Not measured there: {goal['goal']} ({goal['arm']})." for goal in wanted if not goal["key"]]
-        parts += [f"Not reached: {goal['goal']}, {goal['profile']}." for goal in wanted if goal["profile"]]
-        for name in PICTURES:
+        parts += [f"Not measured: {goal['goal']} ({goal['arm']})." for goal in wanted if not goal["key"]]
+        parts += [
+            f"Not reached: {goal['goal']}. Longest kernels, in ms, {goal['profile']}."
+            for goal in wanted
+            if goal["profile"]
+        ]
+        for name in results.PICTURES:
             picture = place.with_name(f"{place.stem}-{name}.svg")
-            if (root / picture).exists():
+            if (facts.root / picture).exists():
                 parts.append(f"![{name}]({picture})")
     return "\n\n".join(parts) or 'Nothing measured on a GPU is committed yet: `nox -s "bench(TARGET)"` measures.'

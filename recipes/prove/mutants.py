@@ -2,7 +2,7 @@
 
 smoke_tests/mutants.py does the work, inside the environment; faults of upstream's compiled code
 (smoke_tests/compiled_faults.toml) are compiled here first. The outcomes are committed beside the evidence and shown
-in smoke_tests/README.md. Each holds the key of what decided it, so that a change of that is seen; nothing is planted
+in docs/status/mutants.md. Each holds the key of what decided it, so that a change of that is seen; nothing is planted
 again because of it.
 """
 

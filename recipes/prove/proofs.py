@@ -206,7 +206,7 @@ def _has_outputs(each: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """One patch in README's table and in `nox -s patches`, in words."""
+    """One patch in docs/status/patches.md and in `nox -s patches`, in words."""
 
     patch: Patch
     targets: tuple[str, ...]

@@ -190,6 +190,7 @@ def bring(plan: Plan, folder: Path) -> None:
     outcomes, log, manifest = (folder / name for name in ("outcomes.json", "smoke.log", "manifest.json"))
     for path in (outcomes, log, manifest):
         if not path.is_file():
-            raise Refusal(f"{path} is missing: bring it from where the smoke tests ran (README says how).")
+            where = "bring it from where the smoke tests ran (docs/use/elsewhere.md says how)"
+            raise Refusal(f"{path} is missing: {where}.")
     described = brought(Manifest, manifest)
     keep(plan, outcomes, 0, log.read_text(encoding="utf-8", errors="replace"), described)

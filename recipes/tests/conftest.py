@@ -40,7 +40,7 @@ from recipes.ship import image
 from recipes.tests.rooms import PlantedRoom
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-COPIED = ("recipes", "patches", "docker", "smoke_tests", "pyproject.toml", "README.md", "noxfile.py")
+COPIED = ("recipes", "patches", "docker", "smoke_tests", "pyproject.toml", "README.md", "docs", "noxfile.py")
 # A command that runs another one without a network: in a network namespace, or behind a proxy that nobody answers.
 UNSHARED = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode == 0
 NOWHERE = [f"{name}=http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "all_proxy")]

@@ -152,4 +152,6 @@ def test_a_package_and_a_target_are_data_only(checkout: Checkout) -> None:
     assert "tiny 1.0" in checkout.succeed("plan", "small")
     checkout.succeed("render")
     checkout.succeed("render", "--check")
-    assert re.search(r"^\| `small` \|.*tiny 1\.0", (checkout.root / "README.md").read_text(), re.MULTILINE)
+    assert re.search(r"^\| \[`small`\]\(.*\| tiny \|", (checkout.root / "README.md").read_text(), re.MULTILINE)
+    section = (checkout.root / "docs" / "status" / "targets.md").read_text().partition("\n## `small`\n")[2]
+    assert "\n| tiny | 1.0 | source |" in section.partition("\n## ")[0]

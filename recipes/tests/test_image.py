@@ -53,11 +53,11 @@ def test_without_an_engine_the_digest_stays_unresolved(tiny: Tiny, monkeypatch: 
     assert tiny.targets.read_text() == before
 
 
-def test_readme_lists_what_is_unresolved() -> None:
+def test_the_table_of_targets_lists_what_is_unresolved() -> None:
     catalogue = Catalogue()
-    readme = (catalogue.root / "README.md").read_text()
+    page = (catalogue.root / "docs" / "status" / "targets.md").read_text()
     for name, target in catalogue.targets.items():
-        row = next(line for line in readme.splitlines() if line.startswith(f"| `{name}` |"))
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{name}` |"))
         assert ("(digest unresolved)" in row) == (target.base.wheels.digest == "unresolved")
 
 
@@ -339,7 +339,7 @@ def test_a_login_shell_finds_the_environment(cpu: str) -> None:
 
 @pytest.fixture
 def on_top(engine: docker.DockerClient, cpu: str, tmp_path: Path) -> Iterator[Callable[[str], str]]:
-    """Builds what README shows, FROM the image plus an own package, after a step of root's; returns its id."""
+    """Builds FROM the image plus an own package, as docs/use/images.md shows, after a step by root; returns its id."""
     wheel(tmp_path, "ownpkg", payload=b"value = 42\n")
     built = []
 

@@ -31,7 +31,7 @@ def _register_bench(verbs: Verbs) -> None:
     added.add_argument("--quick", action="store_true", help="few cells and pairs")
     added.add_argument("--list", action="store_true", help="the cells and what is known of them; measure nothing")
     added.add_argument("--from", dest="rows", type=place, help="rows measured elsewhere: show them, measure nothing")
-    added.add_argument("--promote", action="store_true", help="keep the rows as evidence, and README's pictures")
+    added.add_argument("--promote", action="store_true", help="keep the rows and their pictures as evidence")
 
 
 def bench(options: argparse.Namespace) -> int:

@@ -37,5 +37,5 @@ def compat(_: argparse.Namespace) -> int:
 
 
 def render(options: argparse.Namespace) -> int:
-    """Write README's tables from data and promoted evidence, or check that they are current."""
+    """Write the tables of README and docs/ from data and promoted evidence, or check that they are current."""
     return rendering.check(Catalogue()) if options.check else rendering.write(Catalogue())

@@ -51,7 +51,7 @@ def smoke(options: argparse.Namespace) -> int:
 
 
 def promote(options: argparse.Namespace) -> int:
-    """Copy the evidence of the last smoke run into smoke_tests/evidence/, to be committed, and render README."""
+    """Copy the evidence of the last smoke run into smoke_tests/evidence/, to be committed, and render the tables."""
     plan = chosen(options)
     if options.record:
         say(f"recorded {records.note(plan.root, options.record)}")
@@ -79,7 +79,7 @@ def changes(_: argparse.Namespace) -> int:
 
 
 def mutants(options: argparse.Namespace) -> int:
-    """Plant faults in a target's environment to see that claims catch them; keep the outcomes, render the READMEs."""
+    """Plant faults in a target's environment to see that claims catch them; keep the outcomes, render the tables."""
     if options.outcomes:
         planting.keep(chosen(options), options.outcomes)
         return render.write(Catalogue())
