@@ -1,4 +1,4 @@
-"""Rows of numbers for people: the page report.html, and the rows to be committed with the pictures of docs/status/numbers.md."""
+"""Rows of numbers for people: the page report.html, and the rows to be committed with their pictures."""
 
 from __future__ import annotations
 
