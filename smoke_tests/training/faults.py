@@ -344,7 +344,7 @@ RULED = (
     Ruled("memory", ("bytes_per_parameter", "held"), ("memory",)),
     Ruled("models", ("parameters_of",), ("models",)),
     Ruled("models", ("operations_per_token",), ("memory",)),
-    Ruled("parity", ("smoothed", "differences", "judged"), ("parity",)),
+    Ruled("parity", ("smoothed", "differences", "judged"), ("parity", "parity_interval")),
     Ruled("parity", ("references", "texts"), ("parity_compares",)),
     Ruled("sharded", ("train",), ("sharded_alone",)),
     Ruled("ms_amp", ("clip_grad_norm_", "scales_of", "packed", "unpacked"), ("test_msamp.py::test_checkpoint",)),

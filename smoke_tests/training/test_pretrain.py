@@ -854,6 +854,22 @@ def test_parity(measured: Dict[str, Any]) -> None:
 
 
 @proves(
+    "parity's interval is Student's: the mean over seeds, plus and minus the quantile of one seed fewer times the "
+    "standard error; beyond 31 seeds the quantile stays that of 31",
+    package="torch",
+    since="2.4",
+)
+def test_parity_interval() -> None:
+    for count, quantile in ((5, 2.776), (6, 2.571), (31, 2.042), (40, 2.042)):
+        values = [draw + 1.0 for draw in torch.randn(count, dtype=torch.float64).tolist()]
+        found, mean = parity.judged(values), sum(values) / count
+        reach = quantile * (sum((each - mean) ** 2 for each in values) / (count - 1) / count) ** 0.5
+        assert found["above"] == pytest.approx(mean) and found["interval"] == pytest.approx(
+            [mean - reach, mean + reach]
+        )
+
+
+@proves(
     "an arm is compared with the first of its learning rate, or with the first of all where no other has its rate",
     package="torch",
     since="2.4",
