@@ -193,7 +193,7 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     hardware = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
     (row,) = ran["claims"]
     row["measured"] = {"limit": f"raised in {tmp_path}/partial/build/apex-23.05/a.cu:3", "error": 0.5}
-    files = {"references.py": sha256_of(tmp_path / "smoke_tests" / "references.py")}
+    files = {"operators/references.py": sha256_of(tmp_path / "smoke_tests" / "operators" / "references.py")}
     outcomes = {"target": "cpu", "files": files, "hardware": hardware, **ran}
     (tmp_path / "away" / "smoke.log").write_text("proved\n")
     (tmp_path / "away" / "manifest.json").write_text('{"packages": {}}')
@@ -202,8 +202,8 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     (path,) = (tmp_path / "build").rglob("cpu--x86-64.json")
     kept = json.loads(path.read_text())["claims"][0]["measured"]
     assert kept == {"limit": "raised in apex-23.05/a.cu:3", "error": 0.5}
-    (tmp_path / "smoke_tests" / "references.py").write_text("# another\n")
-    with pytest.raises(Refusal, match=r"of other tests than .* \(references\.py\)"):
+    (tmp_path / "smoke_tests" / "operators" / "references.py").write_text("# another\n")
+    with pytest.raises(Refusal, match=r"of other tests than .* \(operators/references\.py\)"):
         evidence.bring(here, tmp_path / "away")
     for name, text, why in (
         ("outcomes.json", '{"target": "c', "not the JSON"),
