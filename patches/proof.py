@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from recipes.make import environment
+from recipes.make import environment, patch
 
 LINES = 8  # of an output that are kept
 
@@ -29,6 +31,12 @@ class Proof:
     path: tuple[Path, ...] = ()
     places: dict[Path, str] = field(default_factory=dict)
     runs: list[dict[str, Any]] = field(default_factory=list)
+
+    def with_patch_beside(self, file: str, version: str, into: Path) -> Proof:
+        """The same proof, with a patch of patches/ applied to that version of BESIDE's wheel in a copy of links."""
+        shutil.copytree(self.path[0], into, symlinks=True, copy_function=os.link)
+        patch.apply(patch.read(Path(__file__).parent / file).at(version), into)
+        return replace(self, path=(into,), places={**self.places, into: "BESIDE"})
 
     def run(
         self, script: str, **variables: str
