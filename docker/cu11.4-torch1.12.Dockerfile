@@ -17,6 +17,10 @@ COPY pyproject.toml ./
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf docker/tool.sh install
 COPY patches patches
 COPY recipes/packages recipes/packages
+COPY recipes/catalogue recipes/catalogue
+COPY recipes/make recipes/make
+COPY recipes/ship recipes/ship
+COPY recipes/verbs recipes/verbs
 COPY recipes/*.py recipes/*.toml recipes/
 COPY recipes/lock/cu11.4-torch1.12.txt recipes/lock/
 COPY docker/build-wheel.sh docker/

@@ -19,16 +19,23 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from patches.proof import Proof
-from recipes import environment, patch, proof
-from recipes.build import Builder, patched_wheel
-from recipes.cache import Cache
-from recipes.environment import Wheel
-from recipes.fetch import Artifact, artifact_of, file_of, unpack
-from recipes.model import Catalogue, Refusal, Source, digest_of
-from recipes.patch import Patch
-from recipes.plan import Plan, plan
+from recipes.catalogue import patch
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.lock import Artifact, artifact_of, file_of
+from recipes.catalogue.patch import Patch
+from recipes.catalogue.plan import Plan, plan
+from recipes.catalogue.schema import Source
+from recipes.errors import Refusal
+from recipes.files import digest_of
+from recipes.make import environment
+from recipes.make.build import Builder, patched_wheel
+from recipes.make.cache import Cache
+from recipes.make.environment import Wheel
+from recipes.make.fetch import unpack
+from recipes.make.patch import apply_all, tree_hash
 from recipes.progress import Steps
-from recipes.proof import Case
+from recipes.prove import proofs
+from recipes.prove.proofs import Case
 
 MIRROR = os.environ.get("FUSEBOX_MIRROR")
 RUNS = pytest.StashKey[dict[Path, dict[str, dict[str, Any]]]]()  # by patch file and source, what its record will say
@@ -48,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @cache
 def all_plans() -> tuple[Catalogue, list[Plan]]:
     catalogue = Catalogue()
-    return catalogue, proof.plans(catalogue)
+    return catalogue, proofs.plans(catalogue)
 
 
 @cache
@@ -60,7 +67,7 @@ def patch_of(test: Path) -> Patch:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A proof runs once per release that its patch applies to; a patch that applies to none has no proof."""
     if "proof" in metafunc.fixturenames:
-        cases = proof.cases(*all_plans(), patch_of(metafunc.definition.path))
+        cases = proofs.cases(*all_plans(), patch_of(metafunc.definition.path))
         assert cases, f"{metafunc.definition.path} proves a patch that applies to no release: delete both."
         metafunc.parametrize("proof", cases, indirect=True, ids=[case.label for case in cases])
 
@@ -77,7 +84,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def both_trees(request: pytest.FixtureRequest, place: Path) -> Proof:
     """Both trees, unpacked anew, and the environment that the proof asks for."""
     case: Case = request.param
-    said = proof.conditions(request.path)
+    said = proofs.conditions(request.path)
     if case.source.version in said.unproven:
         _record(request.node, unproven=said.unproven[case.source.version])
         pytest.skip(f"unproven here: {said.unproven[case.source.version]}")
@@ -105,7 +112,7 @@ def both_trees(request: pytest.FixtureRequest, place: Path) -> Proof:
     made = Proof(pristine, patched, python, case.source.version, (place / "beside",), places)
     _record(
         request.node, target=said.runs_in, interpreter=interpreter, emulated=said.emulated,
-        pristine=patch.tree_hash(pristine), patched=patch.tree_hash(patched), runs={},
+        pristine=tree_hash(pristine), patched=tree_hash(patched), runs={},
     )  # fmt: skip
     return made
 
@@ -122,7 +129,7 @@ def trees(source: Path, case: Case, into: Path) -> tuple[Path, Path]:
         for place in places:
             place.mkdir()
         pristine, patched = unpack(source, places[0]), unpack(source, places[1])
-    patch.apply_all(list(case.patches), patched)
+    apply_all(list(case.patches), patched)
     return pristine, patched
 
 
@@ -216,10 +223,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         fresh = item.config.stash[RUNS][item.path][case.source.identity]
         fresh["runs"][name] = held.runs
         if not item.config.getoption("--record"):
-            kept = proof.entry(proof.written(case.patch), case.source) or {}
+            kept = proofs.entry(proofs.written(case.patch), case.source) or {}
             was = {side: kept.get(side) for side in ("pristine", "patched")} | {"runs": kept.get("runs", {}).get(name)}
             now = {side: fresh[side] for side in ("pristine", "patched")} | {"runs": held.runs}
-            assert now == was, f"{case.patch.name} on {case.label}: not what its record says: {proof.AGAIN}."
+            assert now == was, f"{case.patch.name} on {case.label}: not what its record says: {proofs.AGAIN}."
     return result
 
 
@@ -229,7 +236,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     params = getattr(getattr(item, "callspec", None), "params", {})
     if isinstance(case := params.get("proof"), Case):
-        explicit = case.source.version in proof.conditions(item.path).unproven
+        explicit = case.source.version in proofs.conditions(item.path).unproven
         if report.failed or (report.skipped and not explicit):
             item.config.stash[UNFINISHED][item.path] = f"{item.name} {report.outcome}"
     return report
@@ -241,11 +248,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not session.config.getoption("--record"):
         return
     for test, entries in session.config.stash[RUNS].items():
-        missing = [one.label for one in proof.cases(*all_plans(), patch_of(test)) if one.source.identity not in entries]
+        missing = [
+            one.label for one in proofs.cases(*all_plans(), patch_of(test)) if one.source.identity not in entries
+        ]
         if missing:
             session.config.stash[UNFINISHED].setdefault(test, f"{missing[0]} did not run")
         if test not in session.config.stash[UNFINISHED]:
-            proof.write(patch_of(test), list(entries.values()))
+            proofs.write(patch_of(test), list(entries.values()))
     if session.config.stash[UNFINISHED]:
         session.exitstatus = session.exitstatus or pytest.ExitCode.TESTS_FAILED
 
@@ -254,5 +263,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if config.getoption("--record"):
         for test in config.stash[RUNS] | config.stash[UNFINISHED]:
             why = config.stash[UNFINISHED].get(test)
-            name = proof.record_of(patch_of(test)).name
+            name = proofs.record_of(patch_of(test)).name
             terminalreporter.line(f"not recorded: {name}: {why}" if why else f"recorded: {test.parent.name}/{name}")

@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 from patches.architectures import CUDA
 from patches.proof import Proof
 from patches.scripts import SETUP
-from recipes.model import Catalogue
+from recipes.catalogue.load import Catalogue
 
 SIZES = {
     "2.8.3": (32, 64, 96, 128, 192, 256),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipes import environment
+from recipes.make import environment
 
 LINES = 8  # of an output that are kept
 

@@ -1,7 +1,8 @@
-"""Recipes: what each environment is made of (the TOML files), and the verbs that make it (the modules).
+"""Recipes: what each environment is made of (the TOML files), and the tool that makes it (the packages).
 
-Data flows one way: model reads the TOML; fetch, patch, build and audit turn pins into wheels; environment installs
-them; evidence keeps what the smoke tests proved; render writes the tables. `python -m recipes VERB` runs one verb.
+catalogue/ reads the TOML; make/ turns pins into wheels and an environment; prove/ runs the claims and keeps what came
+of them; ship/ builds images; measure/ turns measured rows into numbers; pages/ renders all of it; verbs/ is the command
+line, `python -m recipes VERB`. Each imports those before it: docs/maintain/architecture.md has the picture.
 """
 
 import sys

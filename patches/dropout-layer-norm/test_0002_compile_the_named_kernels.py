@@ -5,7 +5,7 @@ import json
 from patches.architectures import CUDA
 from patches.proof import Proof
 from patches.scripts import SETUP
-from recipes.model import Catalogue
+from recipes.catalogue.load import Catalogue
 
 RUNS_IN = "cpu"
 EMULATED = "nvcc is a script that prints a version, torch one for the CPU, and nothing is compiled"

@@ -30,10 +30,14 @@ from typing import Any
 import docker
 import pytest
 
-from recipes import image
-from recipes.cache import Cache, sha256_of
-from recipes.model import ROOT, Catalogue, Refusal, Target
-from recipes.patch import tree_hash
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.schema import Target
+from recipes.errors import Refusal
+from recipes.files import ROOT, sha256_of
+from recipes.make.cache import Cache
+from recipes.make.patch import tree_hash
+from recipes.ship import image
+from recipes.tests.rooms import PlantedRoom
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 COPIED = ("recipes", "patches", "docker", "smoke_tests", "pyproject.toml", "README.md", "docs", "noxfile.py")
@@ -189,6 +193,13 @@ def sdist(path: Path, files: Mapping[str, str | bytes]) -> str:
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))
     return sha256_of(path)
+
+
+def spoil(path: Path) -> None:
+    """Flip one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
 
 
 def entry(data: bytes) -> str:
@@ -372,6 +383,12 @@ class Tiny(Checkout):
 def checkout(tmp_path: Path) -> Checkout:
     """A temporary copy of the checkout; pip is configured to find nothing."""
     return Checkout(tmp_path)
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> PlantedRoom:
+    """The rules of smoke_tests/ without any claim."""
+    return PlantedRoom(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import struct
 import subprocess
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from recipes import audit
-from recipes.model import Catalogue, Pin, Refusal, Target
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.schema import Pin, Target
+from recipes.errors import Refusal
+from recipes.make import audit
+from recipes.tests.objects import CUBIN, PORTABLE, PTX, fatbin, library
 
 CPU, GPU = Catalogue().target("cpu"), Catalogue().target("cu13.0-torch2.11")
-PORTABLE = ["-march=x86-64-v3", "-frecord-gcc-switches"]
 
 
 @pytest.fixture
@@ -32,16 +33,6 @@ def apex() -> Pin:
 def pinned(target: Target, package: str) -> Pin:
     """What a target pins of a package."""
     return next(pin for pin in Catalogue().pins(target) if pin.name == package)
-
-
-def library(folder: Path, name: str, code: str, *flags: str) -> Path:
-    """A shared object compiled from C++ code."""
-    folder.mkdir(parents=True, exist_ok=True)
-    source = folder / f"{name}.cpp"
-    source.write_text(code)
-    made = folder / f"{name}.so"
-    subprocess.run(["c++", "-shared", "-fPIC", *flags, "-o", str(made), str(source)], check=True)
-    return made
 
 
 def wheel(folder: Path, *files: Path, metadata: str = "") -> Path:
@@ -117,19 +108,6 @@ def test_a_wheel_without_its_extensions_is_refused(tmp_path: Path, pin: Pin) -> 
 
 
 # --- GPU code
-
-
-def fatbin(*entries: tuple[int, int]) -> str:
-    """Assembler for what nvcc leaves in an object of one source file: (kind, architecture) of each entry."""
-    body = b"".join(
-        struct.pack("<HHIQIIHHI32x", kind, 0x101, 64, 8, 0, 0, 0, 1, sm) + b"\x7fELF...." for kind, sm in entries
-    )
-    container = struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
-    bytes_ = ",".join(map(str, container))
-    return f'__asm__(".section .nv_fatbin, \\"a\\"\\n.byte {bytes_}\\n.balign 8\\n.text");'
-
-
-CUBIN, PTX = 2, 1
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from recipes.cache import sha256_of
+from recipes.files import sha256_of
 from recipes.tests.conftest import PYTHON, SOURCE, Checkout, Tiny, one_sentence
 
 # --- the tool itself

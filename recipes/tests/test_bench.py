@@ -14,49 +14,28 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from recipes import bench, charts
-from recipes.model import ROOT, Catalogue, Refusal
-from recipes.plan import Plan, plan
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import Plan, plan
+from recipes.errors import Refusal
+from recipes.files import ROOT
+from recipes.measure import bench, charts, goals, recommend, report, results
 from recipes.process import group
+from recipes.tests.rows import LIMITS, SHARD, arm, fast, row
 
-ROWS, RECOMMEND = bench.room("rows"), bench.room("recommend")
-LIMITS = {"copy": 4.0e12, "bf16": 8.0e14, "fp8": 1.5e15}
-SHARD: bench.Row = {
-    "key": "shard", "shard": "s", "target": "cpu", "releases": {"torch": "2"}, "limits": LIMITS, "state": {},
-    "machine": {"name": "H200", "arch": "x86-64", "cpu": "c", "gpus": [], "driver": ""},
-}  # fmt: skip
-
-
-def arm(precision: str = "bf16", ms: float | None = 1.0, **others: Any) -> bench.Row:
-    return {
-        "precision": precision, "ms": ms, "gpu_ms": ms, "host_ms": 0.1, "state_mib": 1024,
-        "peak_mib": 1024, "checks": [[0.04, 0.02, 0.1]], "samples_ms": [ms], "fp8_kernels": ["nvjet_sm90_qqtst"],
-        **others,
-    }  # fmt: skip
-
-
-def fast(ratio: float = 1.5, **others: Any) -> bench.Row:
-    """An FP8 arm that is so many times as fast as bf16."""
-    gain = {"base": "bf16", "ratio": ratio, "low": ratio - 0.01, "high": ratio + 0.01, "comparable": True}
-    return arm("fp8", 1 / ratio, **{**gain, **others})
-
-
-def row(key: str = "linear/sweep/16384x2048x2048/both", **arms: bench.Row) -> bench.Row:
-    facts = {"m": 16384, "k": 2048, "n": 2048, "way": "both"}
-    return {"key": key, "facts": facts, "shard": "s", "quick": False, "pairs": 30, "arms": {"bf16": arm(), **arms}}
+ROWS, RECOMMEND = results.room("rows"), results.room("recommend")
 
 
 LARGE, NAMED = "linear/seed/large/both", "transformer-engine.delayed graph"
 
 
-def first_goal(judged: bench.Row) -> tuple[str, bool | None]:
+def first_goal(judged: results.Row) -> tuple[str, bool | None]:
     """What is shown of the large Linear's goal, and whether it is reached."""
     run = {**SHARD, "machine": {**SHARD["machine"], "gpus": [{}]}}
-    goal = bench.goals([{**judged, "run": run}])[0]
+    goal = goals.answered([{**judged, "run": run}])[0]
     return goal["found"], goal["met"]
 
 
-def job(precision: str, rate: float, gib: int, **others: Any) -> bench.Row:
+def job(precision: str, rate: float, gib: int, **others: Any) -> results.Row:
     return arm(
         precision,
         1e3 / rate,
@@ -70,32 +49,32 @@ def job(precision: str, rate: float, gib: int, **others: Any) -> bench.Row:
 
 
 def test_recommend_takes_the_rows_of_the_newest_torch_among_those_that_are_kept(tmp_path: Path) -> None:
-    chosen = bench.newest_committed(ROOT)
-    assert bench.of(bench.read(chosen)[1], "linear/sweep/")
-    swept = [path for path in bench.committed(ROOT) if "linear/sweep/" in path.read_text(encoding="utf-8")]
-    versions = {path: Version(bench.read(path)[0][0]["releases"]["torch"]) for path in swept}
+    chosen = results.newest_committed(ROOT)
+    assert results.of(results.read(chosen)[1], "linear/sweep/")
+    swept = [path for path in results.committed(ROOT) if "linear/sweep/" in path.read_text(encoding="utf-8")]
+    versions = {path: Version(results.read(path)[0][0]["releases"]["torch"]) for path in swept}
     assert len(swept) > 1 and versions[chosen] == max(versions.values())
     with pytest.raises(Refusal, match=r"none.*--rows"):
-        bench.newest_committed(tmp_path)
-    folder = bench.committed_path(tmp_path, "", "").parent
+        results.newest_committed(tmp_path)
+    folder = results.committed_path(tmp_path, "", "").parent
     folder.mkdir(parents=True)
     for name in (chosen.name, "other--" + chosen.name):
         (folder / name).write_bytes(chosen.read_bytes())
     with pytest.raises(Refusal, match=re.escape(f"{chosen.name}, other--{chosen.name}")):
-        bench.newest_committed(tmp_path)
+        results.newest_committed(tmp_path)
 
 
 ON_GPUS = {**SHARD, "machine": {**SHARD["machine"], "gpus": [{}]}}
 
 
-def shown(*rows: bench.Row) -> dict[str, tuple[str, bool | None]]:
+def shown(*rows: results.Row) -> dict[str, tuple[str, bool | None]]:
     """Goal -> what is shown, and whether it is reached, of those that were measured."""
-    goals = bench.goals([{**ROWS.judge(cell, LIMITS), "run": ON_GPUS} for cell in rows])
-    return {goal["goal"]: (goal["found"], goal["met"]) for goal in goals if goal["key"]}
+    answers = goals.answered([{**ROWS.judge(cell, LIMITS), "run": ON_GPUS} for cell in rows])
+    return {goal["goal"]: (goal["found"], goal["met"]) for goal in answers if goal["key"]}
 
 
 def test_four_gpus_are_held_to_the_arm_that_was_named_and_recomputed_alike() -> None:
-    beside: bench.Row = {"comparable": True, "low": 1.32, "high": 1.34, "samples_ms": [1.0] * 9}
+    beside: results.Row = {"comparable": True, "low": 1.32, "high": 1.34, "samples_ms": [1.0] * 9}
     faster = job("bf16", 10, 100, base="bf16", ratio=1.11, **{**beside, "comparable": False})
     arms = {"bf16": job("bf16", 9, 68), "fp8 gathered": job("fp8", 12, 57, base="bf16", ratio=1.33, **beside)}
     sharded = row("scaling/fsdp/8B/4", **{**arms, "bf16, nothing recomputed": faster})
@@ -113,13 +92,13 @@ def test_four_gpus_are_held_to_the_arm_that_was_named_and_recomputed_alike() -> 
 
 
 def test_a_goal_is_held_to_one_cell_and_shows_how_many_others_reach_it() -> None:
-    def block(key: str, ratio: float) -> bench.Row:
+    def block(key: str, ratio: float) -> results.Row:
         facts = {"hidden": 4096, "length": 2048, "batch": 4}
         return {**row(key, **{"fp8 graph": fast(ratio, samples_ms=[1.0] * 9)}), "facts": facts}
 
     rows = [block("block/core/6.7B/2048x4", 1.4), block("block/grid/13B/2048x8", 1.9), block("block/grid/13B/8x1", 1.2)]
-    goals = bench.goals([{**ROWS.judge(cell, LIMITS), "run": ON_GPUS} for cell in rows])
-    (goal,) = [goal for goal in goals if goal["goal"] == "FP8 over bf16, one block"]
+    answers = goals.answered([{**ROWS.judge(cell, LIMITS), "run": ON_GPUS} for cell in rows])
+    (goal,) = [goal for goal in answers if goal["goal"] == "FP8 over bf16, one block"]
     assert (goal["found"], goal["met"]) == ("1.4 (1.39 to 1.41, 9), not reached", False)
     assert goal["grid"] == "median 1.4, 1 of 3 reach it"
 
@@ -139,7 +118,7 @@ def test_fused_is_held_to_naive_by_time_and_memory_of_one_arm_at_equal_batch() -
 
 def test_a_goal_that_is_not_reached_says_where_the_time_went() -> None:
     slow = row(LARGE, **{NAMED: fast(1.25, kernels=[["nvjet_qqtst", 0.5], ["quantize", 0.25]], samples_ms=[0.8] * 9)})
-    goal = bench.goals([{**ROWS.judge(slow, LIMITS), "run": ON_GPUS}])[0]
+    goal = goals.answered([{**ROWS.judge(slow, LIMITS), "run": ON_GPUS}])[0]
     assert (goal["met"], goal["profile"]) == (False, "of 0.8 ms on the GPU: `nvjet_qqtst` 0.5, `quantize` 0.25")
 
 
@@ -149,7 +128,7 @@ def test_a_bound_within_the_interval_is_not_told_apart() -> None:
 
 
 def test_a_block_is_held_to_what_recommend_says_of_its_layers() -> None:
-    def block(hidden: int, ratio: float) -> bench.Row:
+    def block(hidden: int, ratio: float) -> results.Row:
         facts = {"hidden": hidden, "length": 4096, "batch": 1}
         return {**row(f"block/grid/{hidden}/4096x1", **{"fp8 graph": fast(ratio)}), "facts": facts}
 
@@ -157,9 +136,9 @@ def test_a_block_is_held_to_what_recommend_says_of_its_layers() -> None:
     linear["facts"] = {"way": "both", "m": 2048, "k": 2048, "n": 2048}
     blocks = [block(1024, 0.8), block(2048, 1.1), block(4096, 1.3)]  # the first is smaller than what was measured
     cells = [ROWS.judge(one, LIMITS) for one in (linear, *blocks)]
-    (goal,) = bench._least_gain(cells)
+    (goal,) = goals._least_gain(cells)
     assert (goal["key"], goal["grid"]) == ("block/grid/2048/4096x1", "the least of 2")
-    assert bench._least_gain(cells[1:]) == []
+    assert goals._least_gain(cells[1:]) == []
 
 
 # --- what may be believed ---
@@ -184,7 +163,7 @@ def test_gaps_between_launches_are_seen_beside_the_same_work_as_a_graph() -> Non
     found = ROWS.judge(cell, LIMITS)["arms"]
     assert [name for name, one in found.items() if one["launch_bound"]] == ["te"]
     judged = {**ROWS.judge(row(slow=arm(host_ms=0.96, bytes=1, bytes_per_second=1e12)), LIMITS), "run": SHARD}
-    assert bench.share(judged["arms"]["slow"], judged) is None
+    assert results.share(judged["arms"]["slow"], judged) is None
     step = ROWS.judge(row("ablation/step/te", slow=arm(host_ms=0.99)), LIMITS)["arms"]
     assert not step["slow"]["launch_bound"], "its host may wait for a full queue"
 
@@ -209,7 +188,7 @@ def test_a_copy_is_no_ceiling_of_a_cpu() -> None:
         (fast(checks=[[float("nan"), 0.02, 0.1]]), "relative error nan"),
     ],
 )
-def test_a_planted_fault_is_invalid_and_no_win(planted: bench.Row, said: str) -> None:
+def test_a_planted_fault_is_invalid_and_no_win(planted: results.Row, said: str) -> None:
     judged = ROWS.judge(row(LARGE, fp8=planted, **{NAMED: planted}), LIMITS)
     assert judged["arms"]["bf16"]["invalid"] == []
     (reason,) = judged["arms"]["fp8"]["invalid"]
@@ -257,7 +236,7 @@ def test_the_last_row_of_a_cell_counts_and_errors_do_not(tmp_path: Path) -> None
     assert [one["arms"]["fp8"]["ratio"] for one in found.values()] == [1.7]
 
 
-def planted(folder: Path, *rows: bench.Row) -> Path:
+def planted(folder: Path, *rows: results.Row) -> Path:
     """A file of rows."""
     file = folder / "rows.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in (SHARD, *rows)))
@@ -268,23 +247,23 @@ def planted(folder: Path, *rows: bench.Row) -> Path:
     ("change", "said"),
     [({"quick": True}, "rows of --quick"), ({"shard": "gone"}, "holds no measured row")],
 )
-def test_what_is_no_evidence_is_not_promoted(tmp_path: Path, change: bench.Row, said: str) -> None:
+def test_what_is_no_evidence_is_not_promoted(tmp_path: Path, change: results.Row, said: str) -> None:
     with pytest.raises(Refusal, match=said):
-        bench.promote(plan(Catalogue(), "cpu"), planted(tmp_path, {**row(), **change}))
+        report.promote(plan(Catalogue(), "cpu"), planted(tmp_path, {**row(), **change}))
 
 
 def test_a_promoted_file_keeps_the_other_cells_of_the_same_releases(tmp_path: Path) -> None:
     chosen = elsewhere(tmp_path / "checkout")
-    final = bench.committed_path(chosen.root, "cpu", "H200")
+    final = results.committed_path(chosen.root, "cpu", "H200")
     other, quick = row("linear/sweep/8x8x8/both", fp8=fast()), {**row("ablation/quick/2x2048"), "quick": True}
-    bench.promote(chosen, planted(tmp_path, row(fp8=fast(1.2)), other))
-    bench.promote(chosen, planted(tmp_path, row(fp8=fast(1.7)), quick))
-    kept = {one["key"]: one for one in bench.read(final)[1]}
+    report.promote(chosen, planted(tmp_path, row(fp8=fast(1.2)), other))
+    report.promote(chosen, planted(tmp_path, row(fp8=fast(1.7)), quick))
+    kept = {one["key"]: one for one in results.read(final)[1]}
     assert {key: one["arms"]["fp8"]["ratio"] for key, one in kept.items()} == {row()["key"]: 1.7, other["key"]: 1.5}
     assert final.with_name(f"{final.stem}-crossover.svg").exists()
     newer = {**SHARD, "shard": "n", "releases": {"torch": "3"}}
-    bench.promote(chosen, planted(tmp_path, newer, {**row("operators/x/8/forward", t=arm()), "shard": "n"}))
-    assert [one["key"] for one in bench.read(final)[1]] == ["operators/x/8/forward"]
+    report.promote(chosen, planted(tmp_path, newer, {**row("operators/x/8/forward", t=arm()), "shard": "n"}))
+    assert [one["key"] for one in results.read(final)[1]] == ["operators/x/8/forward"]
     assert not final.with_name(f"{final.stem}-crossover.svg").exists(), "a picture without rows stays"
 
 
@@ -312,12 +291,12 @@ def test_what_is_no_file_of_rows_is_named(tmp_path: Path, text: str | None) -> N
     if text is not None:
         path.write_text(text)
     with pytest.raises(Refusal, match=re.escape(str(path)) + " is no file of rows"):
-        bench.read(path)
+        results.read(path)
 
 
 def test_a_report_is_of_its_target(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="holds rows of ms-amp: bring those of cpu"):
-        bench.report(elsewhere(tmp_path), planted(tmp_path, {**SHARD, "target": "ms-amp"}, row()))
+        report.report(elsewhere(tmp_path), planted(tmp_path, {**SHARD, "target": "ms-amp"}, row()))
 
 
 # --- the page ---
@@ -339,7 +318,7 @@ def test_every_number_of_the_page_links_to_its_row(tmp_path: Path) -> None:
         row(fp8=fast(), bad=fast(2.5)),
         row("operators/rms_norm/8x8/forward", t=arm(bytes_per_second=2e12, bytes=1)),
     ]
-    written = bench.report(elsewhere(tmp_path), planted(tmp_path, *cells))
+    written = report.report(elsewhere(tmp_path), planted(tmp_path, *cells))
     assert written == tmp_path / "build" / "cpu" / "bench" / "report.html"
     page = written.read_text()
     links, places = set(re.findall(r'href="#([^"]+)"', page)), set(re.findall(r'\bid="([^"]+)"', page))
@@ -353,7 +332,7 @@ def test_every_number_of_the_page_links_to_its_row(tmp_path: Path) -> None:
 
 def test_the_page_says_what_failed_and_what_is_quick(tmp_path: Path) -> None:
     failed = {"key": "operators/adamw/step", "shard": "s", "error": "no memory <left>"}
-    page = bench.report(elsewhere(tmp_path), planted(tmp_path, {**row(fp8=fast()), "quick": True}, failed)).read_text()
+    page = report.report(elsewhere(tmp_path), planted(tmp_path, {**row(fp8=fast()), "quick": True}, failed)).read_text()
     assert "operators/adamw/step (no memory &lt;left&gt;)" in page
     assert "1 of the 1 cells are of a quick run" in page
     assert "1.49 to 1.51" not in page, "an interval of one sample"
@@ -388,13 +367,13 @@ def test_a_configuration_of_transformers_and_a_model_of_ours_have_the_same_layer
         "hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 32, "num_key_value_heads": 8,
         "vocab_size": 32000,
     }  # fmt: skip
-    ours = RECOMMEND.layers_of_shape(*bench.shapes(ROOT)["hare-1.1b"])
+    ours = RECOMMEND.layers_of_shape(*recommend.shapes(ROOT)["hare-1.1b"])
     assert list(RECOMMEND.layers_of(config).values()) == list(ours.values())
 
 
 def test_the_1_26b_model_trains_as_its_article_says() -> None:
     """A step is 16 micro-batches of 2 sequences of 2048, and the vocabulary a multiple of 8 (B02, B04)."""
-    *_, vocabulary, length = bench.shapes(ROOT)["z2all-1.26b"]
+    *_, vocabulary, length = recommend.shapes(ROOT)["z2all-1.26b"]
     text = (ROOT / "smoke_tests" / "bench" / "ablation.py").read_text()
     (tokens,) = re.findall(r"^TOKENS = (\d+)", text, re.MULTILINE)
     assert int(tokens) == 16 * 2 * length == 65536
@@ -420,9 +399,9 @@ def test_another_configuration_is_refused_in_one_sentence(tmp_path: Path, config
         recommended(tmp_path, row(te=fast()))
 
 
-def recommended(folder: Path, measured: bench.Row, tokens: int = 16384, launch: str = "eager") -> bench.Row:
+def recommended(folder: Path, measured: results.Row, tokens: int = 16384, launch: str = "eager") -> results.Row:
     """What is recommended for the config.json of a folder, by one measured row of the package "te"."""
-    return bench.recommend(
+    return recommend.recommend(
         ROOT, str(folder / "config.json"), planted(folder, measured), tokens, "te", launch, head=False
     )
 

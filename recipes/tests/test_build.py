@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from recipes import patch
-from recipes.build import Builder, Tree, longest_step
-from recipes.cache import Cache
-from recipes.model import ROOT, Catalogue
-from recipes.plan import plan
+from recipes.catalogue import patch
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import plan
+from recipes.files import ROOT
+from recipes.make.build import Builder, Tree, longest_step
+from recipes.make.cache import Cache
 from recipes.progress import Steps
 from recipes.tests.conftest import Tiny
 

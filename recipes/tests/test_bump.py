@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.model import Catalogue
+from recipes.catalogue.load import Catalogue
 from recipes.tests.conftest import PATCH, SOURCE, Tiny, sdist, wheel
-from recipes.tests.test_fetch import Upstream
+from recipes.tests.upstream import Upstream
 
 NEXT = {name: text.replace("1.0", "1.1") for name, text in SOURCE.items()}
 INFO = "Metadata-Version: 2.2\nName: tinypkg\nVersion: 1.1\nRequires-Python: >=3.9\nRequires-Dist: tinydep>=1\n"

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.cache import default_cache
-from recipes.model import Refusal, digest_of
+from recipes.errors import Refusal
+from recipes.files import digest_of
+from recipes.make.cache import default_cache
 from recipes.tests.conftest import SOURCE, Index, Tiny, one_sentence, throttled
 
 # --- nothing is done twice

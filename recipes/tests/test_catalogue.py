@@ -10,9 +10,12 @@ import tomllib
 
 import pytest
 
-from recipes import evidence, lock, patch, proof
-from recipes.model import ROOT, Catalogue
-from recipes.plan import Plan, plan
+from recipes.catalogue import patch
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import Plan, plan
+from recipes.files import ROOT
+from recipes.make import resolve
+from recipes.prove import evidence, proofs
 from recipes.tests.conftest import Checkout
 
 CATALOGUE = Catalogue()
@@ -22,7 +25,7 @@ for_each_plan = pytest.mark.parametrize("chosen", PLANS, ids=lambda chosen: chos
 
 @for_each_plan
 def test_the_lock_is_of_these_requirements(chosen: Plan) -> None:
-    assert chosen.locked.inputs == lock.inputs(chosen), f"run `nox -s lock -- {chosen.target.name}`"
+    assert chosen.locked.inputs == resolve.inputs(chosen), f"run `nox -s lock -- {chosen.target.name}`"
 
 
 def test_the_bases_of_what_is_published_are_pinned() -> None:
@@ -60,7 +63,7 @@ def test_every_patch_is_used_or_proved_on_a_listed_release() -> None:
     used = {chosen.path for one in PLANS for patches in one.patches.values() for chosen in patches}
     for one in patch.every(ROOT):
         listed = [source for source in CATALOGUE.packages[one.package].proved_on if one.covers(source.version)]
-        kept = [proof.entry(proof.written(one), source) for source in listed]
+        kept = [proofs.entry(proofs.written(one), source) for source in listed]
         assert one.path in used or any(entry and "unproven" not in entry for entry in kept), one.name
 
 
@@ -80,7 +83,7 @@ def test_the_patch_for_python_38_goes_to_that_python_only() -> None:
 
 def test_every_patch_has_its_proof() -> None:
     for one in patch.every(ROOT):
-        assert proof.test_of(one).exists(), f"{one.name} has no proof {proof.test_of(one).name}"
+        assert proofs.test_of(one).exists(), f"{one.name} has no proof {proofs.test_of(one).name}"
         assert re.fullmatch(r"\d{4}(-[a-z0-9]+)+", one.path.stem)
 
 

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 
-from recipes import evidence
-from recipes.definitions import Code, Place, packed, unpacked
-from recipes.evidence import Room
-from recipes.model import ROOT, Catalogue
-from recipes.plan import plan
-from recipes.tests.test_smoke_tests import PlantedRoom, room
-
-__all__ = ["room"]  # a fixture
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import plan
+from recipes.files import ROOT
+from recipes.prove import evidence
+from recipes.prove.claims import Room, definitions_of
+from recipes.prove.definitions import Code, Place, packed, unpacked
+from recipes.tests.rooms import PlantedRoom
 
 TEST = """
 from claims import proves
@@ -292,7 +291,7 @@ def test_a_change_of_any_function_is_seen_in_the_claims_that_ran_it_and_no_other
     before = Room(ROOT)
     rows = [row for row in run["claims"] if "ran" in row and before.key_of(run, row) == row["key"]]
     assert len(rows) > 100, "the committed evidence of cpu is of an older state: run its claims and promote them"
-    tables = {row["id"]: evidence.recorded(run, row) for row in rows}
+    tables = {row["id"]: definitions_of(run, row) for row in rows}
     ran: dict[Place, set[str]] = {}
     for identity, table in tables.items():
         for place, _ in table:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes import __main__ as verbs
-from recipes.model import ROOT
+from recipes import __main__ as tool
+from recipes.files import ROOT
 from recipes.pages import site
 
 PAGES = sorted(
@@ -94,7 +94,7 @@ def test_commands_exist(path: Path) -> None:
         if "..." not in words:
             with_folders = [str(ROOT) if word in ("DIR", "FOLDER") else word for word in arguments]
             try:
-                verbs._parser().parse_args(verbs._ours_first(with_folders))
+                tool.parsed(with_folders)
             except SystemExit:
                 pytest.fail(f"nox -s {session} -- {' '.join(words)}: the verb does not take these arguments")
 

@@ -15,11 +15,14 @@ from typing import cast
 import pytest
 import uv
 
-from recipes import environment
-from recipes.cache import Cache, sha256_of
-from recipes.environment import Wheel, refuse_clashes
-from recipes.model import Catalogue, Pin, Refusal
-from recipes.plan import plan
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import plan
+from recipes.catalogue.schema import Pin
+from recipes.errors import Refusal
+from recipes.files import sha256_of
+from recipes.make import environment
+from recipes.make.cache import Cache
+from recipes.make.environment import Wheel, refuse_clashes
 from recipes.progress import Steps
 from recipes.tests.conftest import Tiny, wheel
 

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from recipes import evidence
-from recipes.cache import sha256_of
-from recipes.evidence import Room
-from recipes.model import ROOT, Catalogue, Refusal
-from recipes.plan import Plan, plan
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import Plan, plan
+from recipes.errors import Refusal
+from recipes.files import ROOT, sha256_of
+from recipes.prove import evidence, promotion, records, smoke
+from recipes.prove.claims import Room
 from recipes.tests.conftest import Checkout
 
 CLAIMS = """
@@ -161,25 +162,24 @@ def test_evidence_without_its_raw_log_is_refused(tmp_path: Path) -> None:
 def test_nothing_is_promoted_before_a_run(chosen: Plan, tmp_path: Path) -> None:
     elsewhere = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
     with pytest.raises(Refusal, match="holds no evidence"):
-        evidence.promote(elsewhere)
+        promotion.promote(elsewhere)
 
 
 def test_a_user_without_a_home_keeps_every_slash(chosen: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/")
-    assert evidence.without_paths(chosen, "3/4 of /usr/lib") == "3/4 of /usr/lib"
+    assert smoke.without_paths(chosen, "3/4 of /usr/lib") == "3/4 of /usr/lib"
     monkeypatch.setenv("HOME", "/home/someone")
-    assert evidence.without_paths(chosen, "/home/someone/x") == "~/x"
+    assert smoke.without_paths(chosen, "/home/someone/x") == "~/x"
 
 
 @pytest.mark.parametrize("place", ["/srv/env", "../env", "./build/cpu/env", "/opt/python/3.12.1"])
 def test_no_place_of_a_machine_stays(chosen: Plan, place: str) -> None:
     said = f"{place}/lib/python3.12/site-packages/torch/_ops.py:7: in call; '{chosen.root}/smoke_tests/claims.py'"
     kept = "ENV/lib/python3.12/site-packages/torch/_ops.py:7: in call; './smoke_tests/claims.py'"
-    assert evidence.without_paths(chosen, said) == kept
+    assert smoke.without_paths(chosen, said) == kept
     built = f"Error: {place}/partial/build/apex-23.05/csrc/a.cu:12 in function b; outcomes in {place}/outcomes.json"
     assert (
-        evidence.without_paths(chosen, built)
-        == "Error: apex-23.05/csrc/a.cu:12 in function b; outcomes in outcomes.json"
+        smoke.without_paths(chosen, built) == "Error: apex-23.05/csrc/a.cu:12 in function b; outcomes in outcomes.json"
     )
 
 
@@ -188,7 +188,7 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     shutil.copytree(chosen.root / "smoke_tests", tmp_path / "smoke_tests")
     (tmp_path / "away").mkdir()
     with pytest.raises(Refusal, match=r"outcomes\.json is missing: bring it"):
-        evidence.bring(here, tmp_path / "away")
+        smoke.bring(here, tmp_path / "away")
     ran = record(chosen)
     hardware = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
     (row,) = ran["claims"]
@@ -198,13 +198,13 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     (tmp_path / "away" / "smoke.log").write_text("proved\n")
     (tmp_path / "away" / "manifest.json").write_text('{"packages": {}}')
     (tmp_path / "away" / "outcomes.json").write_text(json.dumps(outcomes))
-    evidence.bring(here, tmp_path / "away")
+    smoke.bring(here, tmp_path / "away")
     (path,) = (tmp_path / "build").rglob("cpu--x86-64.json")
     kept = json.loads(path.read_text())["claims"][0]["measured"]
     assert kept == {"limit": "raised in apex-23.05/a.cu:3", "error": 0.5}
     (tmp_path / "smoke_tests" / "references.py").write_text("# another\n")
     with pytest.raises(Refusal, match=r"of other tests than .* \(references\.py\)"):
-        evidence.bring(here, tmp_path / "away")
+        smoke.bring(here, tmp_path / "away")
     for name, text, why in (
         ("outcomes.json", '{"target": "c', "not the JSON"),
         ("outcomes.json", "{}", r"not as its writer leaves it \(target"),
@@ -216,7 +216,7 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     ):
         (tmp_path / "away" / name).write_text(text)
         with pytest.raises(Refusal, match=rf"{name} is {why}"):
-            evidence.bring(here, tmp_path / "away")
+            smoke.bring(here, tmp_path / "away")
     assert json.loads(path.read_text())["claims"][0]["measured"] == kept  # what was there is there
 
 
@@ -261,14 +261,14 @@ def test_every_run_is_promoted_and_none_replaces_a_newer_one(
     run_here("cpu--other", key="0" * 64)
     path = run_here("cpu--x86-64")
     with pytest.raises(Refusal, match=r"is of tests that are in no commit: commit smoke_tests/, and promote again"):
-        evidence.promote(here)
+        promotion.promote(here)
     committed(tmp_path)
-    names = [path.name for path in evidence.promote(here)]
+    names = [path.name for path in promotion.promote(here)]
     assert names == ["cpu--other.json", "cpu--other.log", "cpu--x86-64.json", "cpu--x86-64.log"]
     kept = json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text())
-    assert kept["commit"] == evidence.commit_of(tmp_path) and len(kept["commit"]) >= 7
+    assert kept["commit"] == smoke.commit_of(tmp_path) and len(kept["commit"]) >= 7
     run_here("cpu--x86-64", at="2026-11-22T00:00:00+00:00", seconds=9.5)
-    evidence.promote(here)
+    promotion.promote(here)
     assert json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text()) == kept
 
 
@@ -290,16 +290,16 @@ def test_a_raw_log_holds_the_outcomes_line_by_line(
     committed(tmp_path)
     if runs is None:
         with pytest.raises(Refusal, match=r"cpu--x86-64\.log does not hold the outcomes beside it"):
-            evidence.promote(here)
+            promotion.promote(here)
         return
-    evidence.promote(here)
+    promotion.promote(here)
     assert json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text()).get("runs_in_log", 1) == runs
 
 
 def test_the_committed_evidence_is_what_its_logs_hold() -> None:
     for path in sorted((ROOT / "smoke_tests" / "evidence").glob("*.json")):
         run = evidence.read(path)
-        assert evidence.compare_log(path.with_suffix(".log"), run["claims"]) == run.get("runs_in_log", 1), path
+        assert promotion.compare_log(path.with_suffix(".log"), run["claims"]) == run.get("runs_in_log", 1), path
         assert run["commit"] and run["files"], path
 
 
@@ -312,16 +312,16 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
     path = room / "evidence" / "training" / "cu--H200--tiny.json"
     path.parent.mkdir(parents=True)
     path.write_text("{}")
-    assert [(one.commit, one.changed) for one in evidence.records(tmp_path)] == [("", True)]
+    assert [(one.commit, one.changed) for one in records.every(tmp_path)] == [("", True)]
     with pytest.raises(Refusal, match="tests that are in no commit: commit smoke_tests/, and record it again"):
-        evidence.record(tmp_path, path)
+        records.note(tmp_path, path)
     committed(tmp_path)
     for wrong in (tmp_path / "cu--H200--tiny.json", path.with_name("gone--H200--tiny.json"), path.with_name("x.txt")):
         with pytest.raises(Refusal, match=r"is no record below .*: put it there under such a name"):
-            evidence.record(tmp_path, wrong)
-    assert evidence.record(tmp_path, path) == "training/cu--H200--tiny.json"
-    (one,) = evidence.records(tmp_path)
-    assert (one.commit, one.changed, one.program) == (evidence.commit_of(tmp_path), False, "training/parity.py")
+            records.note(tmp_path, wrong)
+    assert records.note(tmp_path, path) == "training/cu--H200--tiny.json"
+    (one,) = records.every(tmp_path)
+    assert (one.commit, one.changed, one.program) == (smoke.commit_of(tmp_path), False, "training/parity.py")
     program = room / "training" / "pretrain.py"
     edits = (
         ("shown():\n    return 1", "shown():\n    return 2", False),
@@ -329,7 +329,7 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
     )
     for old, new, changed in edits:
         program.write_text(program.read_text().replace(old, new))
-        assert [one.changed for one in evidence.records(tmp_path)] == [changed]
+        assert [one.changed for one in records.every(tmp_path)] == [changed]
 
 
 @pytest.mark.parametrize(
@@ -342,16 +342,16 @@ def test_a_machine_of_several_gpus_has_evidence_of_its_own(name: str, gpus: int,
 def test_what_was_built_is_kept_of_this_stack_only(checkout: Checkout, tmp_path: Path) -> None:
     built = plan(Catalogue(checkout.root), "cu12.1-torch2.1")
     with pytest.raises(Refusal, match=r'manifest\.json is missing: run `nox -s "build\(cu12\.1-torch2\.1\)"` first'):
-        evidence.keep_built(built, None)
+        promotion.keep_built(built, None)
     with pytest.raises(Refusal, match=r"manifest\.json is missing: bring it"):
-        evidence.keep_built(built, tmp_path)
+        promotion.keep_built(built, tmp_path)
     manifest: dict[str, Any] = {"target": built.target.name, "stack": built.stack, "packages": {}}
     for changes in ({"stack": "0" * 64}, {"target": "ms-amp"}):
         (tmp_path / "manifest.json").write_text(json.dumps({**manifest, **changes}))
         with pytest.raises(Refusal, match="another state of this checkout"):
-            evidence.keep_built(built, tmp_path)
+            promotion.keep_built(built, tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    kept = checkout.root / evidence.keep_built(built, tmp_path)
+    kept = checkout.root / promotion.keep_built(built, tmp_path)
     assert json.loads(kept.read_text()) == manifest
 
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import json
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import tarfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from recipes.cache import sha256_of
-from recipes.tests.conftest import OFFLINE, SOURCE, Fault, Index, Tiny, answer, one_sentence
+from recipes.files import sha256_of
+from recipes.tests.conftest import OFFLINE, Fault, Index, Tiny, answer, one_sentence, spoil
 
 SDIST, LOCKED, WHEEL = "tinypkg-1.0.tar.gz", "tinydep-1.0-py3-none-any.whl", "tinywheel-1.0-py3-none-any.whl"
 
@@ -214,13 +210,6 @@ def test_pip_without_an_index_asks_nobody(tiny: Tiny, index: Index) -> None:
 # --- the cache and the mirror
 
 
-def spoil(path: Path) -> None:
-    """Flip one bit in the middle of a file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 def test_a_damaged_file_in_the_cache_is_fetched_again(tiny: Tiny, index: Index, undisturbed: Tiny) -> None:
     """And only that one."""
     tiny.succeed("fetch", "tiny")
@@ -366,248 +355,3 @@ def test_what_is_not_an_archive_is_refused(tiny: Tiny, case: str) -> None:
     """Whichever way it is broken."""
     pin(tiny, broken_archives((tiny.shelf / SDIST).read_bytes())[case])
     tiny.refuse("patch", "tiny", naming=(SDIST, "cannot be unpacked", "check the recipe's file"))
-
-
-# --- git
-
-
-class Upstream:
-    """Two local repositories, one the other's submodule, under the name of a host by git's own `insteadOf`."""
-
-    URL = "https://git.example.org/acme/"
-
-    def __init__(self, folder: Path, tiny: Tiny) -> None:
-        self.folder, self.tiny = folder, tiny
-        self.extra = self.commit("extra", {"extra.txt": "extra\n"})
-        self.sound = self.commit("tinypkg", SOURCE, submodule=self.extra)
-        self.git("tinypkg", "tag", "v1.0")
-        tiny.variables |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_VALUE_0": self.URL, "GIT_CONFIG_KEY_0": self.instead()}
-        self.pin(self.sound)
-
-    def instead(self, url: str = "") -> str:
-        """git's setting that names the place of the host."""
-        return f"url.{url or f'file://{self.folder}/'}.insteadOf"
-
-    def git(self, name: str, *arguments: str) -> str:
-        """Run git in a repository."""
-        identity = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main")
-        command = ["git", "-C", str(self.folder / f"{name}.git"), *identity, *arguments]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    def commit(self, name: str, files: dict[str, str], submodule: str | None = None) -> str:
-        """Commit files and return the commit."""
-        folder = self.folder / f"{name}.git"
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            self.git(name, "init", "--quiet")
-        for file, text in files.items():
-            (folder / file).write_text(text)
-        self.git(name, "add", "--all")
-        if submodule:
-            self.git(name, "update-index", "--add", "--cacheinfo", f"160000,{submodule},vendor/extra")
-        self.git(name, "commit", "--quiet", "--message", "x")
-        return self.git(name, "rev-parse", "HEAD")
-
-    def pin(self, commit: str, extra: str | None = None) -> None:
-        """Write the recipe: this commit, tag v1.0, the submodule."""
-        submodule = f'{{ path = "vendor/extra", repository = "{self.URL}extra", commit = "{extra or self.extra}" }}'
-        identity = f'repository = "{self.URL}tinypkg"\ncommit = "{commit}"\ntag = "v1.0"\nsubmodules = [{submodule}]'
-        self.tiny.plant("tinypkg", identity=identity, requires=("tinydep",))
-
-    def tree(self) -> dict[str, str]:
-        """The unpacked source in the cache: its files."""
-        (tree,) = self.tiny.cache.glob("trees/*/tinypkg-1.0")
-        return {str(path.relative_to(tree)): path.read_bytes().decode() for path in tree.rglob("*") if path.is_file()}
-
-
-@pytest.fixture
-def upstream(tiny: Tiny, tmp_path: Path) -> Upstream:
-    """The package's source is a git repository now."""
-    return Upstream(tmp_path / "upstream", tiny)
-
-
-PATCHED = SOURCE | {"tinypkg.py": SOURCE["tinypkg.py"].replace("1", "2")}
-
-
-def test_a_git_source_is_the_whole_commit_with_its_submodules(tiny: Tiny, upstream: Upstream, tmp_path: Path) -> None:
-    """And nothing but the commit: neither .gitattributes nor the user's git settings change a byte."""
-    files = {".gitattributes": "backend.py export-ignore\nstamp export-subst\n", "stamp": "$Format:%H$\n"}
-    upstream.pin(upstream.commit("tinypkg", files, submodule=upstream.extra))
-    upstream.git("tinypkg", "tag", "--force", "v1.0")
-    (tmp_path / "gitconfig").write_text("[core]\neol = crlf\nautocrlf = true\n")
-    tiny.variables |= {f"GIT_{name}": "/nowhere" for name in ("DIR", "WORK_TREE", "INDEX_FILE", "OBJECT_DIRECTORY")}
-    tiny.variables |= {"GIT_CONFIG_COUNT": "2", "GIT_CONFIG_KEY_1": "core.autocrlf", "GIT_CONFIG_VALUE_1": "true"}
-    tiny.succeed("patch", "tiny", GIT_CONFIG_GLOBAL=str(tmp_path / "gitconfig"))
-    assert upstream.tree() == PATCHED | files | {"vendor/extra/extra.txt": "extra\n"}
-
-
-def test_a_mirror_serves_git_too(tiny: Tiny, upstream: Upstream, tmp_path: Path) -> None:
-    """`fetch --into` fills it; then upstream is gone."""
-    tiny.succeed("fetch", "tiny", "--into", tmp_path / "mirror")
-    tiny.succeed("patch", "tiny")
-    sound = upstream.tree()
-    shutil.rmtree(tiny.cache)
-    shutil.rmtree(upstream.folder)
-    tiny.refuse("patch", "tiny", naming=("tinypkg 1.0", "git fetch failed", "--mirror DIR"))
-    tiny.succeed("patch", "tiny", "--mirror", tmp_path / "mirror", before=OFFLINE)
-    assert upstream.tree() == sound
-
-
-def test_a_mirror_without_the_commit_is_refused(tiny: Tiny, upstream: Upstream, tmp_path: Path) -> None:
-    """A mirror that lags behind is named; upstream is not asked instead."""
-    tiny.succeed("fetch", "tiny", "--into", tmp_path / "mirror")
-    shutil.rmtree(tiny.cache)
-    upstream.pin(upstream.commit("tinypkg", {"new.txt": ""}))
-    naming = ("tinypkg 1.0", "git.example.org/acme/tinypkg.git", "update the mirror")
-    tiny.refuse("fetch", "tiny", "--mirror", tmp_path / "mirror", naming=naming)
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_a_moved_tag_is_refused(tiny: Tiny, upstream: Upstream, cached: bool) -> None:
-    """Both commits are named; also where the cache holds the repository already; and it works once the tag is back."""
-    if cached:
-        tiny.succeed("fetch", "tiny")
-    moved = upstream.commit("tinypkg", {"new.txt": ""}, submodule=upstream.extra)
-    upstream.git("tinypkg", "tag", "--force", "v1.0")
-    upstream.pin(upstream.commit("tinypkg", {"newer.txt": ""}, submodule=upstream.extra))
-    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "tag v1.0", moved, "find out why"))
-    upstream.git("tinypkg", "tag", "--force", "v1.0", "HEAD")
-    tiny.succeed("patch", "tiny")
-    assert upstream.tree() == PATCHED | {"new.txt": "", "newer.txt": "", "vendor/extra/extra.txt": "extra\n"}
-
-
-def test_a_missing_commit_is_refused(tiny: Tiny, upstream: Upstream) -> None:
-    """Once the right commit is pinned, the same cache goes on."""
-    upstream.pin("0" * 40)
-    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "git fetch failed", "check the commit"))
-    upstream.pin(upstream.sound)
-    tiny.succeed("patch", "tiny")
-    assert upstream.tree() == PATCHED | {"vendor/extra/extra.txt": "extra\n"}
-
-
-def test_a_commit_that_a_forced_push_removed_is_refused(tiny: Tiny, upstream: Upstream) -> None:
-    """Upstream's branch was rewritten and swept: the pinned commit is nowhere, and no other is taken instead."""
-    upstream.git("tinypkg", "tag", "--delete", "v1.0")
-    upstream.git("tinypkg", "commit", "--amend", "--quiet", "--message", "rewritten")
-    upstream.git("tinypkg", "tag", "v1.0")
-    upstream.git("tinypkg", "reflog", "expire", "--expire=now", "--all")
-    upstream.git("tinypkg", "gc", "--quiet", "--prune=now")
-    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "git fetch failed", "check the commit"))
-    assert not list(tiny.cache.glob("git.example.org/*/*"))
-
-
-def test_a_submodule_at_another_commit_is_refused(tiny: Tiny, upstream: Upstream) -> None:
-    """The commit that the tree names is the one to pin."""
-    other = upstream.commit("extra", {"extra.txt": "another\n"})
-    upstream.pin(upstream.sound, other)
-    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "vendor/extra", upstream.extra, other, "correct the recipe"))
-
-
-def test_a_submodule_whose_commit_is_gone_is_refused(tiny: Tiny, upstream: Upstream) -> None:
-    """Named by its place in the tree."""
-    upstream.pin(upstream.commit("tinypkg", {}, submodule="1" * 40), "1" * 40)
-    upstream.git("tinypkg", "tag", "--force", "v1.0")
-    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0 vendor/extra", "git fetch failed", "check the commit"))
-
-
-@pytest.mark.parametrize("case", ["not declared", "left out", "not in the tree"])
-def test_every_submodule_of_the_tree_is_declared_or_left_out(tiny: Tiny, upstream: Upstream, case: str) -> None:
-    """An empty folder where a submodule should be would only be seen by the compiler."""
-    recipe = tiny.recipe("tinypkg")
-    declared = re.search(r"^submodules = .*$", recipe.read_text(), re.MULTILINE)
-    assert declared
-    match case:
-        case "not declared":
-            tiny.edit(recipe, declared[0], "")
-            tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "vendor/extra", upstream.extra, "the recipe has none"))
-        case "left out":
-            tiny.edit(recipe, declared[0], 'without = ["vendor/extra"]')
-            tiny.succeed("patch", "tiny")
-            assert upstream.tree() == PATCHED
-        case "not in the tree":
-            upstream.git("tinypkg", "rm", "--quiet", "--cached", "vendor/extra")
-            upstream.pin(upstream.commit("tinypkg", {"new.txt": ""}))
-            upstream.git("tinypkg", "tag", "--force", "v1.0")
-            tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "vendor/extra", "the tree has none there"))
-
-
-def test_a_moved_tag_of_a_mirror_is_refused(tiny: Tiny, upstream: Upstream, tmp_path: Path) -> None:
-    """A mirror is read where it lies, with the same checks."""
-    tiny.succeed("fetch", "tiny", "--into", tmp_path / "mirror")
-    bare = tmp_path / "mirror" / "git.example.org" / "acme" / "tinypkg.git"
-    tree = subprocess.run(["git", f"--git-dir={bare}", "mktree"], input="", capture_output=True, text=True, check=True)
-    subprocess.run(
-        ["git", f"--git-dir={bare}", "-c", "user.name=A", "-c", "user.email=a@example.org", "tag", "--force", "v1.0",
-         tree.stdout.strip()], capture_output=True, check=True,
-    )  # fmt: skip
-    shutil.rmtree(tiny.cache)
-    tiny.refuse("fetch", "tiny", "--mirror", tmp_path / "mirror", naming=("tinypkg 1.0", "tag v1.0"))
-
-
-def test_a_missing_tag_is_refused(tiny: Tiny, upstream: Upstream) -> None:
-    """A deleted tag is as suspicious as a moved one."""
-    upstream.git("tinypkg", "tag", "--delete", "v1.0")
-    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "refs/tags/v1.0"))
-
-
-def accepted(server: socket.socket) -> Iterator[socket.socket]:
-    """Every connection until the server is closed; none is answered."""
-    with contextlib.suppress(OSError):
-        while True:
-            yield server.accept()[0]
-
-
-@pytest.fixture
-def stalling() -> Iterator[str]:
-    """The address of a server that takes connections and says nothing."""
-    held: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=lambda: held.extend(accepted(server)), daemon=True).start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}/"
-
-
-def test_a_stalled_git_server_is_given_up(tiny: Tiny, upstream: Upstream, stalling: str) -> None:
-    """After FUSEBOX_GIT_SECONDS, and with everything that git started."""
-    started = time.monotonic()
-    sound = dict(tiny.variables)
-    tiny.variables |= {"FUSEBOX_GIT_SECONDS": "1", "GIT_CONFIG_KEY_0": upstream.instead(stalling)}
-    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "git did not finish within 1 s", "--mirror DIR"))
-    assert time.monotonic() - started < 8
-    tiny.variables = sound
-    tiny.succeed("fetch", "tiny")
-
-
-def test_a_time_limit_that_is_none_is_refused(tiny: Tiny) -> None:
-    """FUSEBOX_GIT_SECONDS is a number."""
-    tiny.refuse("fetch", "tiny", naming=("FUSEBOX_GIT_SECONDS", "'soon'"), FUSEBOX_GIT_SECONDS="soon")
-
-
-def test_a_git_source_without_git_is_refused(tiny: Tiny, upstream: Upstream, tmp_path: Path) -> None:
-    """The package that needs it is named."""
-    (tmp_path / "bin").mkdir()
-    tiny.refuse("fetch", "tiny", naming=("tinypkg 1.0", "install git"), PATH=str(tmp_path / "bin"))
-
-
-def test_a_damaged_repository_in_the_cache_is_refused(tiny: Tiny, upstream: Upstream) -> None:
-    """And named, to be removed; git's own message stands in the sentence."""
-    tiny.succeed("fetch", "tiny")
-    bare = tiny.cache / "git.example.org" / "acme" / "tinypkg.git"
-    for path in bare.glob("objects/??/*"):
-        path.chmod(0o644)
-        spoil(path)
-    tiny.refuse("patch", "tiny", naming=("tinypkg 1.0", f"remove {bare}"))
-    shutil.rmtree(bare)
-    tiny.succeed("patch", "tiny")
-    assert json.loads(next(tiny.cache.glob("trees/*/tree.json")).read_text())["source"] == "tinypkg 1.0"
-
-
-def test_locks_of_a_killed_git_do_not_stay(tiny: Tiny, upstream: Upstream) -> None:
-    """A fetch into the cache works on a copy: what was there stays usable."""
-    tiny.succeed("fetch", "tiny")
-    bare = tiny.cache / "git.example.org" / "acme" / "tinypkg.git"
-    before = {path: path.stat().st_ino for path in bare.rglob("*.pack")}
-    upstream.pin(upstream.commit("tinypkg", {"new.txt": ""}, submodule=upstream.extra))
-    upstream.git("tinypkg", "tag", "--force", "v1.0")
-    tiny.succeed("fetch", "tiny")
-    assert before.items() <= {path: path.stat().st_ino for path in bare.rglob("*.pack")}.items()
-    assert not any(bare.rglob("*.lock")) and not any((tiny.cache / "partial").iterdir())

@@ -15,12 +15,13 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
-from recipes import image
-from recipes.cache import sha256_of
-from recipes.model import ROOT, Catalogue, Refusal
-from recipes.plan import Plan, plan
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import Plan, plan
+from recipes.errors import Refusal
+from recipes.files import ROOT, sha256_of
+from recipes.ship import dockerfile, image
 from recipes.tests.conftest import SOURCE, Checkout, Tiny, wheel
-from recipes.tests.test_audit import CUBIN, PORTABLE, fatbin, library
+from recipes.tests.objects import CUBIN, PORTABLE, fatbin, library
 
 
 def test_the_module_docker_is_the_sdk() -> None:
@@ -84,7 +85,7 @@ def test_a_base_is_named_by_digest_where_it_is_known(name: str) -> None:
     images = {base for base in bases if ":" in base}
     assert images == {
         one.reference
-        for one in (image.SOURCES, catalogue.targets[name].base.wheels, catalogue.targets[name].base.runtime)
+        for one in (dockerfile.SOURCES, catalogue.targets[name].base.wheels, catalogue.targets[name].base.runtime)
     }
     assert {base.partition("@")[0] for base in images if "@" not in base} == set(
         catalogue.targets[name].base.unresolved
@@ -95,12 +96,12 @@ def test_a_label_says_what_the_data_say() -> None:
     """Letters stay letters, and docker puts no variable where a dollar stands."""
     chosen = plan(Catalogue(), "cpu")
     target = chosen.target.model_copy(update={"reason": 'für "5 $HOME"'})
-    text = image.dockerfile(dataclasses.replace(chosen, target=target))
+    text = dockerfile.text(dataclasses.replace(chosen, target=target))
     assert r'LABEL org.opencontainers.image.description="für \"5 \$HOME\""' in text.splitlines()
 
 
 def test_an_image_says_which_gpus_it_is_compiled_for_and_that_it_wants_the_driver() -> None:
-    texts = {name: image.dockerfile(plan(Catalogue(), name)).splitlines() for name in ("cpu", "cu12.1-torch2.1")}
+    texts = {name: dockerfile.text(plan(Catalogue(), name)).splitlines() for name in ("cpu", "cu12.1-torch2.1")}
     assert 'LABEL fusebox.sm="${SM:-8.0 9.0}"' in texts["cu12.1-torch2.1"]
     assert 'ENV NVIDIA_VISIBLE_DEVICES="all"' in texts["cu12.1-torch2.1"]
     assert 'LABEL fusebox.sm="${SM:-none}"' in texts["cpu"]
@@ -241,7 +242,7 @@ def standin(engine: docker.DockerClient) -> str:
 
 def buildx(tiny: Tiny, standin: str, mirror: Path, stage: str) -> str:
     """Build a stage of `tiny` and return what docker printed."""
-    bases = (image.SOURCES, tiny.declared.base.wheels, tiny.declared.base.runtime)
+    bases = (dockerfile.SOURCES, tiny.declared.base.wheels, tiny.declared.base.runtime)
     certificates = Path("/etc/ssl/certs/ca-certificates.crt")
     options = image.Options({base.image: standin for base in bases}, mirror, ca=certificates, network="host")
     command = ["docker", "buildx", "build", "--progress=plain", "--provenance=false"]
@@ -280,12 +281,12 @@ def test_adding_a_package_builds_only_that_package(tiny: Tiny, standin: str, tmp
     }
 
 
-def build_check(name: str, dockerfile: Path, standin: str) -> subprocess.CompletedProcess[str]:
+def build_check(name: str, path: Path, standin: str) -> subprocess.CompletedProcess[str]:
     """What docker itself says against a target's Dockerfile; `standin` is its every base."""
     target = Catalogue().target(name)
-    bases = {base.image: standin for base in (image.SOURCES, target.base.wheels, target.base.runtime)}
+    bases = {base.image: standin for base in (dockerfile.SOURCES, target.base.wheels, target.base.runtime)}
     given = image.Options(bases).arguments(target)
-    command = ["docker", "buildx", "build", "--check", "--file", str(dockerfile), *given, str(ROOT)]
+    command = ["docker", "buildx", "build", "--check", "--file", str(path), *given, str(ROOT)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from recipes import limits
-from recipes.limits import judge
-from recipes.model import Catalogue, Limit, Refusal, what_if
-from recipes.plan import grid
+from recipes.catalogue import limits
+from recipes.catalogue.compatibility import grid
+from recipes.catalogue.limits import judge
+from recipes.catalogue.load import Catalogue, what_if
+from recipes.catalogue.schema import Limit
+from recipes.errors import Refusal
 from recipes.tests.conftest import Checkout
 
 ROWS = Catalogue().limits

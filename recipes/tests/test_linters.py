@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.model import ROOT
+from recipes.files import ROOT
 
 CPU, CHECK, IMAGES = "docker/cpu.Dockerfile", ".github/workflows/check.yml", ".github/workflows/images.yml"
 HADOLINT, ZIZMOR = ("hadolint", "--no-color"), ("zizmor", "--offline", "--no-progress", "--persona=auditor")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import re
 import subprocess
@@ -11,23 +13,29 @@ import pytest
 
 from recipes.process import GRACE
 from recipes.tests.conftest import Checkout, Tiny, one_sentence
+from recipes.verbs import MODULES
+from recipes.verbs.arguments import Verbs
+
+VERBS = [verb for verbs in MODULES.values() for verb in verbs]
 
 
 def test_every_verb_says_what_it_does(checkout: Checkout) -> None:
     said = checkout.succeed("--help")
-    verbs = verbs_of(checkout)
-    assert len(verbs) > 20
-    for verb in verbs:
+    assert len(VERBS) > 20
+    for verb in VERBS:
         assert re.search(rf"^    {verb}\s+[A-Z]", said, re.MULTILINE), verb
 
 
-def verbs_of(checkout: Checkout) -> list[str]:
-    return re.findall(r'verb\("(\w+)"', (checkout.root / "recipes" / "__main__.py").read_text())
+@pytest.mark.parametrize("module", MODULES)
+def test_each_module_adds_the_verbs_that_it_is_asked_for(module: str) -> None:
+    parsers = argparse.ArgumentParser().add_subparsers()
+    importlib.import_module(f"recipes.verbs.{module}").register(Verbs(parsers))
+    assert tuple(parsers.choices) == MODULES[module]
 
 
 def test_the_menu_offers_every_verb(checkout: Checkout) -> None:
     sessions = re.findall(r"^def (\w+)\(session", (checkout.root / "noxfile.py").read_text(), re.MULTILINE)
-    assert set(verbs_of(checkout)) - {"audit"} <= set(sessions)  # a step of `docker build` alone
+    assert set(VERBS) - {"audit"} <= set(sessions)  # a step of `docker build` alone
 
 
 def menu(checkout: Checkout, *options: str) -> subprocess.CompletedProcess[str]:

@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
-from recipes import mutants
-from recipes.evidence import Room
-from recipes.model import ROOT, Catalogue, Refusal
-from recipes.plan import plan
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import plan
+from recipes.errors import Refusal
+from recipes.files import ROOT
+from recipes.pages import faults
+from recipes.prove import mutants
+from recipes.prove.claims import Room
 
 RUNS = mutants.committed(ROOT)
 each_run = pytest.mark.parametrize("run", RUNS, ids=[f"{run['target']}--{run['hardware']['name']}" for run in RUNS])
@@ -62,21 +65,21 @@ def keep(root: Path, run: dict[str, Any]) -> Path:
 
 def test_a_caught_mutant_is_shown_with_its_claim(tmp_path: Path) -> None:
     keep(tmp_path, outcomes())
-    text = mutants.text(tmp_path)
+    text = faults.text(tmp_path)
     assert "1 caught" in text
     assert "| off | swiglu `torch` | scale | `test_swiglu` |" in text
 
 
 def test_a_survivor_is_shown_with_its_reason_or_without(tmp_path: Path) -> None:
     path = keep(tmp_path, outcomes(outcome="survived"))
-    assert "| off | swiglu `torch` | **not known** |" in mutants.text(tmp_path)
+    assert "| off | swiglu `torch` | **not known** |" in faults.text(tmp_path)
     path.write_text(json.dumps(outcomes(outcome="survived", why="it is the same number")))
-    assert "| off | swiglu `torch` | it is the same number |" in mutants.text(tmp_path)
+    assert "| off | swiglu `torch` | it is the same number |" in faults.text(tmp_path)
 
 
 def test_claims_that_fail_on_correct_code_are_named(tmp_path: Path) -> None:
     keep(tmp_path, outcomes() | {"failing": ["test_torch.py::test_flash_attention_ran"]})
-    assert "These claims fail without any mutant and so catch none: test_torch.py::" in mutants.text(tmp_path)
+    assert "These claims fail without any mutant and so catch none: test_torch.py::" in faults.text(tmp_path)
 
 
 ROOM = {
@@ -112,9 +115,9 @@ def test_a_mutant_whose_claim_or_fault_changed_is_counted(
     made["mutants"][0]["key"] = key
     keep(tmp_path, made | {"commit": "68ebab4"})
     sentence = "What decided 1 of these 1 mutants has changed since 68ebab4"
-    assert sentence not in mutants.text(tmp_path)
+    assert sentence not in faults.text(tmp_path)
     (folder / file).write_text(ROOM[file].replace(old, new))
-    assert (sentence in mutants.text(tmp_path)) == changed
+    assert (sentence in faults.text(tmp_path)) == changed
 
 
 # Stands for an environment's Python: it writes outcomes, except with 0 seeds, and ends with the number of seeds.

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from recipes import patch
-from recipes.model import Catalogue, Refusal
-from recipes.patch import Patch
+from recipes.catalogue import patch
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.patch import Patch
+from recipes.errors import Refusal
+from recipes.make.patch import apply, apply_all, tree_hash
 
 SOURCE = "".join(f"line {number}\n" for number in range(1, 21))
 HEADER = """Description: Shout on line ten
@@ -48,10 +50,10 @@ def written(tmp_path: Path, text: str, newline: str = "\n") -> Path:
 
 
 def test_a_patch_that_fits_changes_the_tree_and_its_hash(tmp_path: Path, tree: Path) -> None:
-    before = patch.tree_hash(tree)
-    patch.apply_all([patch.read(written(tmp_path, HEADER + DIFF))], tree)
+    before = tree_hash(tree)
+    apply_all([patch.read(written(tmp_path, HEADER + DIFF))], tree)
     assert (tree / "pkg" / "code.py").read_text() == SOURCE.replace("line 10", "LINE 10")
-    assert patch.tree_hash(tree) != before
+    assert tree_hash(tree) != before
 
 
 @pytest.mark.parametrize(
@@ -68,19 +70,19 @@ def test_a_patch_that_fits_changes_the_tree_and_its_hash(tmp_path: Path, tree: P
 def test_anything_but_an_exact_fit_is_refused(tmp_path: Path, tree: Path, source: str, diff: str, said: str) -> None:
     (tree / "pkg" / "code.py").write_text(source, newline="")
     with pytest.raises(Refusal, match=said):
-        patch.apply_all([patch.read(written(tmp_path, HEADER + diff))], tree)
+        apply_all([patch.read(written(tmp_path, HEADER + diff))], tree)
 
 
 def test_a_tree_inside_a_git_repository_is_patched_all_the_same(tmp_path: Path, tree: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
-    patch.apply_all([patch.read(written(tmp_path, HEADER + DIFF))], tree)
+    apply_all([patch.read(written(tmp_path, HEADER + DIFF))], tree)
     assert "LINE 10" in (tree / "pkg" / "code.py").read_text()
 
 
 def test_a_tree_that_is_a_git_repository_is_refused(tmp_path: Path, tree: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(tree)], check=True)
     with pytest.raises(Refusal, match=r"tree is a git repository, .* export the commit without"):
-        patch.apply_all([patch.read(written(tmp_path, HEADER + DIFF))], tree)
+        apply_all([patch.read(written(tmp_path, HEADER + DIFF))], tree)
     assert "LINE 10" not in (tree / "pkg" / "code.py").read_text()
 
 
@@ -93,7 +95,7 @@ def test_a_git_that_does_nothing_and_says_well_done_is_seen(
     idle.chmod(0o755)
     monkeypatch.setenv("PATH", str(idle.parent), prepend=os.pathsep)
     with pytest.raises(Refusal, match=r"had no effect on pkg/code.py of tree: .* git repository"):
-        patch.apply_all([patch.read(written(tmp_path, HEADER + DIFF))], tree)
+        apply_all([patch.read(written(tmp_path, HEADER + DIFF))], tree)
 
 
 @pytest.mark.parametrize(
@@ -172,13 +174,13 @@ def test_a_marker_is_evaluated_for_the_target_s_python(tmp_path: Path) -> None:
 
 def test_the_tree_hash_sees_names_bytes_and_executable_bits(tree: Path) -> None:
     code = tree / "pkg" / "code.py"
-    seen = {patch.tree_hash(tree)}
+    seen = {tree_hash(tree)}
     code.chmod(0o755)
-    seen.add(patch.tree_hash(tree))
+    seen.add(tree_hash(tree))
     code.write_text("other\n")
-    seen.add(patch.tree_hash(tree))
+    seen.add(tree_hash(tree))
     code.rename(code.with_name("renamed.py"))
-    seen.add(patch.tree_hash(tree))
+    seen.add(tree_hash(tree))
     assert len(seen) == 4
 
 
@@ -213,8 +215,8 @@ def test_hunks_are_where_x_lines_says_for_the_release(tmp_path: Path, tree: Path
     (tree / "pkg" / "other.py").write_text("new\nnew\n" + SOURCE)
     pristine = shutil.copytree(tree, tmp_path / "pristine")
     with pytest.raises(Refusal, match="away from its place"):
-        patch.apply(read.at("1.0"), tree)
-    patch.apply(read.at("1.1"), pristine)
+        apply(read.at("1.0"), tree)
+    apply(read.at("1.1"), pristine)
     assert "LINE 16b" in (pristine / "pkg" / "code.py").read_text()
 
 

@@ -10,8 +10,11 @@ import time
 
 import pytest
 
-from recipes.model import ROOT, Catalogue, Refusal
-from recipes.plan import build_seconds, changed, jobs, memory_limit, plan
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import changed, plan
+from recipes.errors import Refusal
+from recipes.files import ROOT
+from recipes.make.costs import build_seconds, jobs, memory_limit
 from recipes.tests.conftest import Checkout
 
 
@@ -98,7 +101,7 @@ def test_jobs_fit_memory_and_cores() -> None:
 
 def test_time_follows_cores_and_architectures(monkeypatch: pytest.MonkeyPatch) -> None:
     """One core takes all of the work; many take the longest file, for each GPU architecture that nvcc compiles for."""
-    monkeypatch.setattr("recipes.plan.memory_limit", lambda: 2**50)
+    monkeypatch.setattr("recipes.make.costs.memory_limit", lambda: 2**50)
     chosen = plan(Catalogue(), "cu12.1-torch2.1")
     one = changed(chosen.target, ["9.0"], None)
     assert len(chosen.target.sm) == 2

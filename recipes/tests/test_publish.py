@@ -16,10 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from recipes import publish
-from recipes.image import Options
-from recipes.model import Catalogue, Refusal
-from recipes.plan import plan
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import plan
+from recipes.errors import Refusal
+from recipes.ship import publish
+from recipes.ship.image import Options
 from recipes.tests.conftest import REGISTRY, Checkout
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from recipes import evidence, render
-from recipes.model import Catalogue, Refusal
-from recipes.plan import plan
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import plan
+from recipes.errors import Refusal
+from recipes.pages import ledger, render, tables
+from recipes.prove import evidence
 from recipes.tests.conftest import Checkout
 
 TRAINING = Catalogue().root / "smoke_tests" / "evidence" / "training"
@@ -47,7 +49,7 @@ def test_a_seed_outside_the_inventory_is_refused(checkout: Checkout) -> None:
 def test_a_patch_for_no_target_shows_none(checkout: Checkout) -> None:
     patch = checkout.root / "patches" / "deepspeed" / "0001-let-the-builder-name-the-cpu.patch"
     patch.write_text(patch.read_text().replace("==0.19.8", "==0.1"))
-    table = render.blocks(render.Facts.of(Catalogue(checkout.root)))["patches"]
+    table = render.blocks(tables.Facts.of(Catalogue(checkout.root)))["patches"]
     row = next(line for line in table.splitlines() if "deepspeed 0001" in line)
     assert row.endswith("|  |")
 
@@ -56,9 +58,9 @@ def test_a_cell_says_what_was_built_otherwise_than_declared() -> None:
     declared, fewer = plan(Catalogue(), "cu12.1-torch2.1"), plan(Catalogue(), "cu12.1-torch2.1", sm=["9.0"])
     nvcc = "c++ 12.2.0; Cuda compilation tools, release {}, V{}.131"
     built = {"compiler": nvcc.format("12.4", "12.4"), "sm": ["9.0"]}
-    assert render._otherwise(declared, built) == "CUDA 12.4 in place of 12.1; sm 9.0 only; "
-    assert render._otherwise(declared, {"compiler": nvcc.format("12.1", "12.1"), "sm": ["8.0", "9.0"]}) == ""
-    assert render._otherwise(declared, {"compiler": "c++ 12.2.0"}) == ""
+    assert tables._otherwise(declared, built) == "CUDA 12.4 in place of 12.1; sm 9.0 only; "
+    assert tables._otherwise(declared, {"compiler": nvcc.format("12.1", "12.1"), "sm": ["8.0", "9.0"]}) == ""
+    assert tables._otherwise(declared, {"compiler": "c++ 12.2.0"}) == ""
     run = {"packages": {"torch": {"built_with": {}}, "apex": {"built_with": built}}}
     assert evidence.built_for(declared, run).stack == fewer.stack != declared.stack
 
@@ -74,7 +76,7 @@ def test_a_target_that_was_built_and_never_run_says_with_what(checkout: Checkout
     path.write_text(json.dumps({"target": one.target.name, "stack": one.stack, "packages": packages}))
 
     def states() -> set[str]:
-        lines = render.blocks(render.Facts.of(Catalogue(checkout.root)))["matrix"].splitlines()
+        lines = render.blocks(tables.Facts.of(Catalogue(checkout.root)))["matrix"].splitlines()
         built = (
             "CUDA 12.4 in place of 12.1; sm 9.0 only; c++ 12.2.0; Cuda compilation tools, release 12.4, V12.4.131, bare"
         )
@@ -94,11 +96,11 @@ def test_a_target_that_was_built_and_never_run_says_with_what(checkout: Checkout
     [("", ""), ("A01", "A01"), ("A01 A02 A03", "A01-A03"), ("A01 A02 A05 A07 A08 B09", "A01-A02 A05 A07-A08 B09")],
 )
 def test_ranges(ids: str, text: str) -> None:
-    assert render._ranges(ids.split()) == text.split()
+    assert ledger._ranges(ids.split()) == text.split()
 
 
 def test_an_id_is_answered_by_the_best_that_there_is_for_it() -> None:
-    answered = render._answered(render.Facts.of(Catalogue()))
+    answered = tables.ids_by_answer(tables.Facts.of(Catalogue()))
     proved, measured, claimed, beyond, left = answered.values()
     assert {"A12", "A13"} <= {*proved, *claimed}  # claims of an H200; proved while what they ran is what it was
     assert "A06" in measured  # the proof of a patch

@@ -12,9 +12,9 @@ import kubernetes.client.models
 import pytest
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
-from recipes import runs
-from recipes.model import Refusal
-from recipes.runs import Run
+from recipes.errors import Refusal
+from recipes.measure import runs
+from recipes.measure.runs import Run
 from recipes.tests.conftest import Checkout
 
 RUNS = runs.load()

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +17,12 @@ from typing import Any
 
 import pytest
 
+from recipes.tests.rooms import HERE, PlantedRoom
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = ROOT / "smoke_tests"
 FILES = sorted(ROOM.rglob("*.py"))
 TEST_FILES = [path for path in FILES if path.name.startswith("test_")]
-HERE = platform.machine().replace("_", "-")
 
 by_name = pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOM).as_posix())
 by_test_file = pytest.mark.parametrize("path", TEST_FILES, ids=lambda path: path.name)
@@ -115,53 +115,6 @@ def test_only_test_files_import_packages_under_test(path: Path) -> None:
 
 
 # --- what the rules do, tried on planted rooms ---
-
-
-class PlantedRoom:
-    """A copy of the rules with planted tests and a made-up environment."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "room"
-        self.folder.mkdir()
-        for name in ("conftest.py", "claims.py", "hardware.py", "printed.py", "recorder.py", "pytest.ini"):
-            shutil.copy(ROOM / name, self.folder)
-        shutil.copytree(ROOM / "recorded", self.folder / "recorded", ignore=shutil.ignore_patterns("__pycache__"))
-        self.evidence = folder / "out" / "outcomes.json"
-        self.manifest = folder / "manifest.json"
-        self.describe()
-
-    def describe(self, *packages: str, cuda: str = "none", proves_on: tuple[str, ...] = (HERE,)) -> None:
-        """Write the manifest; by default one package, alpha 1.2, on hardware that the target declares."""
-        same = {"version": "1.2", "release": "1.2", "kind": "wheel", "patches": []}
-        entries = {name: {"module": name.replace("-", "_"), **same} for name in packages or ("alpha",)}
-        described = {"target": "planted", "cuda": cuda, "proves_on": proves_on, "stack": "5" * 64, "packages": entries}
-        self.manifest.write_text(json.dumps(described))
-
-    def plant(self, text: str, name: str = "test_alpha.py") -> None:
-        """Write a test file that starts with the imports all of them need."""
-        (self.folder / name).write_text("import pytest\nfrom claims import needs, proves\n" + text)
-
-    def command(self, *options: str) -> list[str]:
-        options = ("-n0", "--manifest", str(self.manifest), "--evidence", str(self.evidence), *options)
-        return [sys.executable, "-B", "-m", "pytest", str(self.folder), *options]
-
-    def run(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run the claims in a process of their own."""
-        env = {**os.environ, **environment}
-        return subprocess.run(self.command(*options), cwd=self.folder.parent, env=env, capture_output=True, text=True)
-
-    def outcomes(self) -> dict[str, Any]:
-        outcomes: dict[str, Any] = json.loads(self.evidence.read_text())
-        return outcomes
-
-    def claims(self) -> dict[str, tuple[str, str]]:
-        """Outcome and reason of each claim by id."""
-        return {claim["id"]: (claim["outcome"], claim["reason"]) for claim in self.outcomes()["claims"]}
-
-
-@pytest.fixture
-def room(tmp_path: Path) -> PlantedRoom:
-    return PlantedRoom(tmp_path)
 
 
 GOOD = '@proves("it adds up")\ndef test_sum():\n    assert 1 + 1 == 2\n'

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from recipes.build import Builder
-from recipes.cache import Cache
-from recipes.fetch import artifact_of
-from recipes.model import Catalogue
-from recipes.plan import plan
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.lock import artifact_of
+from recipes.catalogue.plan import plan
+from recipes.make.build import Builder
+from recipes.make.cache import Cache
 from recipes.progress import Steps
 
 CATALOGUE = Catalogue()

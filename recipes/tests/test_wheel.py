@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from recipes import wheel
-from recipes.cache import sha256_of
-from recipes.model import Refusal
+from recipes.errors import Refusal
+from recipes.files import sha256_of
+from recipes.make import wheel
 from recipes.tests.conftest import PATCH, Tiny, entry
 
 FILES = {

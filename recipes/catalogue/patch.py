@@ -1,0 +1,216 @@
+"""Version patches, read: what each says of itself, and which of them are for a release in a target.
+
+A patch is a unified diff with a DEP-3 header (https://dep-team.pages.debian.net/deps/dep3/) and up to three fields of
+ours: X-Applies-To, a version range, and a marker for the target's Python if need be; X-Lines, where its hunks are in
+each release, if its text is the same in several; X-Needs, what else the target must have for the patch to be safe. It
+applies exactly or not at all: an offset, fuzz, no effect and "already upstream" are errors, since each means that
+nobody has looked at this patch on this version.
+"""
+
+from __future__ import annotations
+
+import email.parser
+import re
+from dataclasses import dataclass, field, replace
+from email.message import Message
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from recipes.catalogue.schema import Pin, Target, is_version
+from recipes.errors import Refusal
+from recipes.files import read_text, sha256_of
+
+REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "X-Applies-To")
+OURS = ("X-Applies-To", "X-Lines", "X-Needs")
+FILE = r"^--- \S.*\n\+\+\+ (\S+)"  # the two lines before a file's hunks; no removed line has the second one after it
+HUNK = r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@"
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One patch file: `header` is its DEP-3 part, `diff` the rest, `files` the paths it touches, below the tree.
+
+    `lines` holds, by version, the line at which each hunk starts in that release; empty without X-Lines. Of `needs`,
+    one must hold in a target: a requirement on another package of it, or a patch that is selected for it.
+    """
+
+    path: Path
+    package: str
+    header: Message = field(compare=False)
+    diff: str = field(compare=False, repr=False)
+    applies_to: Requirement
+    files: tuple[str, ...]
+    lines: dict[Version, tuple[int, ...]] = field(compare=False)
+    needs: tuple[Requirement | Patch, ...] = field(compare=False)
+
+    @property
+    def name(self) -> str:
+        """The path as the evidence and docs/status/patches.md show it: patches/transformers/0001-....patch."""
+        return f"patches/{self.package}/{self.path.name}"
+
+    @property
+    def sha256(self) -> str:
+        return sha256_of(self.path)
+
+    @property
+    def summary(self) -> str:
+        """The first line of the description."""
+        return str(self.header["Description"]).splitlines()[0]
+
+    def covers(self, version: str) -> bool:
+        """Whether the version is in the patch's range."""
+        return self.applies_to.specifier.contains(version, prereleases=True)
+
+    def selects(self, version: str, target: Target) -> bool:
+        """Whether the patch is for that version of its package in that target."""
+        needed = not self.needs or any(_holds(need, target) for need in self.needs)
+        return self.covers(version) and target.applies(self.applies_to) and needed
+
+    def at(self, version: str) -> Patch:
+        """The patch with its hunks where they are in that release; one that X-Lines does not know is refused."""
+        if not self.lines:
+            return self
+        if Version(version) not in self.lines:
+            raise Refusal(
+                f"{self.name}: nobody has looked at this patch on {self.package} {version}, which X-Applies-To covers: "
+                "add the version to X-Lines with the lines of its hunks and prove it, or bound X-Applies-To."
+            )
+        return replace(self, diff=_moved(self.diff, self.lines[Version(version)]))
+
+
+def _holds(need: Requirement | Patch, target: Target) -> bool:
+    version = target.packages.get(need.package if isinstance(need, Patch) else canonicalize_name(need.name))
+    if version is None:
+        return False
+    if isinstance(need, Patch):
+        return need.selects(version, target)
+    return need.specifier.contains(version, prereleases=True) and target.applies(need)
+
+
+def _moved(diff: str, lines: tuple[int, ...]) -> str:
+    """The diff with its hunks' old sides starting at these lines; a new side is later by what was added before it."""
+    starts, grown = iter(lines), 0
+
+    def renewed(match: re.Match[str]) -> str:
+        nonlocal grown
+        if match[0].startswith("---"):  # of the next file
+            grown = 0
+            return match[0]
+        old, new = (int(count or 1) for count in (match[2], match[4]))
+        start = next(starts)
+        header = f"@@ -{start},{old} +{start + grown},{new} @@"
+        grown += new - old
+        return header
+
+    return re.sub(rf"{HUNK}|{FILE}", renewed, diff, flags=re.MULTILINE)
+
+
+def read(path: Path, needed_by: tuple[Path, ...] = ()) -> Patch:
+    """Parse a patch file; a header that lacks a field, has one too many, or no diff at all, is refused."""
+    text = read_text(path)
+    if "\r" in text:
+        raise Refusal(f"{path} has CRLF line ends, which match no source: save it with LF.")
+    head, separator, diff = text.partition("\n---\n")
+    header = email.parser.HeaderParser().parsestr(head)
+    for name in REQUIRED:
+        if not header[name]:
+            raise Refusal(f"{path}: the header has no {name}: add it (DEP-3; see patches/README.md).")
+    if twice := next((name for name in (*REQUIRED, *OURS) if len(header.get_all(name, [])) > 1), None):
+        raise Refusal(f"{path}: the header has {twice} twice: remove one.")
+    known = {name.lower() for name in OURS}
+    if other := next((name for name in header if name.lower().startswith("x-") and name.lower() not in known), None):
+        raise Refusal(f"{path}: {other} is not a known field: correct it to one of {', '.join(OURS)}, or remove it.")
+    files = tuple(match.removeprefix("b/") for match in re.findall(FILE, diff, re.MULTILINE))
+    hunks = [part for part in re.split(r"^(?=@@ |--- \S.*\n\+\+\+ )", diff, flags=re.MULTILINE) if part[:2] == "@@"]
+    if not separator or not files or not hunks:
+        raise Refusal(f'{path} holds no diff after its header and the line "---": add one, or delete the file.')
+    if idle := next((hunk for hunk in hunks if _side(hunk, "-") == _side(hunk, "+")), None):
+        raise Refusal(f"{path}: the hunk {idle.splitlines()[0]} changes nothing: mend it, or delete the file.")
+    if outside := next((file for file in files if file.startswith("/") or ".." in Path(file).parts), None):
+        raise Refusal(
+            f"{path} changes {outside}, outside the tree that it is for: correct the path or delete the file."
+        )
+    if stray := str(header.get_payload()).strip():  # what follows it would not be read
+        raise Refusal(f"{path}: {stray.splitlines()[0]!r} in its header is no field: mend the line, or indent it.")
+    applies_to = _requirement(f"{path.parent.name} {header['X-Applies-To']}")
+    if applies_to is None:
+        raise Refusal(
+            f'{path}: X-Applies-To {header["X-Applies-To"]!r} is not a range such as ">=1.8,<1.9": correct it.'
+        )
+    lines = _lines(path, header["X-Lines"], applies_to, diff) if "X-Lines" in header else {}
+    needs = _needs(path, str(header["X-Needs"]), (*needed_by, path)) if "X-Needs" in header else ()
+    return Patch(path, path.parent.name, header, diff, applies_to, files, lines, needs)
+
+
+def _side(hunk: str, sign: str) -> list[str]:
+    return [line[1:] for line in hunk.splitlines() if line.startswith(sign)]
+
+
+def _requirement(text: str) -> Requirement | None:
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        return None
+
+
+def _lines(path: Path, text: str, applies_to: Requirement, diff: str) -> dict[Version, tuple[int, ...]]:
+    """X-Lines: one version a line, then the old-side start of each hunk in it."""
+    own = tuple(int(match[1]) for match in re.finditer(HUNK, diff, re.MULTILINE))
+    found: dict[Version, tuple[int, ...]] = {}
+    for line in text.splitlines():
+        version, *starts = line.split() or [""]
+        if not is_version(version) or not all(start.isdecimal() for start in starts) or len(starts) != len(own):
+            raise Refusal(
+                f"{path}: X-Lines {line.strip()!r} is not a version and the first line of each of {len(own)} hunks, "
+                'as in "4.36.2 3898": correct it.'
+            )
+        if Version(version) in found:
+            raise Refusal(f"{path}: X-Lines names {version} twice: remove one.")
+        if not applies_to.specifier.contains(version, prereleases=True):
+            raise Refusal(f"{path}: X-Lines names {version}, outside X-Applies-To: widen that, or remove the line.")
+        found[Version(version)] = tuple(map(int, starts))
+    if own not in found.values():
+        raise Refusal(
+            f"{path}: its hunks start at {own}, and X-Lines says so of no version: write it as for one of them."
+        )
+    return found
+
+
+def _needs(path: Path, text: str, chain: tuple[Path, ...]) -> tuple[Requirement | Patch, ...]:
+    """X-Needs: requirements on packages of the target, or names of patches, with ", or " between them."""
+    found: list[Requirement | Patch] = []
+    for one in (part.strip() for part in " ".join(text.split()).split(", or ")):
+        if one.startswith("patches/"):
+            other = path.parents[2] / one
+            if not other.is_file():
+                raise Refusal(f"{path}: X-Needs names {one}, which does not exist: correct the name.")
+            if other in chain:
+                raise Refusal(f"{path}: X-Needs goes round in a circle through {one}: break it.")
+            found.append(read(other, chain))
+        elif requirement := _requirement(one):
+            found.append(requirement)
+        else:
+            raise Refusal(
+                f'{path}: X-Needs {one!r} is neither a requirement such as "torch >=2.0" nor a patch '
+                '("patches/torch/0001-....patch"): correct it.'
+            )
+    return tuple(found)
+
+
+def every(root: Path) -> list[Patch]:
+    """All patches of a checkout, by package and number."""
+    return [read(path) for path in sorted((root / "patches").glob("*/*.patch"))]
+
+
+def of_package(root: Path, package: str) -> list[Patch]:
+    """The patches of one package, in the order of their numbers."""
+    return [read(path) for path in sorted((root / "patches" / package).glob("*.patch"))]
+
+
+def selected(root: Path, pin: Pin, target: Target) -> list[Patch]:
+    """The patches for a pinned package of a target, in order, each with its hunks where they are in that version."""
+    version = pin.release.version
+    return [patch.at(version) for patch in of_package(root, pin.name) if patch.selects(version, target)]

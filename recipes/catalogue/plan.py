@@ -1,0 +1,92 @@
+"""The plan: what one target is made of, in order, and whether it can be made at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from recipes.catalogue import limits, patch
+from recipes.catalogue.load import Catalogue, build_environment, what_if
+from recipes.catalogue.lock import Lock
+from recipes.catalogue.patch import Patch
+from recipes.catalogue.schema import Pin, Target
+from recipes.errors import Refusal
+from recipes.files import digest_of
+
+# What a release says of its size and of the cost of building it: no part of what it is.
+ESTIMATES: dict[str, Any] = {"mib": True, "build": {"core_seconds": True, "longest_seconds": True, "mib_per_job": True}}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A target with everything it pins. `lock` is None where a what-if has none."""
+
+    root: Path
+    target: Target
+    pins: list[Pin]
+    patches: dict[str, list[Patch]]
+    lock: Lock | None
+
+    @property
+    def torch(self) -> Pin | None:
+        return next((pin for pin in self.pins if pin.name == "torch"), None)
+
+    @property
+    def on_base(self) -> bool:
+        """Whether the base image provides packages, so that the target is a layer on its Python."""
+        return any(pin.release.kind == "provided" for pin in self.pins)
+
+    @property
+    def locked(self) -> Lock:
+        """The lock, which everything but a what-if needs."""
+        if self.lock is None:
+            raise Refusal(f"Target {self.target.name} has no lock: write it with `nox -s lock -- {self.target.name}`.")
+        return self.lock
+
+    @cached_property
+    def stack(self) -> str:
+        """The stack key: the sha256 of every pinned input, computable from a checkout."""
+        return digest_of(
+            {
+                "python": self.target.python,
+                "cuda": self.target.cuda,
+                "sm": self.target.sm,
+                "base": self.target.base.model_dump(),
+                **({"variables": self.target.variables} if self.target.variables else {}),
+                "packages": [
+                    {
+                        "release": pin.release.model_dump(exclude=ESTIMATES, exclude_defaults=True),
+                        "options": pin.build.options if pin.release.kind == "source" else [],
+                        "build": build_environment(pin, self.target) if pin.release.kind == "source" else None,
+                        "patches": [chosen.sha256 for chosen in self.patches[pin.name]],
+                    }
+                    for pin in self.pins
+                ],
+                "lock": self.locked.sha256,
+            }
+        )
+
+
+def changed(declared: Target, sm: list[str] | None, python: str | None) -> Target:
+    """The target with other GPU architectures or another Python."""
+    if sm and declared.cuda == "none":
+        raise Refusal(
+            f"Target {declared.name} compiles no GPU code, so --sm has nothing to change: choose a target with CUDA."
+        )
+    changes = {key: value for key, value in (("sm", sm), ("python", python)) if value}
+    return what_if(declared, changes) if changes else declared
+
+
+def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: str | None = None) -> Plan:
+    """The plan of a target, or of a what-if (other GPU architectures, another Python). Refuses what cannot be."""
+    declared = catalogue.target(name)
+    target = changed(declared, sm, python)
+    pins = catalogue.pins(target)
+    patches = {pin.name: patch.selected(catalogue.root, pin, target) for pin in pins}
+    path = catalogue.root / "recipes" / "lock" / f"{name}.txt"
+    lock = Lock.read(path, target) if path.exists() and target.python == declared.python else None
+    held = limits.facts(target, lock, {})
+    limits.refuse(limits.judge(catalogue.limits, held, held))
+    return Plan(catalogue.root, target, pins, patches, lock)

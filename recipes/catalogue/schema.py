@@ -1,0 +1,361 @@
+"""The data: targets, packages and releases, read from TOML, validated strictly, errors as one sentence.
+
+A target names versions; a version is a release of a package, and a release is an identity (a sha256 or a commit),
+the ranges it needs and how it is built. The TOML holds no conditionals; what differs is another release or a patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Literal, NamedTuple, Self
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+
+def is_version(text: str) -> bool:
+    """Whether a text is a version as PEP 440 has it."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def _parsed_by(parse: Callable[[str], object], what: str) -> AfterValidator:
+    """A validator that keeps a text which `parse` accepts (its errors are ValueErrors)."""
+
+    def check(text: str) -> str:
+        try:
+            parse(text)
+        except ValueError:
+            raise ValueError(f'"{text}" is not {what}') from None
+        return text
+
+    return AfterValidator(check)
+
+
+Specifier = Annotated[str, _parsed_by(SpecifierSet, 'a version range such as ">=2.0,<2.4"')]
+CudaRange = Annotated[
+    str, _parsed_by(lambda text: text == "none" or SpecifierSet(text), 'a version range such as ">=11.8", or "none"')
+]
+VersionText = Annotated[str, _parsed_by(Version, 'a version such as "2.8.3"')]
+RequirementText = Annotated[str, _parsed_by(Requirement, 'a requirement such as "numpy>=1.17"')]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
+Text = Annotated[str, Field(min_length=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # of a folder, an image tag
+Repository = Annotated[str, Field(pattern=r"^https://[^/]+(/\w[\w.-]*)+$")]
+Variables = dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$")]]
+MiB = Annotated[int, Field(ge=0, le=2**24)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+Folder = Annotated[str, Field(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]  # inside a source tree
+
+
+class Strict(BaseModel):
+    """Frozen, no coercion, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Image(Strict):
+    """A base image: `digest` is "sha256:..." or "unresolved" where no registry has been asked yet.
+
+    `apt` are the packages of its distribution that are installed on it.
+    """
+
+    image: Text
+    digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64}|unresolved)$")]
+    apt: list[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]+$")]] = []
+
+    @property
+    def reference(self) -> str:
+        """NAME:TAG@DIGEST, or NAME:TAG while the digest is unresolved."""
+        return self.image if self.digest == "unresolved" else f"{self.image}@{self.digest}"
+
+
+class Base(Strict):
+    """The images that a target's wheels are compiled on and that its environment runs on.
+
+    `glibc` is the C library of the latter, where the target itself also runs on older ones.
+    """
+
+    wheels: Image
+    runtime: Image
+    glibc: Annotated[str, Field(pattern=r"^2\.\d+$")] | None = None
+
+    @property
+    def unresolved(self) -> list[str]:
+        """The images whose digest nobody has asked for yet."""
+        return list(dict.fromkeys(one.image for one in (self.wheels, self.runtime) if one.digest == "unresolved"))
+
+
+class Target(Strict):
+    """One environment: a CUDA/PyTorch pair and the packages in it.
+
+    `glibc` is the oldest C library that runs it, `driver` the oldest branch of NVIDIA's, `sm` the GPU architectures
+    compiled for ("9.0"), `cudnn` and `gcc` what its wheels base compiles against and with. `proves_on` is the hardware
+    on which a skipped smoke test counts as failed; `options` says, by package, how one is limited here, and `variables`
+    are set for whatever runs in it ("{site}" is its site-packages). `runner` is the label of the CI machine that
+    builds, proves and publishes its image, `unpublished` why none does.
+    """
+
+    name: Name
+    reason: Text
+    python: Annotated[str, Field(pattern=r"^3\.\d+$")]
+    cuda: Annotated[str, Field(pattern=r"^(none|\d+\.\d+)$")]
+    glibc: Annotated[str, Field(pattern=r"^2\.\d+$")]
+    driver: Annotated[str, Field(pattern=r"^\d+$")] | None = None
+    cudnn: VersionText | None = None
+    gcc: Annotated[str, Field(pattern=r"^\d+$")] | None = None
+    sm: list[Annotated[str, Field(pattern=r"^\d+\.\d+$")]]
+    proves_on: Annotated[list[Text], Field(min_length=1)]
+    publish: bool
+    unpublished: Text | None = None
+    runner: Name | None = None
+    base: Base
+    packages: Annotated[dict[Text, VersionText], Field(min_length=1)]
+    options: dict[Text, Text] = {}
+    variables: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Text] = {}
+
+    @model_validator(mode="after")
+    def _options_are_of_its_packages(self) -> Self:
+        if strangers := sorted(set(self.options) - set(self.packages)):
+            raise ValueError(f'options names "{strangers[0]}", which is not one of its packages')
+        return self
+
+    @model_validator(mode="after")
+    def _what_is_published_has_a_runner(self) -> Self:
+        if self.publish and self.runner is None:
+            raise ValueError('publish = true needs "runner", the label of the CI machine that builds and proves it')
+        if self.publish == (self.unpublished is not None):
+            raise ValueError('publish = false needs "unpublished", the reason, and publish = true has none')
+        return self
+
+    @property
+    def marker_environment(self) -> dict[str, str]:
+        """PEP 508 markers of the target, whatever Python runs the tool."""
+        return {
+            "python_version": self.python,
+            "python_full_version": f"{self.python}.0",
+            "implementation_name": "cpython",
+            "implementation_version": f"{self.python}.0",
+            "platform_python_implementation": "CPython",
+            "sys_platform": "linux",
+            "os_name": "posix",
+            "platform_system": "Linux",
+            "platform_machine": "x86_64",
+            "extra": "",
+        }
+
+    def applies(self, requirement: Requirement) -> bool:
+        """Whether the requirement's marker, if it has one, holds for this target."""
+        if requirement.marker is None:
+            return True
+        return requirement.marker.evaluate(dict(self.marker_environment))
+
+
+class Build(Strict):
+    """How a package of kind "source" becomes a wheel.
+
+    `requires` are distributions the build imports, `needs` packages of the target that are installed first, `env` its
+    environment ("{sm}" and the like are filled in), `options` arguments of its setup.py. For one GPU architecture it
+    takes a core `core_seconds`, of them `longest_seconds` for the longest file, which no second core shortens (by
+    default all of it is that); `mib_per_job` is one job's memory.
+    """
+
+    requires: list[RequirementText] = []
+    needs: list[Text] = []
+    compiler: Literal["none", "c++", "nvcc"]
+    core_seconds: Seconds
+    longest_seconds: Seconds | None = None
+    mib_per_job: Annotated[MiB, Field(gt=0)]
+    env: Variables = {}
+    options: list[Annotated[str, Field(pattern=r"^--\w[\w=-]*$")]] = []
+
+
+class BuildChanges(Strict):
+    """What one release builds otherwise than its package's [build] says."""
+
+    compiler: Literal["none", "c++", "nvcc"] | None = None
+    core_seconds: Seconds | None = None
+    longest_seconds: Seconds | None = None
+    options: list[Annotated[str, Field(pattern=r"^--\w[\w=-]*$")]] | None = None
+
+
+class Size(Strict):
+    """MiB to download and MiB installed."""
+
+    download: MiB
+    installed: MiB
+
+
+class Submodule(Strict):
+    """A git submodule: its path in the tree, its repository and commit; `without` are parts that no build reads."""
+
+    path: Folder
+    repository: Repository
+    commit: Commit
+    without: list[Folder] = []
+
+
+class Source(Strict):
+    """Where one version comes from, and what identifies it.
+
+    A wheel or an sdist is a `file` and its `sha256`, found through pip's configured index or, if `index` is given, the
+    publisher's own; a git source is `repository` and `commit` (and the `tag` that must still point there).
+    `submodules` are all of the tree, also of submodules, but for those in `without`. `wheel_version` is the version
+    that its metadata names, where that differs.
+    """
+
+    version: VersionText
+    wheel_version: VersionText | None = None
+    file: FileName | None = None
+    sha256: Sha256 | None = None
+    index: Annotated[str, Field(pattern=r"^https://")] | None = None
+    repository: Repository | None = None
+    commit: Commit | None = None
+    tag: Text | None = None
+    submodules: list[Submodule] = []
+    without: list[Folder] = []
+
+    @property
+    def identity(self) -> str:
+        """The sha256 or the commit; for what a base image provides, the version."""
+        return self.sha256 or self.commit or self.version
+
+    @property
+    def metadata_version(self) -> str:
+        """The version that the wheel calls itself."""
+        return self.wheel_version or self.version
+
+    @property
+    def _is_file(self) -> bool:
+        return self.file is not None and self.sha256 is not None
+
+    @property
+    def _is_git(self) -> bool:
+        return self.repository is not None and self.commit is not None
+
+
+class Obstacle(NamedTuple):
+    """What a release needs, and what the target has instead."""
+
+    need: str
+    has: str
+
+    def __str__(self) -> str:
+        return f"{self.need}, and the target has {self.has}"
+
+
+class Release(Source):
+    """One pinned version of a package.
+
+    `provided` comes with the base image. `python`, `torch` and `cuda` are the ranges it needs, `requires` its run-time
+    dependencies, `subfolder` the part of the tree that is built, `build` what differs from the package's [build].
+    """
+
+    kind: Literal["source", "wheel", "provided"]
+    subfolder: Folder | None = None
+    python: Specifier = ""
+    torch: Specifier = ""
+    cuda: CudaRange = ""
+    requires: list[RequirementText]
+    env: Variables = {}
+    build: BuildChanges = BuildChanges()
+    mib: Size
+
+    @model_validator(mode="after")
+    def _has_one_identity(self) -> Self:
+        file, git = self._is_file, self._is_git
+        if self.kind == "wheel" and not (file and not git):
+            raise ValueError('a release of kind "wheel" needs "file" and "sha256", and no "repository"')
+        if self.kind == "source" and file == git:
+            raise ValueError('a release of kind "source" needs either "file" and "sha256" or "repository" and "commit"')
+        if self.kind == "provided" and (file or git):
+            raise ValueError('a release of kind "provided" comes with the base image and has no source of its own')
+        return self
+
+    def obstacle(self, target: Target, torch: str | None) -> Obstacle | None:
+        """Why this release cannot be in the target, or None. `torch` is the target's version of it."""
+        if not SpecifierSet(self.python).contains(f"{target.python}.0"):
+            return Obstacle(f"needs Python {self.python}", target.python)
+        if self.torch and torch and not SpecifierSet(self.torch).contains(torch, prereleases=True):
+            return Obstacle(f"needs torch {self.torch}", torch)
+        if self.cuda == "none" and target.cuda != "none":
+            return Obstacle("is built without CUDA", f"CUDA {target.cuda}")
+        if self.cuda not in ("", "none") and target.cuda == "none":
+            return Obstacle(f"needs CUDA {self.cuda}", "none")
+        if self.cuda not in ("", "none") and not SpecifierSet(self.cuda).contains(target.cuda):
+            return Obstacle(f"needs CUDA {self.cuda}", target.cuda)
+        return None
+
+
+class Package(Strict):
+    """A distribution: what is imported, how it is built, which releases are pinned.
+
+    `proved_on` are sources that no target has, on which the proofs of its patches run too.
+    """
+
+    name: Text
+    module: Text
+    summary: Text
+    build: Build | None = None
+    proved_on: list[Source] = []
+    release: Annotated[list[Release], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _sources_can_be_built(self) -> Self:
+        if self.build is None and any(release.kind == "source" for release in self.release):
+            raise ValueError('a release of kind "source" needs a [build] table')
+        for release in [one for one in self.release if one.kind == "source"]:
+            build = self.build_of(release)
+            if (build.longest_seconds or 0) > build.core_seconds:
+                raise ValueError(f"of {release.version} longest_seconds is a part of core_seconds, and is more")
+        if unknown := [one.version for one in self.proved_on if one._is_file == one._is_git]:
+            raise ValueError(f'proved_on {unknown[0]} needs either "file" and "sha256" or "repository" and "commit"')
+        return self
+
+    def build_of(self, release: Release) -> Build:
+        """How one of its source releases is built; the model saw that it has a [build] table."""
+        assert self.build is not None
+        return self.build.model_copy(update=release.build.model_dump(exclude_none=True))
+
+
+class Pin(Strict):
+    """A package at one release, as a target uses it."""
+
+    package: Package
+    release: Release
+
+    @property
+    def name(self) -> str:
+        return self.package.name
+
+    @property
+    def label(self) -> str:
+        return f"{self.package.name} {self.release.version}"
+
+    @property
+    def build(self) -> Build:
+        """How it is built; only a source release is asked."""
+        return self.package.build_of(self.release)
+
+
+class Limit(Strict):
+    """`versions` of `package` need `needs`; `thread` is the report or the upstream file where that was learned."""
+
+    package: Text
+    versions: Specifier
+    needs: Annotated[dict[Text, Specifier], Field(min_length=1)]
+    reason: Text
+    thread: Annotated[str, Field(pattern=r"^https://")]
+
+
+class Limits(Strict):
+    """limits.toml."""
+
+    limit: list[Limit]

@@ -1,0 +1,1 @@
+"""From a plan to an environment: fetch, patch, compile, audit, install."""

@@ -1,0 +1,438 @@
+"""Pinned sources to wheels: fetch, patch, compile, audit; a wheel built from the same inputs is not built again.
+
+The key of a wheel is the hash of everything that decides its bytes: the patched tree, the recipe's variables, and for
+compiled ones torch, CUDA, GPU architectures, Python ABI, compiler and base. Compilation is docker/build-wheel.sh.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from recipes.catalogue.load import build_environment
+from recipes.catalogue.lock import Artifact, artifact_of
+from recipes.catalogue.patch import Patch
+from recipes.catalogue.plan import Plan
+from recipes.catalogue.schema import Pin
+from recipes.errors import Refusal
+from recipes.files import digest_of, disk_full, put, sha256_of, write_json
+from recipes.make import audit, environment
+from recipes.make.cache import Cache
+from recipes.make.costs import jobs
+from recipes.make.environment import Wheel
+from recipes.make.fetch import Downloads, unpack
+from recipes.make.git import Git
+from recipes.make.patch import apply_all, tree_hash
+from recipes.make.wheel import extract, repack
+from recipes.process import group
+from recipes.progress import Step, Steps, size
+
+EPOCH = "315532800"  # 1980-01-01, the oldest date a zip file can hold: wheels do not depend on when they were built
+# What a build sees of the caller's variables: nothing that could change a wheel, since its key does not hold them.
+INHERITED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONNOUSERSITE")
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A patched source in the cache."""
+
+    path: Path
+    sha256: str
+    patches: tuple[Mapping[str, Any], ...]
+
+
+class Builder:
+    """Makes all wheels of a plan. `mirror` is a folder to fetch from before the network; `copies` keeps all of it."""
+
+    def __init__(
+        self, plan: Plan, cache: Cache, steps: Steps, mirror: Path | None = None, *, copies: bool = False
+    ) -> None:
+        self.plan, self.cache, self.steps = plan, cache, steps
+        self.downloads = Downloads(cache, steps, mirror, plan.target)
+        self.git = Git(cache, steps, mirror, copies)
+
+    def fetch(self) -> dict[str, Path]:
+        """Every file of the plan, by sha256; git sources come into the cache's repositories."""
+        artifacts = [artifact for pin in self.plan.pins if (artifact := artifact_of(pin))]
+        files = self.downloads.all([*artifacts, *self.plan.locked.artifacts])
+        for pin in self.plan.pins:
+            if pin.release.repository:
+                self.git.fetch(pin.label, pin.release)
+        return files
+
+    def trees(self, files: Mapping[str, Path]) -> dict[str, Tree]:
+        """Every source, patched, by package."""
+        return {pin.name: self._tree(pin, files) for pin in self.plan.pins if pin.release.kind == "source"}
+
+    def wheels(self) -> tuple[list[tuple[Artifact, Path]], list[Wheel]]:
+        """The locked dependencies and the wheels of all packages, in build order."""
+        if self.plan.on_base:
+            python = environment.interpreter(self.plan.target, self.cache, self.steps)
+            environment.check_base(self.plan, Path(python), self.cache)
+        files = self.fetch()
+        locked = [(artifact, files[artifact.sha256]) for artifact in self.plan.locked.artifacts]
+        trees = self.trees(files)
+        wheels: list[Wheel] = []
+        for pin in self.plan.pins:
+            if pin.release.kind == "provided":
+                continue
+            if pin.release.kind == "wheel":
+                wheel = self.given(pin, files)
+            else:
+                wheel = self._wheel(pin, trees[pin.name], locked, wheels)
+            audit.check_metadata(wheel.path, pin, self.plan.target)
+            wheels.append(wheel)
+        return locked, wheels
+
+    def _tree(self, pin: Pin, files: Mapping[str, Path]) -> Tree:
+        patches = self.plan.patches[pin.name]
+        key = digest_of(
+            [
+                pin.release.model_dump(include={"sha256", "commit", "submodules", "without"}),
+                [chosen.sha256 for chosen in patches],
+            ]
+        )
+        final = self.cache.root / "trees" / key
+        record = self.cache.record(final / "tree.json", "sha256", "patches")
+        if record and [tree_hash(path) for path in final.iterdir() if path.is_dir()] != [record["sha256"]]:
+            shutil.rmtree(final)  # damaged
+            record = None
+        if record is None:
+            with self.cache.scratch("tree") as scratch:
+                made = scratch / key
+                made.mkdir()
+                source = self._source(pin, files, scratch / "source")
+                with self.steps.step("patch", pin.label) as step:
+                    apply_all(patches, source)
+                    step.note = f"{len(patches)} applied" if patches else "none"
+                record = {"source": pin.label, "sha256": tree_hash(source), "patches": _touched(patches, source)}
+                write_json(made / "tree.json", record)
+                source.rename(made / source.name)
+                put(made, final)
+        return Tree(next(path for path in final.iterdir() if path.is_dir()), record["sha256"], tuple(record["patches"]))
+
+    def pristine(self, pin: Pin, wanted: Iterable[str], into: Path) -> Path:
+        """The unpatched source of a pin; of a wheel, the wanted files."""
+        artifact = artifact_of(pin)
+        files = {artifact.sha256: self.downloads.file(artifact)} if artifact else {}
+        if pin.release.kind != "wheel":
+            return self._source(pin, files, into)
+        extract(next(iter(files.values())), wanted, into)
+        return into
+
+    def _source(self, pin: Pin, files: Mapping[str, Path], into: Path) -> Path:
+        into.mkdir()
+        if pin.release.sha256:
+            return unpack(files[pin.release.sha256], into)
+        return self.git.tree(pin.label, pin.release, into / f"{pin.name}-{pin.release.version}")
+
+    def given(self, pin: Pin, files: Mapping[str, Path]) -> Wheel:
+        """The wheel of a release that is one: as it came, or with its patches in it."""
+        assert pin.release.sha256
+        came, patches = files[pin.release.sha256], self.plan.patches[pin.name]
+        if not patches:
+            return Wheel(pin, came, pin.release.sha256, {})
+        inputs = {"package": pin.label, "wheel": pin.release.sha256, "patches": [chosen.sha256 for chosen in patches]}
+        return self._kept(pin, inputs, lambda: self._repack(pin, came, inputs))
+
+    def _kept(self, pin: Pin, inputs: dict[str, Any], make: Callable[[], None]) -> Wheel:
+        """The cache's wheel of these inputs; one that it lacks is made."""
+        found = self.cache.wheel(digest_of(inputs))
+        if found is None:
+            make()
+            found = self.cache.wheel(digest_of(inputs))
+        assert found is not None
+        path, record = found
+        return Wheel(pin, path, record["sha256"], record)
+
+    def _repack(self, pin: Pin, came: Path, inputs: dict[str, Any]) -> None:
+        patches = self.plan.patches[pin.name]
+        with self.cache.scratch("repack") as scratch, self.steps.step("patch", pin.label) as step:
+            (scratch / "made").mkdir()
+            final = scratch / "made" / came.name
+            touched = patched_wheel(came, patches, final, scratch / f"{pin.name}-{pin.release.version}")
+            record = {
+                "file": came.name,
+                "sha256": sha256_of(final),
+                "inputs": inputs,
+                "patches": [installed(patch, final) for patch in touched],
+            }
+            write_json(final.with_name("wheel.json"), record)
+            put(final.parent, self.cache.root / "wheels" / digest_of(inputs))
+            step.note = f"{len(patches)} applied, repacked"
+
+    def _wheel(self, pin: Pin, tree: Tree, locked: list[tuple[Artifact, Path]], before: list[Wheel]) -> Wheel:
+        compiler = self._compiler(pin) if pin.build.compiler != "none" else "none"
+        inputs = self.inputs(pin, tree, compiler, f"bare, {' '.join(platform.libc_ver())}")
+        return self._kept(pin, inputs, lambda: self._build(pin, tree, inputs, locked, before))
+
+    def inputs(self, pin: Pin, tree: Tree, compiler: str, base: str) -> dict[str, Any]:
+        """What decides the bytes of a wheel, built by that compiler on that base; its hash is the wheel's key."""
+        target, torch = self.plan.target, self.plan.torch
+        patched = [chosen.sha256 for chosen in self.plan.patches["torch"]] if torch else []
+        inputs: dict[str, Any] = {
+            "package": pin.label,
+            "tree": tree.sha256,
+            "env": build_environment(pin, target),
+            "script": sha256_of(self._script),
+            "python": f"cp{target.python.replace('.', '')}-{sysconfig.get_platform()}",
+            "beside": self._beside(pin),
+        }
+        inputs |= {key: value for key, value in _settings(pin).items() if value}
+        if pin.build.compiler != "none":
+            inputs |= {
+                "torch": torch.release.identity if torch else None,
+                **({"torch_patches": patched} if patched else {}),
+                "cuda": target.cuda,
+                "sm": target.sm,
+                "compiler": compiler,
+                "base": base,
+            }
+        return inputs
+
+    def _beside(self, pin: Pin) -> dict[str, Any]:
+        """What a build imports or compiles against, by what decides its bytes: of the lock, and of the target's own.
+
+        Not what those require in turn: a lock written anew would compile everything again.
+        """
+        imported = {canonicalize_name(Requirement(one).name) for one in pin.build.requires}
+        against = "nvidia-" if pin.build.compiler != "none" else None  # these wheels hold headers and libraries
+        beside: dict[str, Any] = {
+            one.name: one.sha256
+            for one in self.plan.locked.artifacts
+            if one.name in imported or (against and one.name.startswith(against))
+        }
+        for one in self.plan.pins:
+            if one.name in pin.build.needs and one.name != "torch":
+                beside[one.name] = [one.release.identity, [patch.sha256 for patch in self.plan.patches[one.name]]]
+        return beside
+
+    @property
+    def _script(self) -> Path:
+        return self.plan.root / "docker" / "build-wheel.sh"
+
+    def _compiler(self, pin: Pin) -> str:
+        found = {name: shutil.which(name) for name in ("c++", *(["nvcc"] if pin.build.compiler == "nvcc" else []))}
+        if missing := [name for name, path in found.items() if path is None]:
+            raise Refusal(
+                f"{pin.label} is compiled and there is no {missing[0]} on the PATH: install one (Debian, "
+                "Ubuntu: apt-get install g++)."
+            )
+        said = [
+            subprocess.run([str(path), "--version"], capture_output=True, text=True, check=False).stdout
+            for path in found.values()
+        ]
+        return "; ".join(" ".join(line for line in text.splitlines() if re.search(r"\d+\.\d+", line)) for text in said)
+
+    @contextmanager
+    def _workshop(
+        self, pin: Pin, tree: Tree, locked: list[tuple[Artifact, Path]], before: list[Wheel]
+    ) -> Iterator[tuple[Path, Path]]:
+        """A scratch folder with the build's environment (env), and in it a copy of the patched source."""
+        with self.cache.scratch("build") as scratch:
+            interpreter = environment.interpreter(self.plan.target, self.cache, self.steps)
+            with self.steps.step("prepare", f"{pin.label}: its build environment"):
+                on_base = self.plan.on_base
+                environment.create(scratch / "env", interpreter, locked, before, self.cache, over_base=on_base)
+            self._refuse_missing_headers(pin, environment.python_of(scratch / "env"))
+            source = scratch / tree.path.name
+            shutil.copytree(tree.path, source, symlinks=True)
+            yield scratch, source
+
+    def _compile(self, pin: Pin, source: Path, scratch: Path, step: Step) -> tuple[Path, dict[str, object]]:
+        """The one wheel that the build script makes of a source, and what that cost."""
+        made = scratch / "made"
+        part = source / (pin.release.subfolder or "")
+        cost = self._run(pin, [str(self._script), str(part), str(made), *pin.build.options], scratch, step)
+        wheel = self._only_wheel(pin, made)
+        step.note = size(wheel.stat().st_size)
+        return wheel, cost
+
+    def _build(
+        self, pin: Pin, tree: Tree, inputs: dict[str, Any], locked: list[tuple[Artifact, Path]], before: list[Wheel]
+    ) -> None:
+        with self._workshop(pin, tree, locked, before) as (scratch, source):
+            python = environment.python_of(scratch / "env")
+            with self.steps.step("build", pin.label) as step:
+                wheel, cost = self._compile(pin, source, scratch, step)
+            torch = environment.module_folder(python, "torch") if self.plan.torch else scratch / "torch"
+            record = {
+                "file": wheel.name,
+                "sha256": sha256_of(wheel),
+                "inputs": inputs,
+                "audit": audit.audit(wheel, pin, self.plan.target, torch.parent, platform.libc_ver()[1]),
+                "patches": [installed(patch, wheel) for patch in tree.patches],
+                "built_with": {
+                    "python": self._version(python),
+                    "compiler": inputs.get("compiler", "none"),
+                    "where": inputs.get("base", "any"),
+                    **({"sm": self.plan.target.sm} if pin.build.compiler == "nvcc" else {}),
+                    **cost,
+                },
+            }
+            write_json(wheel.with_name("wheel.json"), record)
+            shutil.copyfile(scratch / "build.log", wheel.with_name("build.log"))
+            put(wheel.parent, self.cache.root / "wheels" / digest_of(inputs))
+
+    def changed(self, pin: Pin, changes: Iterable[tuple[str, str, str]]) -> Iterator[Path]:
+        """A wheel of a package per change (file, text in it, other text) of its patched source.
+
+        One after another in the same tree, where only what changed is compiled again; each wheel is gone with the next.
+        """
+        locked, wheels = self.wheels()
+        before = wheels[: [wheel.pin.name for wheel in wheels].index(pin.name)]
+        with self._workshop(pin, self.trees(self.fetch())[pin.name], locked, before) as (scratch, source):
+            for file, old, new in changes:
+                path = source / file
+                text = path.read_text(encoding="utf-8") if path.is_file() else ""
+                if text.count(old) != 1:
+                    raise Refusal(
+                        f"{pin.label}: {file} has {old!r} {text.count(old)} times: name text that is there once."
+                    )
+                path.write_text(text.replace(old, new), encoding="utf-8")
+                with self.steps.step("build", f"{pin.label}: {new}") as step:
+                    wheel, _ = self._compile(pin, source, scratch, step)
+                yield wheel
+                path.write_text(text, encoding="utf-8")
+                shutil.rmtree(wheel.parent)
+
+    def _version(self, python: Path) -> str:
+        return subprocess.run([str(python), "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+
+    def _refuse_missing_headers(self, pin: Pin, python: Path) -> None:
+        if pin.build.compiler == "none":
+            return
+        asked = "import sysconfig; print(sysconfig.get_path('include'))"
+        include = subprocess.run([str(python), "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
+        if not Path(include, "Python.h").exists():
+            version = self.plan.target.python
+            raise Refusal(
+                f"{pin.label} is compiled and {include}/Python.h is missing: install Python's headers "
+                f"(Debian, Ubuntu: python{version}-dev)."
+            )
+
+    def _run(self, pin: Pin, command: list[str], scratch: Path, step: Step) -> dict[str, object]:
+        """Run the build script; every line goes to build.log and the last one to the display."""
+        for name in ("home", "tmp"):
+            (scratch / name).mkdir(exist_ok=True)
+        site = str(environment.site_packages(scratch / "env", self.plan.target))
+        variables = {
+            key: value for key, value in environment.clean_variables(scratch / "env").items() if key in INHERITED
+        } | {key: text.replace("{site}", site) for key, text in build_environment(pin, self.plan.target).items()}
+        variables |= {
+            "HOME": str(scratch / "home"),
+            "TMPDIR": str(scratch / "tmp"),
+            "MAX_JOBS": str(jobs(pin)),
+            "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs(pin)),  # else ninja takes all cores and two
+            "SOURCE_DATE_EPOCH": EPOCH,
+            "LC_ALL": "C.UTF-8",
+        }
+        log, tail = scratch / "build.log", list[str]()
+        with log.open("w", encoding="utf-8") as file, group(command, scratch, variables) as process:
+            assert process.stdout
+            for line in process.stdout:
+                file.write(line)
+                step.show(line)
+                tail = [*tail[-200:], line]
+                if re.search(r"\s-m(arch|cpu|tune)=native\b", line):
+                    raise Refusal(
+                        f"{pin.label} compiles with -march=native, which ties the wheel to this machine's "
+                        "CPU: turn it off by a setting or a patch."
+                    )
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            raise self._failure(pin, log, tail, process.returncode)
+        return {
+            "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
+            "peak_mib_per_process": usage.ru_maxrss // 1024,
+            **longest_step(scratch),
+            "jobs": jobs(pin),
+        }
+
+    def _failure(self, pin: Pin, log: Path, tail: list[str], code: int) -> Refusal:
+        kept = environment.folder(self.plan.root, self.plan.target) / f"{pin.name}.build.log"
+        text = "".join(tail)
+        if "No space left on device" in text:
+            return disk_full(log)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, kept)
+        if code in (-signal.SIGKILL, 137) or re.search(r"\bKilled\b", text):
+            return Refusal(
+                f"{pin.label}: a compiler was killed, most likely for want of memory: raise mib_per_job in "
+                f"recipes/packages/{pin.name}.toml; log in {kept}."
+            )
+        # A compiler's word, or an exception of setup.py, which pip's own "error: metadata-generation-failed" follows.
+        reason = re.compile(r"\b(fatal )?error\b|(error|exception): ", re.IGNORECASE)
+        errors = [line.strip() for line in tail if reason.search(line)] or [
+            line.strip() for line in tail if line.strip()
+        ]
+        return Refusal(f"{pin.label} did not build ({(errors or ['no output'])[0][:200]}): read {kept}.")
+
+    def _only_wheel(self, pin: Pin, made: Path) -> Path:
+        wheels = list(made.glob("*.whl"))
+        if len(wheels) != 1:
+            raise Refusal(
+                f"{pin.label}: the build left {len(wheels)} wheels, and one was expected: see docker/build-wheel.sh."
+            )
+        return wheels[0]
+
+
+def longest_step(scratch: Path) -> dict[str, float]:
+    """The seconds of the longest step that ninja took; its log has a line per step, begun and ended in milliseconds."""
+    lines = [line for log in scratch.rglob(".ninja_log") for line in log.read_text().splitlines() if line[:1] != "#"]
+    times = [(int(end) - int(begun)) / 1e3 for begun, end, *_ in (line.split("\t") for line in lines)]
+    return {"longest_seconds": round(max(times), 1)} if times else {}
+
+
+def _settings(pin: Pin) -> dict[str, Any]:
+    """What else than the environment decides a build: the part of the tree, arguments of setup.py."""
+    return {"subfolder": pin.release.subfolder, "options": pin.build.options}
+
+
+def patched_wheel(came: Path, patches: list[Patch], final: Path, tree: Path) -> list[dict[str, Any]]:
+    """Write a wheel with its patches in it as `final`; `tree` is a new folder for the files that they touch."""
+    files = sorted({file for chosen in patches for file in chosen.files})
+    tree.mkdir()
+    extract(came, files, tree)
+    apply_all(patches, tree)
+    repack(came, tree, files, final)
+    return _touched(patches, tree)
+
+
+def _touched(patches: list[Patch], tree: Path) -> list[dict[str, Any]]:
+    """The patches' records, with the files that each changed, by their hash in the patched tree."""
+    return [
+        {
+            "file": chosen.name,
+            "sha256": chosen.sha256,
+            "touched": {file: sha256_of(tree / file) for file in chosen.files},
+        }
+        for chosen in patches
+    ]
+
+
+def installed(patch: Mapping[str, Any], wheel: Path) -> dict[str, Any]:
+    """A patch's record, with the files that it changed and the wheel installs, by their hash."""
+    installed = {}
+    with audit.opened(wheel) as archive:
+        for file, sha256 in patch["touched"].items():
+            for name in archive.namelist():
+                same_place = f"/{file}".endswith(f"/{name}")
+                if same_place and hashlib.sha256(archive.read(name)).hexdigest() == sha256:
+                    installed[name] = sha256
+    return {"file": patch["file"], "sha256": patch["sha256"], "installed": installed}

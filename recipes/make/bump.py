@@ -1,0 +1,255 @@
+"""Raise a pin: find the release upstream, write it and the pin, lock again, and say what becomes of the patches."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from recipes.catalogue import limits, patch
+from recipes.catalogue.compatibility import consider
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.patch import Patch
+from recipes.catalogue.plan import Plan
+from recipes.catalogue.schema import Package, Pin, Release, Source, Target
+from recipes.errors import Refusal
+from recipes.files import write_text
+from recipes.make import audit, resolve
+from recipes.make.build import Builder
+from recipes.make.cache import Cache
+from recipes.make.patch import apply
+from recipes.progress import Steps
+
+
+@dataclass(frozen=True)
+class Bump:
+    """One pin to raise in one target."""
+
+    root: Path
+    target: str
+    package: str
+    version: str
+
+    @property
+    def _targets_file(self) -> Path:
+        return self.root / "recipes" / "targets.toml"
+
+    @property
+    def _recipe(self) -> Path:
+        return self.root / "recipes" / "packages" / f"{self.package}.toml"
+
+    def run(self, cache: Cache, steps: Steps, mirror: Path | None) -> list[str]:
+        """Write recipe, pin and lock, or nothing; returns what is left to do, a line each."""
+        catalogue = Catalogue(self.root)
+        target = catalogue.target(self.target)
+        if self.package not in target.packages:
+            raise Refusal(f"Target {target.name} has no {self.package}: choose one of {', '.join(target.packages)}.")
+        limits.refuse(consider(catalogue, target, {self.package: self.version}))
+        before = target.packages[self.package]
+        if before == self.version:
+            raise Refusal(f"Target {target.name} already has {self.package} {before}: choose another version.")
+        locked = self.root / "recipes" / "lock" / f"{self.target}.txt"
+        with _restored(self._targets_file, self._recipe, locked):
+            todo = self._declare(catalogue, target, cache, steps, mirror)
+            self._pin(before)
+            chosen = self._plan()
+            resolve.write(chosen, cache, steps)
+            steps.say("bump", f"{target.name}: {self.package} {before} -> {self.version}", str(self._recipe))
+            self._drop_unused(steps)
+            todo += self._standings(chosen, cache, steps, mirror)
+        return todo
+
+    def _plan(self) -> Plan:
+        """The target with its new pin; patches are not asked yet whether they know it."""
+        catalogue = Catalogue(self.root)
+        target = catalogue.target(self.target)
+        return Plan(self.root, target, catalogue.pins(target), {}, None)
+
+    def _pin(self, before: str) -> None:
+        """Change the version in the target's table of targets.toml."""
+        text = self._targets_file.read_text(encoding="utf-8")
+        table = re.search(rf'^\["?{re.escape(self.target)}"?\.packages\]\n(?:(?!\[).*\n?)*', text, re.MULTILINE)
+        line = f'{self.package} = "{before}"'
+        if not table or line not in table[0]:
+            raise Refusal(f"{self._targets_file} [{self.target}.packages] has no line {line}: change the pin by hand.")
+        changed = table[0].replace(line, f'{self.package} = "{self.version}"')
+        write_text(self._targets_file, text[: table.start()] + changed + text[table.end() :])
+
+    # --- the release
+
+    def _declare(
+        self, catalogue: Catalogue, target: Target, cache: Cache, steps: Steps, mirror: Path | None
+    ) -> list[str]:
+        """Have a [[release]] of that version in the recipe."""
+        package = catalogue.packages[self.package]
+        if any(Version(release.version) == Version(self.version) for release in package.release):
+            return []
+        pin = next(pin for pin in catalogue.pins(target) if pin.name == self.package)
+        chosen = Plan(self.root, target, [], {}, None)
+        builder = Builder(chosen, cache, steps, mirror)
+        identity, metadata = (
+            self._published(pin, builder) if pin.release.file else (self._tagged(pin.release, builder), None)
+        )
+        requires, todo = _requires(pin.release, metadata)
+        text = self._recipe.read_text(encoding="utf-8")
+        head, first, rest = text.partition("[[release]]\n")
+        write_text(self._recipe, f"{head}{first}{self._release(pin.release, identity, requires)}\n{first}{rest}")
+        return [f"{self._recipe}: {one}" for one in todo]
+
+    def _published(self, pin: Pin, builder: Builder) -> tuple[str, Message]:
+        """The file of an index: its name and sha256, and what it says of itself."""
+        assert pin.release.file
+        like = pin.release.file.replace(pin.release.metadata_version, self.version)
+        path = builder.downloads.published(self.package, self.version, like)
+        described = audit.described(path, "METADATA") if pin.release.kind == "wheel" else _pkg_info(path)
+        return (
+            f'file = "{path.name}"\nsha256 = "{path.parent.name}"\n',
+            HeaderParser().parsestr(described.decode(errors="replace")),
+        )
+
+    def _tagged(self, current: Release, builder: Builder) -> str:
+        """The commit of the tag that is named like the current one, with its submodules."""
+        if not current.tag or current.version not in current.tag or not current.repository:
+            raise Refusal(
+                f"{self.package} {current.version} has no tag after which that of {self.version} could be named: "
+                f"add the [[release]] to {self._recipe} by hand."
+            )
+        tag = current.tag.replace(current.version, self.version)
+        label = f"{self.package} {self.version}"
+        commit = builder.git.commit_of(label, current.repository, tag)
+        lines = [f'repository = "{current.repository}"', f'commit = "{commit}"', f'tag = "{tag}"']
+        source = Source(
+            version=self.version, repository=current.repository, commit=commit, tag=tag, without=current.without
+        )
+        left_out = {one.path: one.without for one in current.submodules}
+        found = builder.git.submodules(label, source)
+        if found:
+            entries = []
+            for one in found:
+                parts = f'path = "{one.path}", repository = "{one.repository}", commit = "{one.commit}"'
+                if without := left_out.get(one.path):
+                    parts += f", without = {json.dumps(without)}"
+                entries.append(f"  {{ {parts} }},")
+            lines += ["submodules = [", *entries, "]"]
+        if current.without:
+            lines.append(f"without = {json.dumps(current.without)}")
+        return "\n".join(lines) + "\n"
+
+    def _release(self, current: Release, identity: str, requires: list[str]) -> str:
+        """The new table: identity and requirements are the new version's, the rest is the current release's."""
+        identifying = {*Source.model_fields, "kind", "requires", "mib"}
+        kept = current.model_dump(exclude_defaults=True, exclude=identifying)
+        lines = [f'version = "{self.version}"', f'kind = "{current.kind}"', identity.rstrip()]
+        for key, value in kept.items():
+            lines.append(f"{key} = {_inline(value)}")
+        listed = "".join(f"  {json.dumps(one)},\n" for one in requires)
+        lines.append(f"requires = [\n{listed}]" if requires else "requires = []")
+        lines.append(f"mib = {_inline(current.mib.model_dump())}")
+        return "\n".join(lines) + "\n"
+
+    def _drop_unused(self, steps: Steps) -> None:
+        """Remove the releases of the package that no target pins any more."""
+        catalogue = Catalogue(self.root)
+        package = catalogue.packages[self.package]
+        used = {id(pin.release) for target in catalogue.targets.values() for pin in _pins(catalogue, target, package)}
+        head, *blocks = self._recipe.read_text(encoding="utf-8").split("[[release]]\n")
+        kept = [block for block, release in zip(blocks, package.release, strict=True) if id(release) in used]
+        for release in package.release:
+            if id(release) not in used:
+                steps.say("bump", f"{package.name} {release.version}", "no target has it now: removed from the recipe")
+        write_text(self._recipe, "[[release]]\n".join([head, *kept]).rstrip("\n") + "\n")
+
+    # --- the patches
+
+    def _standings(self, chosen: Plan, cache: Cache, steps: Steps, mirror: Path | None) -> list[str]:
+        """What becomes of each patch that the target had, or that is for the new version."""
+        pin = next(pin for pin in chosen.pins if pin.name == self.package)
+        patches = [one for one in patch.of_package(self.root, self.package) if chosen.target.applies(one.applies_to)]
+        if not patches:
+            return []
+        builder = Builder(chosen, cache, steps, mirror)
+        with cache.scratch("bump") as scratch:
+            touched = [file for one in patches for file in one.files]
+            tree = builder.pristine(pin, touched, scratch / "pristine")
+            return [f"{one.name}: {_standing(one, self.version, tree, scratch)}" for one in patches]
+
+
+def _pins(catalogue: Catalogue, target: Target, package: Package) -> list[Pin]:
+    if package.name not in target.packages:
+        return []
+    return [pin for pin in catalogue.pins(target) if pin.name == package.name]
+
+
+@contextlib.contextmanager
+def _restored(*paths: Path) -> Iterator[None]:
+    """Put the files back as they were if anything goes wrong."""
+    before = {path: path.read_text(encoding="utf-8") if path.exists() else None for path in paths}
+    try:
+        yield
+    except BaseException:
+        for path, text in before.items():
+            if text is None:
+                path.unlink(missing_ok=True)
+            else:
+                write_text(path, text)
+        raise
+
+
+def _standing(one: Patch, version: str, tree: Path, scratch: Path) -> str:
+    """Whether a patch stays, retires or has to be renewed, tried on the files that it touches."""
+    upstream = re.match(r"\d+(\.\d+)*", str(one.header["Applied-Upstream"] or ""))
+    if upstream and Version(version) >= Version(upstream[0]):
+        return f"retires: upstream since {upstream[0]}; delete it with its proof once no target needs it"
+    if missing := next((file for file in one.files if not (tree / file).is_file()), None):
+        return f"renew it: {missing} is gone in {version}"
+    copy = scratch / one.path.stem / tree.name
+    for file in one.files:
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(tree / file, copy / file)
+    try:
+        known = one.at(version)
+    except Refusal:
+        known = one
+    try:
+        apply(known, copy)
+    except Refusal as refusal:
+        if "already in" in str(refusal):
+            return "retires: its change is in this version; delete it with its proof once no target needs it"
+        return f"renew it: {str(refusal).removeprefix(f'{one.name} ')}"
+    if known is one and one.lines:
+        return f"fits: add {version} to X-Lines and run its proof again"
+    return "stays" if one.covers(version) else f"fits: widen X-Applies-To to {version} and run its proof again"
+
+
+def _requires(current: Release, metadata: Message | None) -> tuple[list[str], list[str]]:
+    """The new release's requirements, and what is left to do about them."""
+    told = metadata.get_all("Requires-Dist") if metadata is not None else None
+    if told is None:
+        return list(current.requires), ["requires was taken over; the build compares it with the wheel's metadata"]
+    parsed = [Requirement(text) for text in told]
+    return [str(one) for one in parsed if not (one.marker and "extra" in str(one.marker))], []
+
+
+def _pkg_info(sdist: Path) -> bytes:
+    """The metadata that an sdist carries (PKG-INFO in its one folder)."""
+    with tarfile.open(sdist) as tar:
+        member = next((one for one in tar if re.fullmatch(r"[^/]+/PKG-INFO", one.name)), None)
+        found = tar.extractfile(member) if member else None
+        return found.read() if found else b""
+
+
+def _inline(value: object) -> str:
+    """A value as TOML writes it on one line."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_inline(inner)}" for key, inner in value.items() if inner is not None) + " }"
+    return json.dumps(value)

@@ -1,0 +1,166 @@
+"""Where things lie, and how they get there whole.
+
+    CACHE/files/SHA256/NAME            downloads; a mirror folder has the same layout
+    CACHE/github.com/OWNER/NAME.git    bare git repositories, likewise
+    CACHE/trees/KEY/                   patched sources: the tree, and tree.json
+    CACHE/wheels/KEY/                  built wheels: NAME.whl, wheel.json, build.log
+    CACHE/uv/                          what uv keeps of the package index
+    CACHE/CACHEDIR.TAG, lock           that it is ours, and who uses it
+    CACHE/partial/                     what is being written; swept by the next run
+    ROOT/build/TARGET/                 of one checkout: env/ (the environment), evidence/, bench/, mutants/, image/, and
+                                       logs of failed builds
+
+A name outside partial/ is only ever given by a rename of something complete and synced, so a killed run leaves
+nothing half-written under it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import Refusal
+from recipes.files import disk_named, put, remove, sha256_of, write_text
+
+TAG = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backup tools leave such a folder out, and we know ours by it
+
+
+def default_cache() -> Path:
+    """FUSEBOX_CACHE, or fusebox/ in the user's cache folder (XDG Base Directory); builds run in it."""
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user of whom the system knows nothing
+        home = None
+    if not (chosen := os.environ.get("FUSEBOX_CACHE") or (home and home / "fusebox")):
+        raise Refusal("There is no place for downloads and wheels: set HOME, or FUSEBOX_CACHE to a folder.")
+    root = Path(chosen).resolve()
+    if odd := re.search(r"[\s'\",:#{}]", str(root)):
+        raise Refusal(
+            f"{root}: compilers fail in a folder with {odd[0]!r} in its name: set FUSEBOX_CACHE to another one."
+        )
+    return root
+
+
+class Cache:
+    """One cache folder, used by one run at a time (`held`)."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = root or default_cache()
+
+    @property
+    def partial(self) -> Path:
+        return self.root / "partial"
+
+    @contextlib.contextmanager
+    def held(self, waiting: Callable[[str], None]) -> Iterator[None]:
+        """Hold the cache for one run, after sweeping what a killed one left; another run waits and says for whom."""
+        with disk_named(self.root):
+            try:
+                self.root.mkdir(parents=True, exist_ok=True)
+            except (FileExistsError, NotADirectoryError):
+                raise Refusal(f"{self.root} is not a folder: choose another place with FUSEBOX_CACHE.") from None
+            self._claim()
+            with (self.root / "lock").open("a+") as lock:
+                os.set_inheritable(lock.fileno(), True)  # what a killed run started and left running still holds it
+                self._acquire(lock, waiting)
+                for left in (self.partial, *self.root.glob("uv/.tmp*")):
+                    remove(left)
+                self.partial.mkdir()
+                try:
+                    yield
+                except (FileExistsError, NotADirectoryError) as error:
+                    raise Refusal(
+                        f"{error.filename} is there already, or a file is where its folder should be: remove it, or "
+                        "choose another place."
+                    ) from None
+
+    def _claim(self) -> None:
+        """Mark the folder as ours before anything in it is swept; one that holds something else is refused."""
+        held = {path.name for path in self.root.iterdir()}
+        if TAG in held or {"lock", "partial"} <= held:  # the latter is one of ours from before there was a mark
+            return
+        if held:
+            raise Refusal(f"{self.root} holds other things ({min(held)}): choose an empty or a new folder.")
+        write_text(self.root / TAG, "Signature: 8a477f597d28d172789f06886806bc55\n# Fusebox's cache or mirror.\n")
+
+    def _acquire(self, lock: Any, waiting: Callable[[str], None]) -> None:
+        said = False
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not said:
+                    lock.seek(0)
+                    waiting(f"waiting for process {lock.read().strip() or '?'}, which is using {self.root}")
+                    said = True
+                time.sleep(0.2)
+            else:
+                lock.seek(0)
+                lock.truncate()
+                lock.write(f"{os.getpid()}\n")
+                lock.flush()
+                return
+
+    @contextlib.contextmanager
+    def scratch(self, name: str) -> Iterator[Path]:
+        """A new folder under partial/, gone at the end; its path is the same in each run, so that builds repeat."""
+        folder = self.partial / name
+        with disk_named(folder):
+            folder.mkdir(parents=True)
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Remove all that runs keep there, and nothing else; `lock` stays, since another run may wait at it."""
+        for name in ("files", "github.com", "trees", "wheels", "uv", "partial"):
+            remove(self.root / name)
+
+    def file(self, sha256: str) -> Path | None:
+        """The downloaded file of that hash, checked; a damaged one is dropped."""
+        return find_file(self.root, sha256, drop_damaged=True)
+
+    def keep_file(self, path: Path, name: str, sha256: str) -> Path:
+        """Keep a checked file under its hash."""
+        return put(path, self.root / "files" / sha256 / name)
+
+    def wheel(self, key: str) -> tuple[Path, dict[str, Any]] | None:
+        """The wheel built for that key and its record; one whose bytes changed is dropped."""
+        folder = self.root / "wheels" / key
+        record = self.record(folder / "wheel.json", "file", "sha256")
+        if record is None:
+            return None
+        wheel = folder / record["file"]
+        if not wheel.is_file() or sha256_of(wheel) != record["sha256"]:
+            shutil.rmtree(folder)
+            return None
+        return wheel, record
+
+    def record(self, path: Path, *keys: str) -> dict[str, Any] | None:
+        """A record that holds these keys; one that does not is dropped, with the folder that it describes."""
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            return dict(record, **{key: record[key] for key in keys})
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            shutil.rmtree(path.parent, ignore_errors=True)
+            return None
+
+
+def find_file(root: Path, sha256: str, *, drop_damaged: bool = False) -> Path | None:
+    """The file of that hash in a folder of the cache's layout; a damaged one is refused, or dropped where we may."""
+    for path in (root / "files" / sha256).glob("*"):
+        if sha256_of(path) == sha256:
+            return path
+        if not drop_damaged:
+            raise Refusal(f"{path} does not have the sha256 of its folder: replace it, or remove it from the mirror.")
+        path.unlink()
+    return None

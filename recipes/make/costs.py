@@ -1,0 +1,118 @@
+"""What a plan costs on this machine: jobs, time, memory and disk; and the plan with its costs, printed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from recipes.catalogue.lock import artifact_of
+from recipes.catalogue.plan import Plan
+from recipes.catalogue.schema import Pin, Target
+from recipes.make.cache import Cache
+from recipes.progress import console, say, size
+
+
+def memory_limit() -> int:
+    """Bytes of memory this process may use: the cgroup's limit (version 2 or 1) or the machine's, the smaller."""
+    bounds = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        if Path(path).exists() and (text := Path(path).read_text().strip()).isdigit():
+            bounds.append(int(text))
+    return min(bounds)
+
+
+def jobs(pin: Pin) -> int:
+    """Compile jobs at a time: as many as there are cores, or as memory allows."""
+    return max(1, min(len(os.sched_getaffinity(0)), memory_limit() // 2**20 // pin.build.mib_per_job))
+
+
+def build_seconds(pin: Pin, target: Target) -> float:
+    """How long building a pin takes on this machine.
+
+    Of W seconds of work, L of them for the longest file, m jobs in any order take at most L + (W - L) / m (Graham,
+    "Bounds on multiprocessing timing anomalies", 1969).
+    """
+    architectures = len(target.sm) if pin.build.compiler == "nvcc" else 1
+    longest = pin.build.longest_seconds or pin.build.core_seconds
+    return architectures * (longest + (pin.build.core_seconds - longest) / jobs(pin))
+
+
+def show(chosen: Plan, cache: Cache) -> None:
+    """Print the plan: steps, sources, patches, then disk, memory and time."""
+    target = chosen.target
+    cuda = "no CUDA" if target.cuda == "none" else f"CUDA {target.cuda}, sm {' '.join(target.sm)}"
+    driver = f", driver {target.driver} or newer" if target.driver else ""
+    said = f": Python {target.python}, {cuda}{driver}. {target.reason}."
+    say(Text.assemble((target.name, "bold"), said))
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("step", "package", "what"):
+        table.add_column(column, overflow="fold")
+    table.add_column("cost", justify="right", no_wrap=True)
+    for pin in chosen.pins:
+        if pin.release.kind == "provided":
+            table.add_row("base", pin.label, f"comes with {target.base.wheels.image}", "")
+        else:
+            table.add_row("fetch", pin.label, *_source(pin, cache))
+    if chosen.lock:
+        missing = sum(not _cached(cache, artifact.sha256) for artifact in chosen.lock.artifacts)
+        state = f"{missing} to fetch" if missing else "cached"
+        table.add_row(
+            "fetch",
+            f"{len(chosen.lock.artifacts)} dependencies",
+            f"lock/{chosen.lock.path.name} ({state})",
+            size(chosen.lock.bytes),
+        )
+    for pin in chosen.pins:
+        for one in chosen.patches[pin.name]:
+            table.add_row("patch", pin.label, escape(f"{one.path.name[:4]}: {one.summary}"), "")
+    for pin in chosen.pins:
+        if pin.release.kind == "source":
+            compiler = "no compiler" if pin.build.compiler == "none" else f"{pin.build.compiler}, {jobs(pin)} jobs"
+            table.add_row("build", pin.label, compiler, f"{round(build_seconds(pin, target) / 60, 1):g} min")
+    if chosen.on_base:
+        table.add_row("install", target.name, "onto the base's Python; what is replaced is uninstalled first", "")
+    else:
+        table.add_row("install", target.name, f"build/{target.name}/env, by hash", "")
+    table.add_row("smoke", target.name, f"proves on {', '.join(target.proves_on)}", "1 min")
+    console.print(table)
+    for package, option in target.options.items():
+        say(f"option: {package}: {option}")
+    for image in target.base.unresolved:
+        say(f"unresolved: the digest of {image} is not known; `nox -s lock -- {target.name}` asks its registry")
+    _show_cost(chosen, cache)
+
+
+def _source(pin: Pin, cache: Cache) -> tuple[str, str]:
+    artifact = artifact_of(pin)
+    if artifact is None:
+        return f"{pin.release.repository}@{(pin.release.commit or '')[:12]}", ""
+    state = " (cached)" if _cached(cache, artifact.sha256) else ""
+    return f"{artifact.file}{state}", size(pin.release.mib.download * 2**20)
+
+
+def _cached(cache: Cache, sha256: str) -> bool:
+    return any((cache.root / "files" / sha256).glob("*"))
+
+
+def _show_cost(chosen: Plan, cache: Cache) -> None:
+    locked = chosen.lock.bytes if chosen.lock else 0
+    download = sum(pin.release.mib.download for pin in chosen.pins) * 2**20 + locked
+    installed = sum(pin.release.mib.installed for pin in chosen.pins) * 2**20 + 3 * locked
+    built = [pin for pin in chosen.pins if pin.release.kind == "source"]
+    peak = max((pin.build.mib_per_job * jobs(pin) for pin in built), default=0)
+    whole = sum(build_seconds(pin, chosen.target) for pin in built) / 60 + 1 + download / 2**20 / 60 / 5  # at 5 MiB/s
+    place = next(parent for parent in [cache.root, *cache.root.parents] if parent.exists())
+    free = shutil.disk_usage(place).free
+    say(
+        f"disk {size(2 * download + 2 * installed)} (free: {size(free)}), of it {size(download)} to download; "
+        f"peak memory {size(peak * 2**20)} (limit: {size(memory_limit())}); "
+        f"about {whole:.0f} min cold on {len(os.sched_getaffinity(0))} cores"
+    )
+    if free < 2 * download + 2 * installed:
+        lacking = (f"The disk of {place} is too small for a cold build", "bold")
+        say(Text.assemble(lacking, ": set FUSEBOX_CACHE to another one."))

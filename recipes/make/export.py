@@ -1,0 +1,72 @@
+"""Built wheels, taken to another machine: each a folder KEY/ with its record, checked on both sides."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from recipes.errors import Refusal
+from recipes.files import digest_of, disk_named, put, sha256_of
+from recipes.make import audit
+from recipes.make.cache import Cache
+
+
+def export_wheels(cache: Cache, into: Path) -> int:
+    """Copy every built wheel with its record to INTO/KEY/, and return how many there are."""
+    found = sorted(path.parent for path in cache.root.glob("wheels/*/wheel.json"))
+    if into.exists() and not into.is_dir():
+        raise Refusal(f"{into} is not a folder: choose another place.")
+    for folder in found:
+        if cache.wheel(folder.name) is None:
+            raise Refusal(
+                f"{folder} does not hold the bytes that its record names: build that wheel again, then export."
+            )
+        with disk_named(into):
+            into.mkdir(parents=True, exist_ok=True)
+            if not (into / folder.name).exists():
+                partial = into / f".{folder.name}.{os.getpid()}"
+                try:
+                    shutil.copytree(folder, partial)
+                    put(partial, into / folder.name)
+                finally:
+                    shutil.rmtree(partial, ignore_errors=True)
+    return len(found)
+
+
+def import_wheels(cache: Cache, source: Path) -> int:
+    """Take over wheels that `export_wheels` wrote: each checked by key, hash and CPU before any is kept."""
+    found = sorted(path.parent for path in source.glob("*/wheel.json"))
+    if not found:
+        raise Refusal(f"{source} holds no exported wheels (KEY/wheel.json): choose a folder that `cache export` wrote.")
+    for folder in found:
+        check_exported(folder)
+    for folder in found:
+        with cache.scratch("import") as scratch:
+            shutil.copytree(folder, scratch / folder.name)
+            put(scratch / folder.name, cache.root / "wheels" / folder.name)
+    return len(found)
+
+
+def check_exported(folder: Path) -> None:
+    """Refuse a folder KEY/ of exported wheels that is not what its record and its name say."""
+    try:
+        record = json.loads((folder / "wheel.json").read_text(encoding="utf-8"))
+        inputs, wheel, sha256 = record["inputs"], folder / record["file"], record["sha256"]
+        label = inputs["package"]
+        if wheel.parent != folder:
+            raise ValueError("the wheel lies elsewhere")
+    except (OSError, ValueError, KeyError, TypeError):
+        raise Refusal(f"{folder}/wheel.json is not the record of a wheel: export it again.") from None
+    if digest_of(inputs) != folder.name:
+        raise Refusal(f"{label}: {folder} is not named after its inputs: export it again.")
+    if not wheel.is_file() or (found := sha256_of(wheel)) != sha256:
+        raise Refusal(
+            f"{label}: {wheel} {f'has sha256 {found}' if wheel.is_file() else 'is missing'}, and its "
+            f"record says {sha256}: export it again."
+        )
+    if "wheel" in inputs:
+        return  # repacked: its objects are the publisher's, whose hash is in the key
+    for extension in audit.extensions(wheel):
+        audit.refuse_unportable(label, extension)

@@ -1,0 +1,90 @@
+"""Write recipes/lock/TARGET.txt: what the packages' requirements resolve to for the target's Python, one file each.
+
+uv resolves over pip's configured index; each version is then the one wheel that fits the target, by its sha256.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from recipes.catalogue import limits
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import Plan
+from recipes.errors import Refusal
+from recipes.files import digest_of, read_toml, sha256_of, write_text
+from recipes.make import environment
+from recipes.make.cache import Cache
+from recipes.make.fetch import Downloads
+from recipes.progress import Steps
+
+
+def requirements(plan: Plan) -> list[str]:
+    """What a target's environment needs beside its packages: to run, to build, to be smoke-tested (pyproject.toml)."""
+    groups = read_toml(plan.root / "pyproject.toml")["dependency-groups"]
+    wanted = {"pip", *groups["smoke"]}
+    for pin in plan.pins:
+        wanted |= {*pin.release.requires, *(pin.build.requires if pin.release.kind == "source" else [])}
+    own = {pin.name for pin in plan.pins}
+    parsed = [Requirement(text) for text in wanted]
+    needed = [one for one in parsed if canonicalize_name(one.name) not in own and plan.target.applies(one)]
+    return sorted(str(one) for one in needed)
+
+
+def inputs(plan: Plan) -> str:
+    """The hash of all that a lock follows from; a lock whose header names another one is out of date."""
+    kept_to = limits.constraints(Catalogue(plan.root).limits, plan.target)
+    own = sorted(pin.name for pin in plan.pins)
+    return digest_of([requirements(plan), kept_to, plan.target.python, plan.target.glibc, own])
+
+
+def write(plan: Plan, cache: Cache, steps: Steps) -> Path:
+    """Resolve, download and hash; the lock is replaced only when all of it is known."""
+    downloads = Downloads(cache, steps, None, plan.target)
+    with steps.step("lock", f"{plan.target.name}: resolve {len(requirements(plan))} requirements"):
+        resolved = _resolve(plan, downloads)
+    lines = [
+        f"# Written by `nox -s lock -- {plan.target.name}`: the dependencies of {plan.target.name}, one wheel each,",
+        f"# for Python {plan.target.python} and glibc {plan.target.glibc} or newer.",
+        f"# inputs: {inputs(plan)}",
+    ]
+    for name, version in resolved:
+        path = downloads.choose(name, version)
+        lines.append(f"{name}=={version} --hash=sha256:{sha256_of(path)}  # {path.stat().st_size} bytes")
+    path = plan.root / "recipes" / "lock" / f"{plan.target.name}.txt"
+    write_text(path, "\n".join(lines) + "\n")
+    return path
+
+
+def _resolve(plan: Plan, downloads: Downloads) -> list[tuple[str, str]]:
+    settings = downloads.settings
+    with downloads.cache.scratch("lock") as scratch:
+        (scratch / "in.txt").write_text("\n".join(requirements(plan)) + "\n")
+        # A dependency on one of the target's own packages is met by the target, never by the index.
+        (scratch / "own.txt").write_text("".join(f"{pin.name}; sys_platform == 'never'\n" for pin in plan.pins))
+        kept_to = limits.constraints(Catalogue(plan.root).limits, plan.target)
+        (scratch / "constraints.txt").write_text("".join(f"{one}\n" for one in kept_to))
+        command = ["pip", "compile", str(scratch / "in.txt")]
+        command += ["--constraints", str(scratch / "constraints.txt"), "--overrides", str(scratch / "own.txt")]
+        command += ["--no-header", "--no-annotate", "--only-binary", ":all:"]
+        command += [
+            "--python-version",
+            plan.target.python,
+            "--python-platform",
+            f"x86_64-manylinux_{plan.target.glibc.replace('.', '_')}",
+        ]
+        command += [f"--find-links={link}" for link in settings.find_links if "://" not in link]
+        command += [f"--extra-index-url={index}" for index in settings.indexes[1:] if not index.startswith("file:")]
+        command += [f"--index-url={index}" for index in settings.indexes[:1]]
+        command += [] if settings.indexes else ["--no-index"]
+        done = environment.run_uv(downloads.cache, *command)
+    if done.returncode != 0:
+        raise Refusal(
+            f"{plan.target.name}: the requirements do not resolve ({' '.join(done.stderr.split())[:400]}): "
+            "correct the ranges in the recipes."
+        )
+    pinned = [re.match(r"^([A-Za-z0-9._-]+)==([^ ;]+)", line) for line in done.stdout.splitlines() if line.strip()]
+    return [(canonicalize_name(match[1]), match[2]) for match in pinned if match]

@@ -1,0 +1,239 @@
+"""The documents' statements in recipes/seeds.toml, each beside what answers it here, or why nothing can.
+
+A claim answers its ids itself (smoke_tests/claims.py); here is the rest: numbers of `bench`, proofs of patches,
+trainings beside each other, and tests of the tool.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from recipes.catalogue import patch
+from recipes.catalogue.load import validated
+from recipes.catalogue.schema import Strict, Text
+from recipes.errors import Refusal
+from recipes.files import ROOT, read_json, read_toml
+from recipes.measure import results
+from recipes.measure.results import Number, Row
+from recipes.prove import proofs
+
+# The inventory: five documents, and how many ids each has, numbered from 1.
+DOCUMENTS = {
+    "A": ("HARE 1.1B in FP8", 29),
+    "B": ("fused operators for a 1.26B model", 58),
+    "C": ("how mature FP8 pre-training is", 24),
+    "D": ("float8 with FSDP2", 15),
+    "E": ("tilearn, several GPUs", 16),
+}
+IDS = tuple(f"{letter}{number:02}" for letter, (_, last) in DOCUMENTS.items() for number in range(1, last + 1))
+
+
+class Statement(Strict):
+    """One statement of a document, and the one thing that answers it.
+
+    `cells` are patterns of measured cells' keys; in each the number is how many times as fast `arm` is as `over`, or
+    as what it was measured beside: the median over pairs, with its interval of 95 %. `least`, `most` and `rising` say
+    when the statement holds; nothing is said where an interval has the bound inside. `patch` is a file of
+    patches/; `parity` an arm of smoke_tests/training/parity.py, whose loss lies above bfloat16's, with models of these
+    names (`models`, patterns; none: all); `test` a test of the tool (FILE::NAME), which every change has to pass;
+    `beyond` says why none of these can be had here.
+    """
+
+    seeds: Annotated[list[Text], Field(min_length=1)]
+    says: Text
+    cells: list[Text] = Field(default=[])
+    arm: Text | None = None
+    over: Text | None = None
+    least: float | None = None
+    most: float | None = None
+    rising: list[Text] = Field(default=[])
+    falling: list[Text] = Field(default=[])
+    patch: Text | None = None
+    parity: Text | None = None
+    models: list[Text] = Field(default=[])
+    test: Annotated[str, Field(pattern=r"^recipes/tests/test_\w+\.py::test_\w+$")] | None = None
+    takes: Text | None = None
+    beyond: Text | None = None
+
+    @model_validator(mode="after")
+    def _has_one_answer(self) -> Self:
+        kinds = (self.cells, self.patch, self.parity, self.test, self.takes, self.beyond)
+        if sum(map(bool, kinds)) != 1 or bool(self.cells) != bool(self.arm):
+            raise ValueError('give "cells" and "arm", or one of "patch", "parity", "test", "takes" and "beyond"')
+        if not self.cells and (self.over or self.bound):
+            raise ValueError('"over" and bounds are of numbers: give "cells", or leave them out')
+        if self.models and not self.parity:
+            raise ValueError('"models" is of a comparison of trainings: give "parity", or leave it out')
+        if unknown := [seed for seed in self.seeds if seed not in IDS]:
+            raise ValueError(f"the inventory is A01 to E16, and has no {unknown[0]}")
+        return self
+
+    @property
+    def bound(self) -> str:
+        """When it holds, in words; nothing where the document says no more than a number."""
+        words = (
+            f"rising with {', '.join(self.rising)}" if self.rising else "",
+            f"falling with {', '.join(self.falling)}" if self.falling else "",
+            f"at least {self.least:g}" if self.least is not None else "",
+            f"at most {self.most:g}" if self.most is not None else "",
+        )
+        return ", ".join(filter(None, words))
+
+    def judged(self, numbers: list[Number], facts: list[Row]) -> list[bool | None]:
+        """For each number, or each pair of them, whether it is as stated; None where that is not told apart."""
+        if names := self.rising or self.falling:
+            pairs = [
+                (smaller, larger)
+                for smaller, beside in zip(numbers, facts, strict=True)
+                for larger, its in zip(numbers, facts, strict=True)
+                if _more(beside, its, names)
+            ]
+            return [_below(*pair) if self.rising else _below(*reversed(pair)) for pair in pairs]
+        least = -math.inf if self.least is None else self.least
+        most = math.inf if self.most is None else self.most
+        return [
+            False if high < least or low > most else True if low >= least and high <= most else None
+            for _, low, high in numbers
+        ]
+
+
+def _more(facts: Row, others: Row, names: list[str]) -> bool:
+    """Whether others have more of these, less of none, and the same of all else."""
+    alike = all(others[name] == value for name, value in facts.items() if name not in names)
+    return alike and facts != others and all(others[name] >= facts[name] for name in names)
+
+
+def _below(first: Number, second: Number) -> bool | None:
+    """Whether a number is less than another; None where their intervals overlap."""
+    return True if first[2] < second[1] else False if first[1] > second[2] else None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found, in words, and where; `found` is empty where nothing was yet.
+
+    holds: whether the statement does; None where that is not told.
+    """
+
+    statement: Statement
+    found: str = ""
+    where: str = ""
+    holds: bool | None = None
+
+
+def load(root: Path = ROOT) -> list[Statement]:
+    """Every statement of recipes/seeds.toml, in its order."""
+    path = root / "recipes" / "seeds.toml"
+    tables = read_toml(path)
+    if set(tables) != {"statement"} or not isinstance(tables["statement"], list):
+        raise Refusal(f"{path} is no list of statements: write each as [[statement]].")
+    return [
+        validated(Statement, table, path, f"statement {number}") for number, table in enumerate(tables["statement"], 1)
+    ]
+
+
+def answers(root: Path) -> list[Answer]:
+    """Each statement with what answers it, once for each file of rows or comparison that does."""
+    measured = [(path.stem.replace("--", ", "), results.read(path)[1]) for path in results.committed(root)]
+    found = []
+    for statement in load(root):
+        if statement.patch:
+            mine = [_proved(root, statement, statement.patch)]
+        elif statement.parity:
+            mine = list(_compared(root, statement))
+        elif statement.test:
+            file, _, name = statement.test.partition("::")
+            mine = [Answer(statement, "tested with every change", f"[{name}]({file})")]
+        elif statement.takes:
+            mine = [Answer(statement, where=f"not run; it takes {statement.takes}")]
+        elif statement.beyond:
+            mine = [Answer(statement, f"not here: {statement.beyond}")]
+        else:
+            mine = [answer for place, cells in measured for answer in _measured(statement, place, cells)]
+        found += mine or [Answer(statement, where=_places(statement.cells))]
+    return found
+
+
+def trainings(root: Path) -> Iterator[tuple[str, str, str, str, dict[str, Any]]]:
+    """What smoke_tests/training/parity.py reported: target, machine, model, the curves' path, and the report."""
+    for path in sorted((root / "smoke_tests" / "evidence" / "training").glob("*--*--*.json")):
+        target, machine, model = path.stem.split("--")
+        place = path.relative_to(root).as_posix().removesuffix(".json")
+        yield target, machine, model, place, read_json(path)
+
+
+def by_seed(arm: dict[str, Any]) -> str:
+    """How far an arm's loss lies above bfloat16's, for each seed."""
+    return ", ".join(f"{value:+.4f}" for value in arm["differences"])
+
+
+def verdict(arm: dict[str, Any], margin: float) -> str:
+    """What the seeds come to: the mean with its interval of 95 %, and the verdict; that there is none of too few."""
+    if "verdict" not in arm:
+        return "no verdict: too few seeds"
+    low, high = arm["interval"]
+    return f"{arm['above']:+.4f} ({low:+.4f} to {high:+.4f}): {arm['verdict']} (margin {margin:g})"
+
+
+def _proved(root: Path, statement: Statement, name: str) -> Answer:
+    path = root / "patches" / name
+    if not path.is_file():
+        raise Refusal(f"recipes/seeds.toml: there is no patches/{name}: correct it.")
+    one, link = patch.read(path), f"[patch](patches/{name})"
+    return Answer(statement, f"proved on {proofs.told(one)}" if proofs.ran(one) else "", link)
+
+
+def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
+    for target, machine, model, _, report in trainings(root):
+        if not any(fnmatch(model, one) for one in statement.models or ["*"]):
+            continue
+        arm = report["arms"].get(statement.parity, {})
+        if "differences" in arm:
+            numbers = f"{by_seed(arm)} nats per token above {arm['beside']}, seed by seed, {model}"
+            judged = f"{numbers}; {verdict(arm, report['margin'])}; {arm['spikes'] or 'no'} spikes"
+            yield Answer(statement, judged, f"{target}, {machine}")
+
+
+def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[Answer]:
+    rows = list({row["key"]: row for one in statement.cells for row in cells if fnmatch(row["key"], one)}.values())
+    numbers: list[Number] = []
+    used, waits, words = [], 0, []
+    for row in rows:
+        arms = results.valid(row)
+        arm = arms.get(str(statement.arm), {})
+        base = arms.get(statement.over or arm.get("base") or "")
+        if arm and base:
+            number, low, high = results.times(base, arm) if statement.over else (arm["ratio"], arm["low"], arm["high"])
+            few = len(arm["samples_ms"]) < results.FEWEST
+            numbers.append((number, 0.0, math.inf) if few else (number, low, high))
+            interval = f"{len(arm['samples_ms'])} samples: no interval" if few else f"{low:.2f} to {high:.2f}"
+            words.append(f"{number:.2f} ({interval})")
+            used.append(row)
+            waits += arm["launch_bound"] or base["launch_bound"]
+    judged = statement.judged(numbers, [row["facts"] for row in used]) if statement.bound else []
+    if not numbers or (statement.bound and not judged):
+        return
+    listed = ", ".join(words)
+    if len(numbers) > 4:
+        middle = statistics.median(number for number, _, _ in numbers)
+        listed = f"{min(numbers)[0]:.2f} to {max(numbers)[0]:.2f}, median {middle:.2f}, in {len(numbers)} cells"
+    holds = None if not judged else False if False in judged else True if all(judged) else None
+    told_apart = {True: "holds", False: "does not hold", None: "not told apart"}[holds]
+    count = f"; {judged.count(True)} of {len(judged)} do, {judged.count(False)} do not" if len(judged) > 4 else ""
+    verdict_of = f"{told_apart} ({statement.bound}{count}): " if statement.bound else ""
+    host = f"; the host sets the time in {waits}" if waits else ""
+    keys = [row["key"] for row in used]
+    where = f"{place}: {statement.arm} in {_places(keys if len(keys) <= 4 else statement.cells)}"
+    yield Answer(statement, f"{verdict_of}{listed}{host}", where, holds)
+
+
+def _places(keys: list[str]) -> str:
+    return ", ".join(f"`{key}`" for key in keys)

@@ -1,0 +1,160 @@
+"""What the numbers come to: those that were asked for, each with the one cell and arm that answer it."""
+
+from __future__ import annotations
+
+import statistics
+from fnmatch import fnmatch
+from typing import NamedTuple
+
+from recipes.measure.results import COUNTS, FEWEST, Number, Row, mfu, mfu_of, of, room, share, times, valid, waited
+
+
+class Goal(NamedTuple):
+    """A number that was asked for, and the one cell and arm that answer it, fixed before they are measured.
+
+    of: "time" or "memory" (how many times as fast as `over`, or as little), "mfu" by the count of COUNTS[0], "copy" (a
+    share of the copy's speed). over: the arm that it is compared with, else its base. grid: patterns of the cells and
+    the arms that are like it, of which the median is shown and how many reach the goal.
+    """
+
+    says: str
+    least: float
+    cell: str
+    arm: str
+    of: str = "time"
+    over: str = ""
+    grid: tuple[str, str] = ("", "")
+
+
+STEP = "a step of the 1.26B model"
+NAIVE = "fused over naive, 2 sequences at once in both; fused has bf16 weights and residuals too, naive float32 weights"
+STEPS = ("ablation/step/*", "fused* 2")
+SEVERAL = (
+    Goal("FP8 (weights gathered in it) over bf16, the 8B model, sharded", 1.28, "scaling/fsdp/8B/4", "fp8 gathered"),
+    Goal(
+        "the same, nothing recomputed in either", 1.28, "scaling/fsdp/8B/4", "fp8 gathered, nothing recomputed",
+        over="bf16, nothing recomputed",
+    ),
+    Goal("two pipeline stages over sharding alone, the 8B model in bf16", 1.0, "scaling/layouts/8B/4", "pp2"),
+    Goal("memory of sharding alone over that of two pipeline stages", 1.25, "scaling/layouts/8B/4", "pp2", "memory"),
+)  # fmt: skip
+SINGLE = (
+    Goal(
+        "FP8 over bf16, a Linear of 16384 × 8192 × 8192", 1.65, "linear/seed/large/both",
+        "transformer-engine.delayed graph",
+    ),
+    # The block of Transformer Engine's quickstart, by which the article measured.
+    Goal("FP8 over bf16, one block", 1.65, "block/core/6.7B/2048x4", "fp8 graph", grid=("block/*", "fp8*")),
+    Goal(f"{STEP} in bf16, MFU by torchtitan's count", 0.6, "ablation/step/te", "fused te graph 8", "mfu"),
+    Goal(f"`pretrain`: {STEP} in bf16, the same", 0.6, "ablation/step/pretrain-bf16", "pretrain bf16 8", "mfu"),
+    Goal(f"time of {STEP}, {NAIVE}", 4.0, "ablation/step/te", "fused te graph 2", over="naive 2", grid=STEPS),
+    Goal("memory of the same arm", 3.0, "ablation/step/te", "fused te graph 2", "memory", "naive 2", STEPS),
+    Goal(f"FP8 over fused bf16, {STEP}", 1.15, "ablation/step/te-fp8", "fp8 te.delayed graph 8"),
+    Goal("`pretrain` in bf16 over `bench`'s own step", 1.0, "ablation/step/pretrain-bf16", "pretrain bf16 8"),
+    Goal("`pretrain` in FP8 over `bench`'s own step", 1.0, "ablation/step/pretrain-fp8", "pretrain fp8 8"),
+    *(
+        Goal(
+            f"{name} forward, share of the copy", 0.85, f"operators/{name}/{size}/forward", "flash-attn", "copy",
+            grid=(f"operators/{name}/*/forward", "*"),
+        )
+        for name, size in (
+            ("rms_norm", "16384x2048"), ("swiglu", "16384x5632"), ("rope", "8x32x2048x64"),
+            ("cross_entropy", "8192x64320"),
+        )
+    ),
+)  # fmt: skip
+
+
+def answered(cells: list[Row]) -> list[Row]:
+    """What a large GPU, or four, should reach, and what the arm that was named for it does; "key" is "" without.
+
+    "profile" says of one that was not reached where the arm's time went, as far as its row tells.
+    """
+    if not cells[0]["run"]["machine"]["gpus"]:
+        return []
+    several = of(cells, "scaling/")
+    wanted = [*(SEVERAL if several else ()), *(SINGLE if len(cells) > len(several) else ())]
+    shown = [_shown(goal, cells) for goal in wanted]
+    return shown + (_least_gain(cells) if len(cells) > len(several) else [])
+
+
+def _shown(goal: Goal, cells: list[Row]) -> Row:
+    """A goal beside its number."""
+    row = next((row for row in cells if row["key"] == goal.cell), None)
+    number = measured(goal, row, goal.arm) if row else None
+    line = {"goal": goal.says, "least": goal.least, "arm": goal.arm + (f" over {goal.over}" if goal.over else "")}
+    if not row or not number:
+        return {**line, "key": "", "found": "not measured", "met": None, "grid": "", "profile": ""}
+    arm = row["arms"][goal.arm]
+    words, met = verdict(number, goal.least, len(arm["samples_ms"]), exact=goal.of == "memory")
+    words += f" ({mfu(arm, row, COUNTS[1])} by nanoGPT's count)" if goal.of == "mfu" else ""
+    profile = _profile(arm) if met is False else ""
+    return {**line, "key": goal.cell, "found": words, "met": met, "grid": _grid(goal, cells), "profile": profile}
+
+
+def measured(goal: Goal, row: Row, name: str) -> Number | None:
+    """What an arm of a row has for a goal, with its interval; None without."""
+    arms = valid(row)
+    arm = arms.get(name)
+    if arm is None:
+        return None
+    base = arms.get(goal.over or arm.get("base", ""))
+    if goal.of in ("mfu", "copy"):
+        value = mfu_of(arm, row, COUNTS[0]) if goal.of == "mfu" else share(arm, row)
+        ms, samples = (arm["ms"], waited(arm)) if goal.of == "mfu" else (arm["gpu_ms"], arm["samples_ms"])
+        _, low, high = room("rows").ratio([ms] * len(samples), samples)
+        return None if value is None else (value, value * low, value * high)
+    if base is None:
+        return None
+    if goal.of == "memory":
+        held, less = (side["state_mib"] + side.get("peak_mib", 0) for side in (base, arm))
+        return held / less, held / less, held / less
+    return times(base, arm) if goal.over else (arm["ratio"], arm["low"], arm["high"])
+
+
+def verdict(number: Number, least: float, samples: int, exact: bool = False) -> tuple[str, bool | None]:
+    """A number with its interval, in words, and whether it reaches a bound; None where that is not told apart."""
+    value, low, high = number
+    if exact:
+        return (f"**{value:.3g}**", True) if value >= least else (f"{value:.3g}, not reached", False)
+    if samples < FEWEST:
+        return f"{value:.3g} ({samples} samples: no interval), not told apart", None
+    words = f"{value:.3g} ({low:.3g} to {high:.3g}, {samples})"
+    met = True if low >= least else False if high < least else None
+    return f"**{words}**" if met else words + (", not told apart" if met is None else ", not reached"), met
+
+
+def _grid(goal: Goal, cells: list[Row]) -> str:
+    """The median of all cells and arms that are like a goal's, and how many reach it."""
+    keys, names = goal.grid
+    alike = [(row, name) for row in cells if fnmatch(row["key"], keys) for name in valid(row) if fnmatch(name, names)]
+    values = [number[0] for row, name in alike if (number := measured(goal, row, name))]
+    if not values:
+        return ""
+    reached = sum(value >= goal.least for value in values)
+    return f"median {statistics.median(values):.3g}, {reached} of {len(values)} reach it"
+
+
+def _profile(arm: Row) -> str:
+    """Where a call's time on the GPU went: the kernels that took longest, 1 % and more, as a profiler saw one call."""
+    if not arm.get("kernels"):
+        return ""
+    longest = ", ".join(f"`{name}` {ms:.3g}" for name, ms in arm["kernels"] if ms >= 0.01 * arm["gpu_ms"])
+    moved = " for {:.3g} GB".format(arm["bytes"] / 1e9) if "bytes" in arm else ""
+    return f"of {arm['gpu_ms']:.3g} ms{moved} on the GPU: {longest}"
+
+
+def _least_gain(cells: list[Row]) -> list[Row]:
+    """FP8 over bf16 in the graphed block that gains least of those with a layer that `recommend` gives to FP8."""
+    gains, recommend = [], room("recommend").recommend
+    for row in of(cells, "block/"):
+        wide, tokens = row["facts"]["hidden"], row["facts"]["length"] * row["facts"]["batch"]
+        layers = {"qkv": (wide, 3 * wide), "output": (wide, wide), "up": (wide, 4 * wide), "down": (4 * wide, wide)}
+        answer = recommend(cells, layers, tokens, "transformer-engine.delayed", "graph")
+        if "fp8 graph" in valid(row) and any(layer["fp8"] for layer in answer["layers"].values()):
+            gains.append((row["arms"]["fp8 graph"]["ratio"], row["key"]))
+    if not gains:
+        return []
+    least = "the least that a graphed block gains where `recommend` gives FP8 a layer of it"
+    goal = Goal(least, 0.97, min(gains)[1], "fp8 graph")
+    return [{**_shown(goal, cells), "grid": f"the least of {len(gains)}"}]

@@ -1,0 +1,328 @@
+"""Runs on several GPUs: recipes/runs.toml describes each once; here are the engine's arguments, and what starts it.
+
+The engine is torchtitan with smoke_tests/training/engine.py, started by torchrun: alone on one or several hosts, by
+Slurm with enroot and pyxis, or by Kubernetes as a JobSet or a PyTorchJob. All five start the same command.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from recipes.catalogue.load import validated
+from recipes.catalogue.schema import Name, Strict, Text
+from recipes.errors import Refusal
+from recipes.files import ROOT, read_toml
+
+Count = Annotated[int, Field(ge=1)]
+Float8 = Literal["none", "tensorwise", "tensorwise-gathered", "rowwise"]
+Launcher = Literal["torchrun", "slurm", "jobset", "pytorchjob"]
+TARGET = "cu13.0-torch2.11-dist"
+ENGINE = "/opt/fusebox/smoke_tests/training/engine.py"
+PORT = 29400
+RESTARTS = 3  # of the whole job, each from the last checkpoint
+GPUS = (2, 4, 8)  # of one host, on which the runs of these shapes can be measured
+MEASURED = ("1.8B", "8B")
+SHARED = "/out"  # in a container: the storage that all hosts share
+MOUNT = f'--container-mounts="$out:{SHARED}"'  # pyxis's, of what the script makes
+
+
+def _float8(**settings: Any) -> dict[str, dict[str, Any]]:
+    """A recipe; the head stays in high precision, as every published one has it."""
+    return {"model": {"converters": "float8"}, "quantize.linear.float8": {"filter_fqns": "output", **settings}}
+
+
+FLOAT8: Mapping[Float8, dict[str, dict[str, Any]]] = {
+    "none": {},
+    "tensorwise": _float8(),
+    "tensorwise-gathered": _float8(enable_fsdp_float8_all_gather=True, precompute_float8_dynamic_scale_for_fsdp=True),
+    "rowwise": _float8(recipe_name="rowwise"),
+}
+
+
+def _flags(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Settings as the engine's arguments; what is off is left out, as it is the engine's default."""
+    listed = []
+    for table, settings in tables.items():
+        for key, value in settings.items():
+            if value is not False:
+                listed += [f"--{table}.{key}"] + ([] if value is True else [str(value)])
+    return listed
+
+
+class Run(Strict):
+    """One run. `gpus` are those of each host, `length` tokens a sequence, `microbatch` sequences a forward pass.
+
+    `tensor` and `pipeline` are the degrees of parallelism; the rest of the GPUs are replicas, sharded. One of
+    `global_batch` (sequences a step) and `accumulate` is given, and the other follows. `checkpointing` is what of the
+    activations is computed again, `interval` the steps between two checkpoints.
+    """
+
+    name: Name
+    seeds: list[Text] = Field(default=[])
+    shape: Literal["tiny", "1.8B", "8B", "70B", "405B"]
+    length: Count
+    hosts: Count
+    gpus: Count
+    tensor: Count = 1
+    pipeline: Count = 1
+    microbatch: Count
+    accumulate: Count | None = None
+    global_batch: Count | None = None
+    checkpointing: Literal["none", "selective", "full"] = "selective"
+    compiled: bool = True
+    asynchronous: bool = False
+    float8: Float8 = "none"
+    learning_rate: Annotated[float, Field(gt=0, lt=1)] = 3e-4
+    steps: Count = 1000
+    interval: Count = 500
+
+    @model_validator(mode="after")
+    def _the_identity_holds(self) -> Self:
+        if (self.accumulate is None) == (self.global_batch is None):
+            raise ValueError('give one of "global_batch" and "accumulate": the other follows')
+        if self.world % (self.tensor * self.pipeline):
+            raise ValueError(f"{self.world} GPUs are no multiple of tensor {self.tensor} x pipeline {self.pipeline}")
+        if self.global_batch and self.global_batch % (self.replicas * self.microbatch):
+            raise ValueError(
+                f"global_batch {self.global_batch} is no multiple of {self.replicas} replicas x microbatch "
+                f"{self.microbatch}"
+            )
+        if self.float8 == "tensorwise-gathered" and self.replicas == 1:
+            raise ValueError("one replica gathers no weights: tensorwise is all there is")
+        if self.asynchronous and not (self.tensor > 1 and self.compiled):
+            raise ValueError("asynchronous tensor parallelism needs tensor > 1 and a compiled model")
+        return self
+
+    @property
+    def world(self) -> int:
+        """GPUs, one process each."""
+        return self.hosts * self.gpus
+
+    @property
+    def replicas(self) -> int:
+        return self.world // self.tensor // self.pipeline
+
+    @property
+    def accumulated(self) -> int:
+        """Microbatches of a replica in a step: one after the other, or on their way through the pipeline."""
+        return self.accumulate or (self.global_batch or 0) // self.replicas // self.microbatch
+
+    @property
+    def batch(self) -> int:
+        """Sequences of a step: hosts x gpus x microbatch x accumulated / tensor / pipeline."""
+        return self.world * self.microbatch * self.accumulated // self.tensor // self.pipeline
+
+    def settings(self, out: str) -> dict[str, dict[str, Any]]:
+        """What the engine is told, table by table; checkpoints and numbers go to the folder `out`."""
+        piped = self.pipeline > 1  # then the engine's batch is all that goes through the pipeline in a step
+        told: dict[str, dict[str, Any]] = {
+            "job": {"description": self.name, "dump_folder": out},
+            "model": {"name": "fusebox", "flavor": self.shape, "hf_assets_path": "."},
+            "optimizer": {"lr": self.learning_rate},
+            "lr_scheduler": {"warmup_steps": min(20, self.steps)},
+            "training": {
+                "local_batch_size": self.microbatch * (self.accumulated if piped else 1),
+                "global_batch_size": self.batch,
+                "seq_len": self.length,
+                "steps": self.steps,
+            },
+            "parallelism": {
+                "tensor_parallel_degree": self.tensor,
+                "pipeline_parallel_degree": self.pipeline,
+                "pipeline_parallel_microbatch_size": self.microbatch,
+                "enable_async_tensor_parallel": self.asynchronous,
+            },
+            "activation_checkpoint": {"mode": self.checkpointing},
+            "compile": {"enable": self.compiled},
+            "checkpoint": {"enable": True, "interval": self.interval, "last_save_model_only": False},
+            "comm": {"train_timeout_seconds": 50},  # a rank that is gone ends the job within a minute
+            "metrics": {"log_freq": 1, "disable_color_printing": True},
+            "debug": {"seed": 0},
+        }
+        return told
+
+    def arguments(self, out: str) -> list[str]:
+        """The same as the engine's arguments, and those of the float8 recipe."""
+        return [*_flags(self.settings(out)), *_flags(FLOAT8[self.float8])]
+
+    def command(self, rendezvous: str, out: str, engine: str = ENGINE) -> list[str]:
+        """torchrun on each host, which meet at `rendezvous` (HOST:PORT); each shows its own ranks' output."""
+        where = ["--nnodes", str(self.hosts), "--nproc-per-node", str(self.gpus), "--rdzv-id", self.name]
+        where += ["--rdzv-backend", "c10d", "--rdzv-endpoint", rendezvous, "--role", self.name]
+        return ["torchrun", *where, engine, *self.arguments(out)]
+
+
+def load(root: Path = ROOT) -> dict[str, Run]:
+    """Every run, by name."""
+    path, found = root / "recipes" / "runs.toml", {}
+    for name, table in read_toml(path).items():
+        if not isinstance(table, dict):
+            raise Refusal(f"{path}: {name} is no table, and every top-level key is a run: write [{name}].")
+        found[name] = validated(Run, {"name": name, **table}, path, name)
+    return found
+
+
+def module(root: Path = ROOT) -> str:
+    """smoke_tests/training/runs.py: the same for the claims, which know no recipes."""
+    lines = [
+        '"""The runs of recipes/runs.toml as the engine is told them; rendered by `nox -s render`."""\n',
+        "# fmt: off",
+        "# ruff: noqa: E501",
+        "RUNS = {",
+    ]
+    for run in load(root).values():
+        shape = {key: getattr(run, key) for key in ("hosts", "gpus", "tensor", "pipeline", "microbatch", "accumulated")}
+        lines.append(f'    "{run.name}": {json.dumps({**shape, "batch": run.batch})},')
+    lines += ["}", "ARGUMENTS = {"]
+    lines += [f'    "{run.name}": "{" ".join(run.arguments("."))}",' for run in load(root).values()]
+    lines += ["}", "# The same on one host of so many GPUs.", "ON_ONE_HOST = {"]
+    for run, gpus in itertools.product(load(root).values(), GPUS):
+        if run.shape in MEASURED:
+            lines += _on_one_host(run, gpus)
+    lines += ["}", "FLOAT8 = {"]
+    lines += [f'    "{name}": "{" ".join(_flags(told))}",' for name, told in FLOAT8.items()]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _on_one_host(run: Run, gpus: int) -> list[str]:
+    """The run on one host of that many GPUs, as a line of the module; none where its layout needs more."""
+    try:
+        fewer = changed(run, {"hosts": 1, "gpus": gpus})
+    except Refusal:
+        return []
+    return [f'    ("{run.name}", {gpus}): "{" ".join(fewer.arguments("."))}",']
+
+
+def chosen(name: str, changes: Mapping[str, Any]) -> Run:
+    """The run of that name with what the command line changes; refused where the identity then fails."""
+    known = load()
+    if name not in known:
+        raise Refusal(f"There is no run {name!r}; choose one of {', '.join(known)}.")
+    return changed(known[name], {key: value for key, value in changes.items() if value is not None})
+
+
+def changed(run: Run, changes: Mapping[str, Any]) -> Run:
+    """The run with other values; refused where the identity then fails."""
+    return validated(Run, {**run.model_dump(), **changes}, "the command line", run.name)
+
+
+def rendered(run: Run, launcher: Launcher, image: str, out: str) -> str:
+    """What starts the run: a script, or a manifest as JSON, which kubectl takes as it takes YAML."""
+    if launcher in ("jobset", "pytorchjob"):
+        made = jobset(run, image, out) if launcher == "jobset" else pytorchjob(run, image, out)
+        return json.dumps(made, indent=2) + "\n"
+    return slurm(run, image, out) if launcher == "slurm" else torchrun(run, out)
+
+
+def _shell(command: list[str]) -> str:
+    """A command with an option a line, and "$..." left to the shell."""
+    words = [word if word.startswith(('"$', MOUNT)) else shlex.quote(word) for word in command]
+    return " ".join(f"\\\n  {word}" if word.startswith("--") else word for word in words)
+
+
+def torchrun(run: Run, out: str) -> str:
+    """A script to run on every host, with the name of one of them as its argument."""
+    command = run.command(f'"${{1:?the host where all meet}}:{PORT}"', out, '"$here/smoke_tests/training/engine.py"')
+    command.append('"${@:2}"')  # more of the engine's arguments; of what comes twice it takes the last
+    return (
+        f"#!/usr/bin/env bash\n# {run.name}: on each of {run.hosts} hosts, in the target's environment and in the\n"
+        "# checkout: bash SCRIPT FIRST_HOST. Started again, it goes on from the last checkpoint.\n"
+        f"set -euo pipefail\nhere=$PWD\nexec {_shell(command)}\n"
+    )
+
+
+def slurm(run: Run, image: str, out: str) -> str:
+    """A batch script for Slurm with pyxis: one task a host, requeued and resumed when a host fails."""
+    command = run.command(f'"$first:{PORT}"', SHARED)
+    container = [f"--container-image={_pyxis(image)}", MOUNT, "--no-container-mount-home"]
+    asked = {"job-name": run.name, "nodes": run.hosts, "ntasks-per-node": 1, "gpus-per-node": run.gpus}
+    lines = ["#!/usr/bin/env bash", *(f"#SBATCH --{key}={value}" for key, value in asked.items())]
+    lines += ["#SBATCH --exclusive", "#SBATCH --requeue", "#SBATCH --open-mode=append", "set -euo pipefail"]
+    # "| head -n 1" would end the job by SIGPIPE where it is done before scontrol has written all names
+    lines += ['hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")', "first=${hosts%%$'\\n'*}"]
+    lines += ["# pyxis mounts what is there and has a whole path", f"out=$(realpath -m -- {shlex.quote(out)})"]
+    lines += ['mkdir -p "$out"']
+    return "\n".join([*lines, f"srun --kill-on-bad-exit=1 {_shell([*container, *command])}"]) + "\n"
+
+
+def _pyxis(image: str) -> str:
+    """An image as pyxis takes it: REGISTRY#NAME:TAG as enroot writes it, a path, or a name on enroot's own registry."""
+    registry, slash, name = image.partition("/")
+    is_host = "." in registry or ":" in registry or registry == "localhost"
+    return f"{registry}#{name}" if slash and is_host and not image.startswith(("/", ".")) else image
+
+
+def _pod(run: Run, image: str, out: str, rendezvous: str, container: str) -> dict[str, Any]:
+    """The pod of one host; `out` is a volume claim that many hosts may write."""
+    return {
+        "spec": {
+            "restartPolicy": "Never",
+            "containers": [
+                {
+                    "name": container,
+                    "image": image,
+                    "command": run.command(rendezvous, SHARED),
+                    "resources": {"limits": {"nvidia.com/gpu": str(run.gpus)}},
+                    "volumeMounts": [{"name": "out", "mountPath": SHARED}, {"name": "shm", "mountPath": "/dev/shm"}],
+                }
+            ],
+            "volumes": [
+                {"name": "out", "persistentVolumeClaim": {"claimName": out}},
+                {"name": "shm", "emptyDir": {"medium": "Memory"}},
+            ],
+        }
+    }
+
+
+def jobset(run: Run, image: str, out: str) -> dict[str, Any]:
+    """One indexed Job with a pod a host; a pod that fails restarts all of them."""
+    first = f"{run.name}-host-0-0.{run.name}:{PORT}"  # the pod's name in the set's own subdomain
+    job = {
+        "parallelism": run.hosts,
+        "completions": run.hosts,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "template": _pod(run, image, out, first, "engine"),
+    }
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": run.name},
+        "spec": {
+            "network": {"enableDNSHostnames": True},
+            "failurePolicy": {"maxRestarts": RESTARTS},
+            "replicatedJobs": [{"name": "host", "replicas": 1, "template": {"spec": job}}],
+        },
+    }
+
+
+def pytorchjob(run: Run, image: str, out: str) -> dict[str, Any]:
+    """A master and the other hosts as workers; the operator's own rendezvous variables give way to the arguments."""
+    pod = _pod(run, image, out, f"{run.name}-master-0:{PORT}", "pytorch")
+    del pod["spec"]["restartPolicy"]  # the replica's
+    replicas = {"Master": 1, "Worker": run.hosts - 1}
+    specs = {
+        role: {"replicas": count, "restartPolicy": "OnFailure", "template": pod}
+        for role, count in replicas.items()
+        if count
+    }
+    return {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": run.name},
+        "spec": {
+            "nprocPerNode": str(run.gpus),
+            "runPolicy": {"backoffLimit": RESTARTS, "cleanPodPolicy": "Running"},
+            "pytorchReplicaSpecs": specs,
+        },
+    }
+
+
+LAUNCHERS: tuple[Launcher, ...] = get_args(Launcher)

@@ -1,0 +1,1 @@
+"""What is rendered from data and evidence: tables and pages in Markdown."""

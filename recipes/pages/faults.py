@@ -1,0 +1,79 @@
+"""What docs/status/mutants.md says of planted faults: which were caught, and by what."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from pathlib import Path
+
+from recipes.pages.markdown import table
+from recipes.prove.mutants import COUNTED, Row, committed, keys_of
+
+
+def text(root: Path) -> str:
+    """What docs/status/mutants.md says of every run."""
+    return "\n\n".join("\n\n".join(_sections(root, outcomes)) for outcomes in committed(root)) or "None yet."
+
+
+def _sections(root: Path, outcomes: Row) -> Iterator[str]:
+    rows, clean = outcomes["mutants"], outcomes["clean"]
+    counts = collections.Counter(row["outcome"] for row in rows)
+    caught = collections.Counter(row["origin"] for row in rows if row["outcome"] == "caught")
+    yield f"### `{outcomes['target']}` on {outcomes['hardware']['name']} ({outcomes['hardware']['cpu']})"
+    changed = sum(not key or row.get("key") != key for row, key in zip(rows, keys_of(root, outcomes), strict=True))
+    if changed:
+        commit = outcomes.get("commit") or "no commit"
+        since = f"{commit[:7]} ([diff](../../compare/{commit}...main))"
+        yield f"What decided {changed} of these {len(rows)} mutants has changed since {since}."
+    yield (
+        f"{sum(counts[word] for word in COUNTED)} mutants count: {counts['caught']} caught ({caught['rule']} of them "
+        f"made by the rule, {caught['compiled']} compiled into upstream's code), {counts['survived']} survived, "
+        f"{counts['crashed']} ended in a crash and not in an assertion. "
+        f"{counts['too loud']} more are too loud to count, and {counts['left out']} change nothing that runs here."
+    )
+    if outcomes["failing"]:
+        yield f"These claims fail without any mutant and so catch none: {', '.join(outcomes['failing'])}."
+    yield (
+        f"On correct code, {clean['seeds']} seeds, one after another in {clean['processes']} "
+        f"{'process' if clean['processes'] == 1 else 'processes'}: {clean['claims']} times a claim ran, "
+        f"{len(clean['alarms'])} false alarms."
+    )
+    yield table("survivor|implementation|why", _survivors(rows))
+    yield table("planted|in|kind|caught by", _chosen(rows))
+    yield table("changed by the rule|in|outcome", _ruled(rows))
+
+
+def _survivors(rows: list[Row]) -> Iterator[list[str]]:
+    for row in rows:
+        if row["outcome"] == "survived":
+            yield [_quoted(row), _place(row), row["why"] or "**not known**"]
+
+
+def _chosen(rows: list[Row]) -> Iterator[list[str]]:
+    """One row per fault and operator, with the implementations in which it was caught."""
+    caught: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row["origin"] != "rule" and row["outcome"] == "caught":
+            key = (row["name"], row["operator"], row["kind"], _test(row))
+            caught.setdefault(key, []).append(f"`{row['column']}`")
+    for (name, operator, kind, claim), columns in caught.items():
+        yield [name, f"{operator} {' '.join(columns)}".strip(), kind, f"`{claim}`"]
+
+
+def _ruled(rows: list[Row]) -> Iterator[list[str]]:
+    for row in rows:
+        if row["origin"] == "rule" and row["outcome"] in ("caught", "crashed"):
+            yield [_quoted(row), _place(row), f"{row['outcome']}: `{_test(row)}`"]
+
+
+def _test(row: Row) -> str:
+    """The test that caught a mutant, without its parameters."""
+    return str(row["by"]).partition("::")[2].partition("[")[0]
+
+
+def _quoted(row: Row) -> str:
+    return f"`{row['name']}`" if row["origin"] == "rule" else row["name"]
+
+
+def _place(row: Row) -> str:
+    return f"{row['operator']} `{row['column']}`".strip()

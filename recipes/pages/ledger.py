@@ -1,0 +1,44 @@
+"""The blocks of docs/status/documents.md: what the documents say, and what answers it."""
+
+from __future__ import annotations
+
+from recipes.measure import runs
+from recipes.pages import markdown
+from recipes.pages.tables import Facts, ids_by_answer, states_of
+
+
+def claims(facts: Facts) -> str:
+    """The claims that answer the documents, by id."""
+    pairs = sorted(((seed, claim) for claim in facts.room.claims.values() for seed in claim.seeds), key=lambda x: x[0])
+    rows = [[seed, claim.sentence, states_of(facts, claim.id)] for seed, claim in pairs]
+    return markdown.table("id|claim|state", rows)
+
+
+def statements(facts: Facts) -> str:
+    """What else the documents say, and what answers it."""
+    rows = [
+        [", ".join(answer.statement.seeds), answer.statement.says, answer.found or "not measured", answer.where]
+        for answer in facts.statements
+    ]
+    return markdown.table("id|the document says|measured or tested here|where", rows)
+
+
+def described(facts: Facts) -> str:
+    """The runs on several GPUs that the documents describe."""
+    listed = [f"- `{run.name}`: {', '.join(run.seeds)}" for run in runs.load(facts.root).values() if run.seeds]
+    return "\n".join(listed)
+
+
+def left_open(facts: Facts) -> str:
+    return f"Neither claimed nor measured yet: {', '.join(_ranges(ids_by_answer(facts)['open']))}."
+
+
+def _ranges(ids: list[str]) -> list[str]:
+    """A01-A08, A11."""
+    found: list[list[str]] = []
+    for one in ids:
+        if found and one == f"{found[-1][1][0]}{int(found[-1][1][1:]) + 1:02}":
+            found[-1][1] = one
+        else:
+            found.append([one, one])
+    return [first if first == last else f"{first}-{last}" for first, last in found]

@@ -1,0 +1,349 @@
+"""The tables of README and docs/status, from data, patches, claims and evidence.
+
+A block holds links from the repository's root; markdown.filled makes them relative to the page that it is put into.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import Plan
+from recipes.catalogue.schema import Pin
+from recipes.errors import Refusal
+from recipes.measure import documents, results, runs
+from recipes.measure.goals import answered
+from recipes.measure.results import PICTURES, committed, read
+from recipes.pages import markdown
+from recipes.prove import evidence, proofs, records
+from recipes.prove.claims import Room
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the tables are made of: all plans, claims, promoted runs with their plans, and the documents' statements."""
+
+    catalogue: Catalogue
+    plans: list[Plan]
+    room: Room
+    runs: list[tuple[Plan, dict[str, Any]]]
+    statements: list[documents.Answer]
+
+    @classmethod
+    def of(cls, catalogue: Catalogue) -> Facts:
+        plans = proofs.plans(catalogue)
+        runs = [(one, run) for one in plans for run in evidence.promoted(catalogue.root, one.target.name)]
+        return cls(catalogue, plans, Room(catalogue.root), runs, documents.answers(catalogue.root))
+
+    @property
+    def root(self) -> Path:
+        return self.catalogue.root
+
+    def states(self, one: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, int]:
+        """How many of some rows of a run are in which state, as a run of what was built for it."""
+        return evidence.states(evidence.built_for(one, run), self.room, run, rows)
+
+
+def trainings(facts: Facts) -> str:
+    """How far training in other precisions ends from bfloat16: what smoke_tests/training/parity.py reported."""
+    sections = []
+    for target, machine, model, place, report in documents.trainings(facts.root):
+        arms = {name: arm for name, arm in report["arms"].items() if "differences" in arm}
+        rows = [
+            [f"`{name}`", f"`{arm['beside']}`", documents.by_seed(arm), documents.verdict(arm, report["margin"])]
+            for name, arm in arms.items()
+        ]
+        table = markdown.table("run|compared with|loss above it, nats per token, by seed|over all seeds (95 %)", rows)
+        sections += [
+            f"### {model}: `{target}` on {machine}",
+            f"[Curves of every run]({place}.jsonl)",
+            table,
+            f"![Loss of {model}]({place}.svg)",
+        ]
+    return "\n\n".join(sections) or "No training on a GPU is committed yet."
+
+
+PARTS = ("transformer-engine-", "msamp-")  # distributions that are part of another one
+
+
+def images(facts: Facts) -> str:
+    """README's table: one row per target, its state on each machine in a few words."""
+    rows = []
+    for plan in facts.plans:
+        target, torch = plan.target, plan.target.packages.get("torch", "none")
+        others = dict.fromkeys(pin.name for pin in plan.pins if pin.name != "torch")
+        link = f"[`{target.name}`](docs/status/targets.md#{markdown.anchor(target.name)})"
+        packages = ", ".join(name for name in others if not name.startswith(PARTS))
+        gpus = "none" if target.cuda == "none" else ", ".join(target.proves_on)
+        rows.append([link, target.cuda, torch, packages, gpus, _state_of(facts, plan)])
+    return markdown.table("target|CUDA|torch|other packages|GPUs|state", rows)
+
+
+def _state_of(facts: Facts, plan: Plan) -> str:
+    """How many claims are in which state on each machine; of a target that never ran, how far it came."""
+    runs = [run for other, run in facts.runs if other is plan]
+    if not runs:
+        rungs = {row[3] for row in _not_run(facts.root, plan)} - {"declared"}
+        return ", ".join([*sorted(rungs), "never run"])
+    states = []
+    for run in runs:
+        counts = facts.states(plan, run, run["claims"])
+        missing = len(evidence.missing_claims(plan, facts.room, run))
+        words = [f"{count} {word}" for word, count in (counts | ({"not run": missing} if missing else {})).items()]
+        states.append(f"{', '.join(words)} on {evidence.machine_name(run['hardware'])}")
+    return "; ".join(states)
+
+
+def targets(facts: Facts) -> str:
+    """All targets in one table."""
+    rows = []
+    for plan in facts.plans:
+        target, image = plan.target, plan.target.base.wheels
+        cuda = target.cuda if target.cuda == "none" else f"{target.cuda}, sm {' '.join(target.sm)}"
+        base = image.image + (" (digest unresolved)" if image.digest == "unresolved" else "")
+        rows.append([f"`{target.name}`", base, target.python, cuda, ", ".join(target.proves_on), target.reason])
+    return markdown.table("target|base|Python|CUDA|to be proved on|purpose", rows)
+
+
+def packages(facts: Facts) -> str:
+    """A section per target: its packages with their patches, and how the target limits some of them."""
+    sections = []
+    for plan in facts.plans:
+        target, rows = plan.target, []
+        for pin in plan.pins:
+            patches = [f"[{patch.path.name[:4]}]({patch.name})" for patch in plan.patches[pin.name]]
+            rows.append([pin.name, pin.release.version, pin.release.kind, ", ".join(patches)])
+        sections += [f"## `{target.name}`", markdown.table("package|version|comes as|patches", rows)]
+        sections += [f"Limited here: {name}, {limit}." for name, limit in target.options.items()]
+        driver = f"NVIDIA driver {target.driver} or newer" if target.driver else ""
+        published = f"not published: {target.unpublished}" if target.unpublished else ""
+        notes = filter(None, (f"glibc {target.glibc} or newer", driver, published))
+        sections.append(f"Needs {'; '.join(notes)}.")
+    return "\n\n".join(sections)
+
+
+HEADLINES = (  # README's numbers: a file of rows, a cell of it, an arm, and what to call that
+    ("cu13.0-torch2.11--H200", "linear/seed/large/both", "transformer-engine.delayed graph",
+     "one Linear layer of 16384 × 8192 × 8192, forward and backward: FP8 over bfloat16"),
+    ("cu13.0-torch2.11--H200", "ablation/step/te-fp8", "fp8 te.delayed graph 8",
+     "a training step of a 1.26B model: FP8 over bfloat16, both with fused operators"),
+    ("cu13.0-torch2.11--H200", "ablation/step/te", "fused te graph 2 over naive 2",
+     "the same step in bfloat16: fused operators over naive ones"),
+    ("cu13.0-torch2.11--H200", "ablation/step/pretrain-bf16", "pretrain bf16 8",
+     "model FLOP utilization (MFU) of `pretrain` with that model in bfloat16"),
+    ("cu13.0-torch2.11-dist--H200", "scaling/fsdp/8B/4", "fp8 gathered",
+     "an 8B model sharded over four GPUs: FP8 over bfloat16"),
+)  # fmt: skip
+
+
+def headlines(facts: Facts) -> str:
+    """README's numbers: five of the goals of `bench`, on the newest stack."""
+    rows = []
+    for stem, cell, arm, label in HEADLINES:
+        path = results.committed_path(facts.root, *stem.split("--"))
+        shown = answered(read(path)[1]) if path.exists() else []
+        number = next((goal["found"] for goal in shown if (goal["key"], goal["arm"]) == (cell, arm)), "not measured")
+        if match := re.match(r"\**([\d.]+) \(([\d.]+ to [\d.]+), (\d+)\)", number):
+            number = f"{match[1]} ({match[2]})"
+        rows.append([label, number])
+    return markdown.table("measured on H200|number (interval of 95 %)", rows)
+
+
+def matrix(facts: Facts) -> str:
+    """Target and hardware by package: how many claims are in which state, and what the package was compiled with."""
+    rows, notes = [], dict[str, int]()
+    for one in facts.plans:
+        runs = [run for other, run in facts.runs if other is one]
+        if not runs:
+            rows += _not_run(facts.root, one)
+        for run in runs:
+            machine = run["hardware"]
+            host = f"driver {machine['driver']}" if machine["gpus"] else machine["cpu"]
+            hardware = f"{evidence.machine_name(machine)} ({host})"
+            rows += [
+                [f"`{one.target.name}`", hardware, pin.label, *_cell(facts, one, run, pin.name)] for pin in one.pins
+            ]
+    for row in rows:
+        if row[4]:
+            row[4] = f"({notes.setdefault(row[4], len(notes) + 1)})"
+    table = markdown.table("target|hardware|package|state|built with", rows)
+    return "\n\n".join([table, "Built with:", *(f"({number}) {built}" for built, number in notes.items())])
+
+
+def _not_run(root: Path, one: Plan) -> list[list[str]]:
+    """Of a target without any run: its packages by how far they are, and what they were built with."""
+    found: dict[tuple[str, str], list[str]] = {}
+    built = evidence.built(root, one.target.name)
+    state = (
+        "built" if built and built["stack"] == evidence.built_for(one, built).stack else "built, inputs changed since"
+    )
+    for pin in one.pins:
+        cell = "patched" if _proofs_ran(one, pin) else "declared", ""
+        if built and pin.name in built["packages"]:
+            cell = state, _how(one, built["packages"][pin.name]["built_with"])
+        found.setdefault(cell, []).append(pin.label)
+    cells = sorted(
+        found, key=lambda cell: ("built", "built, inputs changed since", "patched", "declared").index(cell[0])
+    )  # down the ladder
+    return [[f"`{one.target.name}`", "", ", ".join(found[cell]), *cell] for cell in cells]
+
+
+def _proofs_ran(one: Plan, pin: Pin) -> bool:
+    """Whether a package is patched and the proof of each of its patches ran on its very release."""
+    found = [proofs.entry(proofs.written(each), pin.release) for each in one.patches[pin.name]]
+    return bool(found) and all(entry and "unproven" not in entry for entry in found)
+
+
+def _cell(facts: Facts, one: Plan, run: dict[str, Any], package: str) -> tuple[str, str]:
+    """State and origin of a package in a run."""
+    claims = [row for row in run["claims"] if row["package"] == package]
+    if not claims:
+        return "declared", ""
+    how = _how(one, run["packages"].get(package, {}).get("built_with", {}))
+    missing = sum(claim.about(one) in (None, package) for claim in evidence.missing_claims(one, facts.room, run))
+    counts = facts.states(one, run, claims) | ({"not run": missing} if missing else {})
+    return ", ".join(_counted(word, count, run["commit"]) for word, count in counts.items()), how
+
+
+def _counted(word: str, count: int, commit: str) -> str:
+    """A state and how many rows are in it; of what changed, since which commit."""
+    since = f" since {commit[:7]} ([diff](../../compare/{commit}...main))" if word == evidence.CHANGED else ""
+    return f"{count} {word}{since}"
+
+
+def _how(one: Plan, built: Mapping[str, Any]) -> str:
+    """The compilers of a package and where they ran; nothing of one that is not compiled."""
+    compiled = built.get("compiler", "none") != "none"
+    return f"{_otherwise(one, built)}{built['compiler']}, {built['where']}" if compiled else ""
+
+
+def _otherwise(one: Plan, built: Mapping[str, Any]) -> str:
+    """What a wheel was compiled with and for, where its target declares another toolkit or more architectures."""
+    target, nvcc = one.target, re.search(r"release (\d+\.\d+)", built["compiler"])
+    toolkit = f"CUDA {nvcc[1]} in place of {target.cuda}; " if nvcc and nvcc[1] != target.cuda else ""
+    return toolkit + (f"sm {' '.join(built['sm'])} only; " if built.get("sm", target.sm) != target.sm else "")
+
+
+def patches(facts: Facts) -> str:
+    rows = []
+    for row in proofs.rows(facts.root, facts.plans):
+        patch, targets = row.patch, ", ".join(f"`{name}`" for name in row.targets)
+        link = f"[{patch.package} {patch.path.name[:4]}]({patch.name})"
+        rows.append([link, patch.summary, str(patch.header["X-Applies-To"]), row.upstream, targets])
+    return markdown.table("patch|what it does|versions|upstream|targets", rows)
+
+
+def proofs_of_patches(facts: Facts) -> str:
+    """On what each patch was proved."""
+    lines = []
+    for row in proofs.rows(facts.root, facts.plans):
+        record, patch = proofs.record_of(row.patch).relative_to(facts.root).as_posix(), row.patch
+        lines.append(f"- [{patch.package} {patch.path.name[:4]}]({record}): {row.proved}")
+    return "\n".join(lines)
+
+
+def answered_documents(facts: Facts) -> str:
+    """How far each document is answered: its ids by the best that there is for them."""
+    answered, rows = ids_by_answer(facts), []
+    denied = {seed for one in facts.statements if one.holds is False for seed in one.statement.seeds}
+    for letter, (name, last) in documents.DOCUMENTS.items():
+        counted = [*answered.values(), sorted(denied)]
+        counts = [str(sum(seed[0] == letter for seed in found)) for found in counted]
+        rows.append([f"{letter}01 to {letter}{last}: {name}", *counts])
+    return markdown.table("|".join(["document", *answered, "does not hold"]), rows)
+
+
+def ids_by_answer(facts: Facts) -> dict[str, list[str]]:
+    """The ids by what answers them, each once: the words of the page's columns."""
+    claimed = {seed for claim in facts.room.claims.values() for seed in claim.seeds}
+    if unknown := sorted(claimed - set(documents.IDS)):
+        raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, and the inventory is A01 to E16: correct it.")
+    proved = {
+        seed
+        for claim in facts.room.claims.values()
+        for seed in claim.seeds
+        if "proved on" in states_of(facts, claim.id)
+    }
+    found = [one.statement for one in facts.statements if one.found]
+    kinds = {
+        "a claim is proved": proved,
+        "measured, patched or tested": {seed for one in found if not one.beyond for seed in one.seeds},
+        "claimed, not run yet": claimed,
+        "not to be had here": {seed for one in found for seed in one.seeds},
+        "open": set(documents.IDS),
+    }
+    ids: dict[str, list[str]] = {}
+    for word, some in kinds.items():
+        ids[word] = sorted(some.difference(*ids.values()))
+    return ids
+
+
+def described_speeds(facts: Facts) -> str:
+    """The runs on several GPUs: what each is, for how many GPUs it is described, and how fast it ran on how many."""
+    measured, rows = results.measured_runs(facts.root), []
+    for run in runs.load(facts.root).values():
+        degrees = {"tensor": run.tensor, "pipeline": run.pipeline, "sharded": run.replicas}
+        layout = ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
+        shape = f"{run.shape}, {run.batch} sequences of {run.length:,}"
+        if run.seeds:
+            where = measured.get(run.name, "not measured" if run.shape in runs.MEASURED else "needs more GPUs")
+            rows.append([f"`{run.name}`", shape, layout, f"{run.hosts} × {run.gpus}", where])
+    return markdown.table("run|shape, batch|layout|hosts × GPUs|tokens per second and GPU, where measured", rows)
+
+
+def records_table(facts: Facts) -> str:
+    """What programs of smoke_tests/ wrote, and whether they have changed since."""
+    rows = []
+    for record in records.every(facts.root):
+        commit = record.commit
+        link = f"[{commit[:7]}](../../compare/{commit}...main)" if commit else "an unknown commit"
+        state = f"the program has changed since {link}" if record.changed else "current"
+        rows.append([f"[{record.file}](smoke_tests/evidence/{record.file})", f"`{record.program}`", state])
+    return markdown.table("record|program|state", rows)
+
+
+def states_of(facts: Facts, claim: str) -> str:
+    """The state of a claim in every run that has it."""
+    places: dict[str, list[str]] = {}
+    for one, run in facts.runs:
+        rows = [row for row in run["claims"] if row["id"].split("[")[0] == claim]
+        if rows:
+            counts = facts.states(one, run, rows)
+            counted = [word if count == len(rows) else f"{count} {word}" for word, count in counts.items()]
+            place = f"{one.target.name} ({evidence.machine_name(run['hardware'])})"
+            places.setdefault(" and ".join(counted), []).append(place)
+    return "; ".join(f"{state} on {', '.join(found)}" for state, found in places.items()) or "not run"
+
+
+def goals_reached(facts: Facts) -> str:
+    """The goals and the pictures of each committed file of rows."""
+    root, parts = facts.root, []
+    for path in committed(root):
+        runs, cells = read(path)
+        place = path.relative_to(root)
+        parts.append(f"## `{runs[0]['target']}` on {runs[0]['machine']['name']}\n\n[All rows]({place})")
+        missing = {row["key"] for row in cells if row.get("unfinished")}  # some arms of it
+        header = "| Goal | At least | Measured (95 %, samples) | Arm | Cell | Of all alike |"
+        lines = [header, "|---|---|---|---|---|---|"]
+        wanted = answered(cells)
+        for goal in wanted:
+            if goal["key"]:
+                unfinished = ", unfinished" if goal["key"] in missing else ""
+                by = f"{goal['found']} | {goal['arm']} | `{goal['key']}`{unfinished} | {goal['grid']}"
+                lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} |")
+        parts.append("\n".join(lines))
+        parts += [f"Not measured: {goal['goal']} ({goal['arm']})." for goal in wanted if not goal["key"]]
+        parts += [
+            f"Not reached: {goal['goal']}. Longest kernels, in ms, {goal['profile']}."
+            for goal in wanted
+            if goal["profile"]
+        ]
+        for name in PICTURES:
+            picture = place.with_name(f"{place.stem}-{name}.svg")
+            if (root / picture).exists():
+                parts.append(f"![{name}]({picture})")
+    return "\n\n".join(parts) or 'Nothing measured on a GPU is committed yet: `nox -s "bench(TARGET)"` measures.'

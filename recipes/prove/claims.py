@@ -1,0 +1,190 @@
+"""The claims of smoke_tests/, read and never imported: each test's sentence, and what it is about."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from recipes.catalogue.plan import Plan
+from recipes.files import sha256_of
+from recipes.prove.definitions import Code, Place, Recorded, syntax, unpacked
+
+HARNESS = ("conftest.py", "claims.py", "hardware.py", "pytest.ini")  # what selects, runs and judges every claim
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One test's sentence, read from its source. `id` is FILE::TEST, without parameters.
+
+    `rows` are the test's parameters; `package`, `since`, `until` and `needs_gpu` are what smoke_tests/claims.py says.
+    `operators` are those of smoke_tests/fused_ops.py whose implementations are the rows, where it is about such; `only`
+    and `seen` say which implementations.
+    """
+
+    id: str
+    sentence: str
+    seeds: tuple[str, ...]
+    rows: frozenset[str]
+    package: str | None
+    since: str
+    until: str
+    needs_gpu: bool
+    operators: tuple[str, ...]
+    only: str
+    seen: bool
+
+    def about(self, plan: Plan) -> str | None:
+        """The package of the target that it is about; None where it speaks of each, or of none that the target has."""
+        if self.rows & {"package", "patch"}:
+            return None
+        stem = self.id.split("::")[0].rpartition("/")[2].removeprefix("test_").removesuffix(".py")
+        name = self.package or next((pin.name for pin in plan.pins if pin.package.module == stem), stem)
+        held = next((Version(pin.release.version).release for pin in plan.pins if pin.name == name), None)
+        return name if held is not None and holds(held, self.since, self.until) else None
+
+    def is_expected(self, plan: Plan, room: Room) -> bool:
+        """Whether a run of the target has to have it. One row per patched file may be none; one per package is not."""
+        if self.needs_gpu and plan.target.cuda == "none":
+            return False
+        if self.operators and not any(room.has(name, plan, self.only, self.seen) for name in self.operators):
+            return False
+        return self.rows & {"package", "patch"} == {"package"} or self.about(plan) is not None
+
+
+def holds(held: tuple[int, ...], since: str, until: str) -> bool:
+    """Whether a release is one from since up to until, which is out; "" is no end. As claims.py has it."""
+    return held >= Version(since).release and not (until and held >= Version(until).release)
+
+
+class Room:
+    """The code of smoke_tests/, read and never imported: its claims, and what each of them reaches."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "smoke_tests"
+
+    @cached_property
+    def code(self) -> Code:
+        """All definitions of the room."""
+        return Code(self.folder, HARNESS)
+
+    def others_than(self, files: Mapping[str, str]) -> list[str]:
+        """The files (name -> sha256) that something was made with and that have changed since, or are gone."""
+        paths = {name: self.folder / name for name in files}
+        return [name for name, path in paths.items() if not path.exists() or sha256_of(path) != files[name]]
+
+    @cached_property
+    def claims(self) -> dict[str, Claim]:
+        """Every claim, by id, in the order of the files."""
+        claims = {}
+        for path in sorted(self.folder.rglob("test_*.py")):
+            file = path.relative_to(self.folder).as_posix()
+            for node in syntax(path).body:
+                if isinstance(node, ast.FunctionDef) and (mark := _mark(node, "proves")):
+                    claims[f"{file}::{node.name}"] = _claim(f"{file}::{node.name}", node, mark)
+        return claims
+
+    def test(self, identity: str) -> Place | None:
+        """The definition of the test that makes a claim, whatever its row; None if it is gone."""
+        file, _, name = identity.split("[")[0].partition("::")
+        return (file, name) if (file, name) in self.code.definitions else None
+
+    def key(self, identity: str) -> str | None:
+        """The key of a claim by all that its text can reach; None if it is gone."""
+        place = self.test(identity)
+        return self.code.key(self.code.floor([place])) if place else None
+
+    def key_of(self, run: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
+        """The key that a row of evidence would have now: by what it ran, or where that is not recorded, could reach."""
+        return self.code.key_now(definitions_of(run, row)) if "ran" in row else self.key(row["id"])
+
+    def has(self, operator: str, plan: Plan, only: str = "", seen: bool = False) -> bool:
+        """Whether a target has an implementation of an operator, by the table in fused_ops.py.
+
+        only: by this package; seen: one that is known by its kernels. As `every` of smoke_tests/claims.py has them.
+        """
+        versions = {pin.name: Version(pin.release.version).release for pin in plan.pins}
+        dtypes = "cpu" if plan.target.cuda == "none" else "cuda"
+        for column, entry in self._table[operator].items():
+            package = column.partition(".")[0]
+            taken = only in ("", package) and entry[dtypes] and (entry["forward"] or not seen)
+            if taken and package in versions and holds(versions[package], entry["since"], entry["until"]):
+                return True
+        return False
+
+    @cached_property
+    def _table(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Operator -> implementation -> the fields of its Entry; what is no literal stands there as its text."""
+        nodes = {}
+        for node in syntax(self.folder / "fused_ops.py").body:
+            if isinstance(node, ast.ClassDef | ast.AnnAssign):
+                nodes[node.name if isinstance(node, ast.ClassDef) else ast.unparse(node.target)] = node
+        entry, table = nodes["Entry"], nodes["OPERATORS"]
+        assert isinstance(entry, ast.ClassDef) and isinstance(table, ast.AnnAssign) and table.value
+        fields = [one for one in entry.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
+        names = [ast.unparse(one.target) for one in fields]
+        defaults = {name: one.value for name, one in zip(names, fields, strict=True) if one.value}
+        found: dict[str, dict[str, dict[str, Any]]] = {}
+        for operator, columns in _pairs(table.value):
+            for column, call in _pairs(columns):
+                assert isinstance(call, ast.Call)
+                given = dict(zip(names, call.args, strict=False)) | {
+                    str(pair.arg): pair.value for pair in call.keywords
+                }
+                row = {name: _literal(value) for name, value in (defaults | given).items()}
+                found.setdefault(operator, {})[column] = row
+        return found
+
+
+def definitions_of(run: Mapping[str, Any], row: Mapping[str, Any]) -> Recorded:
+    """The definitions that a row of evidence ran, with the digests that they had."""
+    table = list(run["definitions"].items())
+    chosen = (table[number] for number in unpacked(row["ran"]))
+    return tuple(
+        ((file, name), digest) for (file, _, name), digest in ((at.partition(":"), digest) for at, digest in chosen)
+    )
+
+
+def _pairs(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """The entries of a dictionary whose keys are strings, as it is written down."""
+    assert isinstance(node, ast.Dict)
+    for key, value in zip(node.keys, node.values, strict=True):
+        assert key
+        yield ast.literal_eval(key), value
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:  # a name
+        return ast.unparse(node)
+
+
+def _mark(node: ast.FunctionDef, name: str) -> ast.Call | None:
+    calls = (call for call in node.decorator_list if isinstance(call, ast.Call) and isinstance(call.func, ast.Name))
+    return next((call for call in calls if isinstance(call.func, ast.Name) and call.func.id == name), None)
+
+
+def _claim(identity: str, node: ast.FunctionDef, mark: ast.Call) -> Claim:
+    named = {pair.arg: ast.literal_eval(pair.value) for pair in mark.keywords}
+    seeds, needs, every = named.get("seed", ()), _mark(node, "needs"), _mark(node, "every")
+    chosen = {pair.arg: ast.literal_eval(pair.value) for pair in every.keywords} if every else {}
+    gpu = {pair.arg for pair in needs.keywords} & {"cuda", "sm", "gpus"} if needs else set()
+    return Claim(
+        id=identity,
+        sentence=ast.literal_eval(mark.args[0]),
+        seeds=(seeds,) if isinstance(seeds, str) else tuple(seeds),
+        rows=frozenset(argument.arg for argument in node.args.args),
+        package=named.get("package"),
+        since=named.get("since", "0"),
+        until=named.get("until", ""),
+        needs_gpu=bool(gpu),
+        operators=tuple(ast.literal_eval(name) for name in every.args) if every else (),
+        only=chosen.get("only", ""),
+        seen=chosen.get("seen", False),
+    )

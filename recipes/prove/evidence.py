@@ -1,0 +1,224 @@
+"""What was proven: the outcomes that are kept, with what was tested, and which of them still hold.
+
+A claim's key is that of the definitions of smoke_tests/ that it ran (definitions.py); the stack key is the hash of the
+pinned inputs. A row whose keys differ from the checkout's has changed since: it is shown as such, not as proof.
+"""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from recipes.catalogue.plan import Plan, changed
+from recipes.errors import Refusal
+from recipes.files import ROOT, read_json, sha256_of
+from recipes.prove.claims import Claim, Room, definitions_of
+
+CHANGED = "changed"  # of a row: what it was proved of is no longer what the checkout holds
+
+
+def imported(name: str) -> ModuleType:
+    """A module of this checkout's smoke_tests/ that needs the standard library only."""
+    folder = str(ROOT / "smoke_tests")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    return importlib.import_module(name)
+
+
+class Brought(BaseModel):
+    """What a file from elsewhere has to hold, since it is read here; what else it holds is kept."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class Machine(Brought):
+    name: Annotated[str, Field(pattern=r"^\w[\w .+-]*$")]  # it becomes the name of a file
+    cpu: str
+
+
+class Hardware(Machine):
+    arch: str
+    gpus: list[Any]
+
+
+class Outcome(Brought):
+    id: str
+    claim: str
+    package: str
+    outcome: Literal["proved", "refuted", "unproven"]
+    seed: list[str]
+    seconds: float
+    reason: str
+    measured: dict[str, Any]
+
+
+class Outcomes(Brought):
+    target: str
+    stack: str
+    files: dict[str, str]
+    hardware: Hardware
+    ran: dict[str, list[str]] | None = None
+    claims: list[Outcome]
+
+
+class Package(Brought):
+    built_with: dict[str, Any]
+
+
+class Manifest(Brought):
+    packages: dict[str, Package]
+
+
+class Built(Manifest):
+    target: str
+    stack: str
+
+
+class Evidence(Built):
+    name: str
+    started: str
+    hardware: Machine
+    claims: list[Outcome]
+    commit: str
+    files: dict[str, str]
+    definitions: dict[str, str]
+    log_sha256: str
+
+
+def brought(model: type[Brought], path: Path) -> dict[str, Any]:
+    """What a file of JSON holds, if the model says so; refused by its first fault."""
+    found: dict[str, Any] = read_json(path)
+    try:
+        model.model_validate(found)
+    except ValidationError as error:
+        raise Refusal(f"{path} is not as its writer leaves it ({fault_of(error)}): bring it again, whole.") from None
+    return found
+
+
+def fault_of(error: ValidationError) -> str:
+    """The first fault that a model finds: where, and what."""
+    fault = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, fault['loc'])) or 'all of it'}: {fault['msg']}"
+
+
+def machine_name(machine: Mapping[str, Any], times: str = " × ") -> str:
+    """The name of the hardware, before it how many GPUs there were if several."""
+    count = len(machine["gpus"]) if machine["name"] != machine["arch"] else 1
+    return f"{count}{times}{machine['name']}" if count > 1 else str(machine["name"])
+
+
+def grouped(claims: Iterable[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The rows of each claim and package, in the order in which they ran."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for claim in claims:
+        groups.setdefault((claim["package"], claim["claim"]), []).append(claim)
+    return groups
+
+
+def worst(rows: Iterable[dict[str, Any]]) -> str:
+    """The outcome that counts for several rows: refuted before unproven before proved."""
+    outcomes = {row["outcome"] for row in rows}
+    return next(word for word in ("refuted", "unproven", "proved") if word in outcomes)
+
+
+def built(root: Path, target: str) -> dict[str, Any] | None:
+    """The committed manifest of a target's environment, if one is kept."""
+    path = built_path(root, target)
+    return brought(Built, path) if path.exists() else None
+
+
+def built_path(root: Path, target: str) -> Path:
+    return root / "smoke_tests" / "evidence" / "built" / f"{target}.json"
+
+
+def promoted(root: Path, target: str) -> list[dict[str, Any]]:
+    """The committed evidence of a target, one per hardware."""
+    return [read(path) for path in sorted((root / "smoke_tests" / "evidence").glob(f"{target}--*.json"))]
+
+
+def against_moving(plan: Plan) -> str | None:
+    """Why a target's floating tag must stay where it is: a claim that no committed run of this stack proves.
+
+    Or one that a run refutes. What one run could not show, as on fewer GPUs, another may.
+    """
+    room, runs = Room(plan.root), promoted(plan.root, plan.target.name)
+    if not runs:
+        return "nothing of this target was ever proved"
+    against: dict[str, str] = {}
+    proved = set()
+    for run in runs:
+        ran_as = built_for(plan, run)
+        partly = ", compiled for some of its GPUs only" if ran_as.stack != plan.stack else ""
+        for row in run["claims"]:
+            word = state(ran_as, room, run, row)
+            if word == "refuted":
+                return f"{row['id']} is {word} in {run['name']}"
+            if word == "proved" and not partly:
+                proved.add(row["id"])
+            against.setdefault(row["id"], f"{row['id']} is {word} in {run['name']}{partly}")
+    for identity, reason in against.items():
+        if identity not in proved:
+            return reason
+    first, *others = (missing_claims(plan, room, run) for run in runs)
+    missing = next((claim for claim in first if all(claim in other for other in others)), None)
+    return f"{missing.id} was not run in {runs[0]['name']}" if missing else None
+
+
+def missing_claims(plan: Plan, room: Room, run: dict[str, Any]) -> list[Claim]:
+    """The claims that a run of the target should have and has not."""
+    ran = {row["id"].split("[")[0] for row in run["claims"]}
+    return [claim for claim in room.claims.values() if claim.is_expected(plan, room) and claim.id not in ran]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Evidence whose raw log is there and unchanged; anything else is refused."""
+    evidence = brought(Evidence, path)
+    log = path.with_suffix(".log")
+    if not log.exists() or sha256_of(log) != evidence["log_sha256"]:
+        raise Refusal(
+            f"{path}: its raw log {log.name} is missing or was changed: restore both from the run that made them."
+        )
+    return evidence
+
+
+def built_for(plan: Plan, evidence: dict[str, Any]) -> Plan:
+    """The plan with the GPU architectures that a run's wheels were compiled for: `--sm` can leave some out."""
+    found = [
+        package["built_with"]["sm"] for package in evidence["packages"].values() if package["built_with"].get("sm")
+    ]
+    return replace(plan, target=changed(plan.target, found[0], None)) if found else plan
+
+
+def state(plan: Plan, room: Room, evidence: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    """Of a row: proved, refuted, unproven, or changed when the stack or what it ran changed after the run."""
+    fresh = evidence["stack"] == plan.stack and room.key_of(evidence, row) == row["key"]
+    return str(row["outcome"]) if fresh else CHANGED
+
+
+def states(plan: Plan, room: Room, evidence: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """How many of some rows are in which state, the best first."""
+    counts = collections.Counter(state(plan, room, evidence, row) for row in rows)
+    return {word: counts[word] for word in ("proved", CHANGED, "unproven", "refuted") if counts[word]}
+
+
+def changes(plan: Plan, room: Room, run: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What changed since a run (a definition, or "the stack"), and the rows that it concerns."""
+    found: dict[str, list[str]] = {}
+    for row in run["claims"]:
+        if state(plan, room, run, row) != CHANGED:
+            continue
+        whole = "the stack" if run["stack"] != plan.stack else "what it can reach" if "ran" not in row else ""
+        names = (
+            [f"{file}:{name}" for file, name in room.code.changed(definitions_of(run, row))] if not whole else [whole]
+        )
+        for name in names or ["what its names stand for"]:
+            found.setdefault(name, []).append(row["id"])
+    return found

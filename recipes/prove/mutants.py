@@ -1,0 +1,202 @@
+"""How strong the claims are: faults are planted in a target's environment, and what became of each is kept.
+
+smoke_tests/mutants.py does the work, inside the environment; faults of upstream's compiled code
+(smoke_tests/compiled_faults.toml) are compiled here first. The outcomes are committed beside the evidence and shown
+in docs/status/mutants.md. Each holds the key of what decided it, so that a change of that is seen; nothing is planted
+again because of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from recipes.catalogue.load import validated
+from recipes.catalogue.plan import Plan
+from recipes.catalogue.schema import Strict, Text
+from recipes.errors import Refusal
+from recipes.files import digest_of, read_toml, write_json
+from recipes.make import audit, environment
+from recipes.make.build import Builder
+from recipes.make.environment import Wheel
+from recipes.prove import evidence, smoke
+from recipes.prove.claims import HARNESS, Room
+from recipes.prove.definitions import Code, Place
+
+Row = dict[str, Any]
+COUNTED = ("caught", "survived", "crashed")
+
+
+class CompiledFault(Strict):
+    """One change of a package's source, and where it is seen."""
+
+    name: Text
+    kind: Text
+    package: Text
+    file: Text
+    old: Text
+    new: Text
+    extension: Text
+    operator: Text
+    column: Text
+    claims: list[Text]
+
+
+class CompiledFaults(Strict):
+    """The file."""
+
+    fault: list[CompiledFault]
+
+
+def compiled(builder: Builder) -> Path:
+    """Compile each fault of a package that the target compiles; the folder of the libraries and their faults.json.
+
+    What was compiled from the same wheel with the same change is not compiled again.
+    """
+    plan, path = builder.plan, builder.plan.root / "smoke_tests" / "compiled_faults.toml"
+    faults = validated(CompiledFaults, read_toml(path), path).fault
+    folder = environment.folder(plan.root, plan.target) / "mutants"
+    planted = []
+    for wheel in builder.wheels()[1]:
+        # What is in CUDA is in no library of a target without it.
+        possible = [one for one in faults if plan.target.cuda != "none" or Path(one.file).suffix != ".cu"]
+        if mine := [fault for fault in possible if fault.package == wheel.pin.name]:
+            with audit.opened(wheel.path) as archive:
+                members = {name.partition(".")[0].replace("/", "."): name for name in archive.namelist()}
+            libraries = {folder / f"{_key(wheel, fault)}.so": fault for fault in mine if fault.extension in members}
+            missing = {library: fault for library, fault in libraries.items() if not library.exists()}
+            if missing:
+                _compile(builder, wheel, missing, members)
+            shown = {"name", "kind", "operator", "column", "claims", "extension"}
+            planted += [{**fault.model_dump(include=shown), "library": path.name} for path, fault in libraries.items()]
+    write_json(folder / "faults.json", planted)
+    return folder
+
+
+def _key(wheel: Wheel, fault: CompiledFault) -> str:
+    return digest_of([wheel.sha256, fault.file, fault.old, fault.new])[:16]
+
+
+def _compile(builder: Builder, wheel: Wheel, faults: dict[Path, CompiledFault], members: dict[str, str]) -> None:
+    changes = [(fault.file, fault.old, fault.new) for fault in faults.values()]
+    for (library, fault), changed in zip(faults.items(), builder.changed(wheel.pin, changes), strict=True):
+        member = members[fault.extension]
+        with audit.opened(changed) as archive, audit.opened(wheel.path) as correct:
+            content = archive.read(member)
+            if content == correct.read(member):
+                raise Refusal(
+                    f"{fault.name!r} changes nothing in {member}: plant it in {fault.package}'s code that runs."
+                )
+        library.parent.mkdir(parents=True, exist_ok=True)
+        partial = library.with_suffix(".partial")
+        partial.write_bytes(content)
+        partial.replace(library)
+
+
+def run(plan: Plan, env: Path, libraries: Path, seeds: int) -> int:
+    """Plant every fault in the environment and keep the outcomes; 1 if correct code raised a false alarm."""
+    out = environment.folder(plan.root, plan.target) / "mutants.json"
+    command = [str(environment.python_of(env)), str(plan.root / "smoke_tests" / "mutants.py"), "--out", str(out)]
+    command += ["--seeds", str(seeds), "--compiled", str(libraries)]
+    code, _ = smoke.watched(command, plan.root, environment.run_variables(plan.target, env))
+    if code > 1:
+        raise Refusal(
+            f"{plan.target.name}: planting ended with code {code}: read what it printed and run again, it goes on."
+        )
+    keep(plan, out)
+    out.unlink()
+    return code
+
+
+class Clean(evidence.Brought):
+    seeds: int
+    claims: int
+    alarms: list[Any]
+    processes: int
+
+
+class Mutant(evidence.Brought):
+    name: str
+    kind: str
+    origin: str
+    operator: str
+    column: str
+    claims: list[str]
+    outcome: str
+    by: str
+    why: str
+
+
+class Planted(evidence.Brought):
+    target: str
+    hardware: evidence.Machine
+    files: dict[str, str]
+    failing: list[str]
+    clean: Clean
+    mutants: list[Mutant]
+    commit: str = ""
+
+
+def keep(plan: Plan, path: Path) -> None:
+    """Files for you to commit: the outcomes of a whole run, wherever it was, with the tests that this checkout has."""
+    found = evidence.brought(Planted, path) if path.is_file() else {}
+    room = Room(plan.root)
+    if not found.get("mutants") or found["target"] != plan.target.name or room.others_than(found["files"]):
+        raise Refusal(
+            f"{path} is no whole run of {plan.target.name} with the tests of this checkout: run smoke_tests/mutants.py "
+            "there, to its end and with seeds."
+        )
+    outcomes = json.loads(smoke.without_paths(plan, json.dumps(found)))
+    keys = keys_of(plan.root, outcomes)
+    outcomes["mutants"] = [{**row, "key": key} for row, key in zip(outcomes["mutants"], keys, strict=True)]
+    name = f"{outcomes['target']}--{outcomes['hardware']['name']}.json"
+    final = plan.root / "smoke_tests" / "evidence" / "mutants" / name
+    write_json(final, {**outcomes, "commit": smoke.commit_of(plan.root)})
+
+
+def keys_of(root: Path, outcomes: Row) -> list[str | None]:
+    """The key of each mutant as the checkout is: of the claims that decided it, the fault, and what plants it.
+
+    One that was caught is decided by the claim that caught it, any other by all of its claims.
+    """
+    code = Code(root / "smoke_tests", (*HARNESS, "mutants.py"))
+
+    @functools.cache
+    def key(roots: frozenset[Place]) -> str:
+        return code.key(code.floor(roots))
+
+    return [key(frozenset(_deciding(code, row))) if _is_there(code, row) else None for row in outcomes["mutants"]]
+
+
+def _deciding(code: Code, row: Row) -> Iterator[Place]:
+    for claim in [row["by"]] if row["by"] else row["claims"]:
+        file, _, test = claim.split("[")[0].partition("::")
+        names = [test] if test else [name for name in code.modules[file].definitions if name.startswith("test_")]
+        yield from ((file, name) for name in names)
+    yield from _planted(code, row)
+
+
+def _planted(code: Code, row: Row) -> list[Place]:
+    """The function that plants a fault, or a table that names it, or the function that a rule changed."""
+    name = row["name"].partition(" ")[0] if row["origin"] == "rule" else row["name"].replace(" ", "_")
+    others = {
+        place: one for place, one in code.definitions.items() if not place[0].rpartition("/")[2].startswith("test_")
+    }
+    return [place for place, one in others.items() if place[1] == name or row["name"] in one.strings]
+
+
+def _is_there(code: Code, row: Row) -> bool:
+    """Whether the claims that decided a mutant, and its fault, are in the checkout."""
+    claims = [row["by"]] if row["by"] else row["claims"]
+    places = [tuple(claim.split("[")[0].split("::")) for claim in claims]
+    tests = all(place in code.definitions if len(place) == 2 else place[0] in code.modules for place in places)
+    return tests and (row["origin"] == "compiled" or bool(_planted(code, row)))
+
+
+def committed(root: Path) -> list[Row]:
+    """The kept outcomes, one per target and hardware."""
+    paths = sorted((root / "smoke_tests" / "evidence" / "mutants").glob("*.json"))
+    return [evidence.brought(Planted, path) for path in paths]

@@ -1,0 +1,87 @@
+"""Evidence to be committed: what a run left in build/, checked against its raw log, goes to smoke_tests/evidence/."""
+
+from __future__ import annotations
+
+import collections
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from recipes.catalogue.plan import Plan
+from recipes.errors import Refusal
+from recipes.files import write_json
+from recipes.make import environment
+from recipes.prove.claims import Room
+from recipes.prove.evidence import Built, brought, built_for, built_path, imported, read
+from recipes.prove.smoke import commit_of
+
+
+def promote(plan: Plan) -> list[Path]:
+    """Copy the evidence of a target's smoke runs to smoke_tests/evidence/, one file per hardware: what was copied.
+
+    What changed after a run is shown as such. Refused: outcomes that the raw log does not hold, and tests of no commit.
+    """
+    folder = environment.folder(plan.root, plan.target) / "evidence"
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise Refusal(f'{folder} holds no evidence: run `nox -s "smoke({plan.target.name})"` first.')
+    promoted = []
+    for path, run in [(path, _promotable(plan, path)) for path in paths]:
+        final = plan.root / "smoke_tests" / "evidence" / path.name
+        if final.exists() and read(final)["started"] > run["started"]:
+            continue  # another checkout's run is newer
+        write_json(final, run)
+        shutil.copyfile(path.with_suffix(".log"), final.with_suffix(".log"))
+        promoted += [final.relative_to(plan.root), final.with_suffix(".log").relative_to(plan.root)]
+    built_path(plan.root, plan.target.name).unlink(missing_ok=True)  # that claims ran in it says more
+    return promoted
+
+
+def _promotable(plan: Plan, path: Path) -> dict[str, Any]:
+    """Evidence that its raw log holds line by line, with the commit of its tests."""
+    run = read(path)
+    runs = compare_log(path.with_suffix(".log"), run["claims"])
+    commit = run["commit"] or ("" if Room(plan.root).others_than(run["files"]) else commit_of(plan.root))
+    if not commit:
+        raise Refusal(f"{path} is of tests that are in no commit: commit smoke_tests/, and promote again.")
+    return {**run, "commit": commit, **({"runs_in_log": runs} if runs > 1 else {})}
+
+
+def compare_log(log: Path, claims: Iterable[Mapping[str, Any]]) -> int:
+    """How many runs a raw log holds; refused where none of them printed exactly these claims."""
+    printed = imported("printed")
+    wanted = collections.Counter(_parts(printed.line(claim)) for claim in claims)
+    runs: list[collections.Counter[tuple[str, ...]]] = [collections.Counter()]
+    for line in log.read_text(encoding="utf-8").splitlines():
+        if re.match(r"(proved|refuted|unproven) +\S+ .* \(\d+\.\d s\)$", line):
+            runs[-1][_parts(line)] += 1
+        elif re.match(r"target \S+ on .*: \d+ proved, \d+ refuted, \d+ unproven", line):
+            runs.append(collections.Counter())
+    runs = [lines for lines in runs if lines]
+    if wanted not in runs:
+        apart = (wanted - (runs or [wanted])[-1]) or ((runs or [wanted])[-1] - wanted)
+        example = ", ".join(next(iter(apart), ("no claim at all",)))
+        raise Refusal(f"{log} does not hold the outcomes beside it (such as {example!r}): bring both from one run.")
+    return len(runs)
+
+
+def _parts(line: str) -> tuple[str, ...]:
+    """A printed line without its order: JSON keeps numbers by their names, the log in the order of measuring."""
+    text, _, seconds = line.rpartition(" (")
+    return (*sorted(re.split("[;,] ", text)), seconds)
+
+
+def keep_built(plan: Plan, folder: Path | None) -> Path:
+    """Keep what a target's environment was made of and with, to be committed; no claim need have run in it."""
+    source = (folder or environment.folder(plan.root, plan.target) / "env" / "fusebox") / "manifest.json"
+    if not source.is_file():
+        how = "bring it from where the environment is" if folder else f'run `nox -s "build({plan.target.name})"` first'
+        raise Refusal(f"{source} is missing: {how}.")
+    manifest = brought(Built, source)
+    if manifest["target"] != plan.target.name or manifest["stack"] != built_for(plan, manifest).stack:
+        raise Refusal(f'{source} is of another state of this checkout: run `nox -s "build({plan.target.name})"` again.')
+    final = built_path(plan.root, plan.target.name)
+    write_json(final, manifest)
+    return final.relative_to(plan.root)

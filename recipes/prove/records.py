@@ -1,0 +1,76 @@
+"""What programs of smoke_tests/ wrote, kept in smoke_tests/evidence/, and whether each program is still what it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from recipes.errors import Refusal
+from recipes.files import read_json, write_json
+from recipes.prove.claims import Room
+from recipes.prove.definitions import Code
+from recipes.prove.smoke import commit_of
+
+# What programs of smoke_tests/ write, kept in smoke_tests/evidence/: the files, and the program.
+PROGRAMS = {
+    "bench/*.jsonl": "bench/__main__.py",
+    "training/guard*.json": "training/guard_proof.py",
+    "training/kills*.json": "training/kills.py",
+    "training/*--*--*.json": "training/parity.py",
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """A file that a program of smoke_tests/ wrote, and whether the program is still what it was."""
+
+    file: str
+    program: str
+    commit: str
+    changed: bool
+
+
+def note(root: Path, path: Path) -> str:
+    """Note with which commit's program a file of smoke_tests/evidence/ was made: this one's."""
+    folder = root / "smoke_tests" / "evidence"
+    try:
+        name = path.resolve().relative_to(folder.resolve()).as_posix()
+    except ValueError:
+        name = str(path)
+    if not (program := program_of(name)) or not (folder / name).is_file():
+        known = ", ".join(PROGRAMS)
+        raise Refusal(f"{path} is no record below {folder} ({known}): put it there under such a name.")
+    if not (commit := commit_of(root)):
+        raise Refusal(f"{path} would be of tests that are in no commit: commit smoke_tests/, and record it again.")
+    noted = {"commit": commit, "key": _key_of_program(Room(root).code, program)}
+    write_json(folder / "records.json", {**_noted(root), name: noted})
+    return name
+
+
+def every(root: Path) -> list[Record]:
+    """Every record that is kept; one of which no commit is known has changed."""
+    code, noted = Room(root).code, _noted(root)
+    found = []
+    for pattern, program in PROGRAMS.items():
+        for path in sorted((root / "smoke_tests" / "evidence").glob(pattern)):
+            name = path.relative_to(root / "smoke_tests" / "evidence").as_posix()
+            made = noted.get(name, {"commit": "", "key": ""})
+            found.append(Record(name, program, made["commit"], made["key"] != _key_of_program(code, program)))
+    return found
+
+
+def program_of(name: str) -> str | None:
+    """The program that writes a file of this name."""
+    return next((program for pattern, program in PROGRAMS.items() if fnmatch(name, pattern)), None)
+
+
+def _noted(root: Path) -> dict[str, dict[str, str]]:
+    path = root / "smoke_tests" / "evidence" / "records.json"
+    return read_json(path) if path.exists() else {}
+
+
+def _key_of_program(code: Code, program: str) -> str | None:
+    """The key of all that a program can reach; None if it is gone."""
+    module = code.modules.get(program)
+    return code.key(code.floor(one.place for one in module.definitions.values())) if module else None

@@ -1,0 +1,187 @@
+"""Run the claims, here or by a command of another room, and make evidence of their outcomes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from recipes.catalogue.plan import Plan
+from recipes.errors import Refusal
+from recipes.files import read_json, sha256_of, write_json, write_text
+from recipes.make import environment
+from recipes.process import git_variables, group
+from recipes.progress import console, say
+from recipes.prove.claims import Room
+from recipes.prove.definitions import Code, Place, packed
+from recipes.prove.evidence import Manifest, Outcomes, brought, grouped, machine_name, worst
+
+
+def smoke(plan: Plan, env: Path) -> int:
+    """Run every claim in the environment, write evidence and log, print the table; 1 if one is refuted."""
+    folder = folder_of(plan)
+    outcomes = folder / "outcomes.json"
+    python, tests = str(environment.python_of(env)), str(plan.root / "smoke_tests")
+    command = [python, "-m", "pytest", tests, "--no-header", "--evidence", str(outcomes)]
+    command += ["--color", "yes" if console.is_terminal else "no"]
+    code, log = watched(command, plan.root, environment.run_variables(plan.target, env))
+    manifest = read_json(env / "fusebox" / "manifest.json")
+    failed = keep(plan, outcomes, code, log, manifest)
+    outcomes.unlink()
+    return failed
+
+
+def folder_of(plan: Plan) -> Path:
+    folder = environment.folder(plan.root, plan.target) / "evidence"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def watched(command: list[str], folder: Path, variables: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command, show what it prints, and return its exit code and all of that."""
+    lines = []
+    with group(command, folder, variables) as process:
+        assert process.stdout
+        for line in process.stdout:
+            console.file.write(line)
+            console.file.flush()
+            lines.append(line)
+        return process.wait(), "".join(lines)
+
+
+def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, Any], image: str | None = None) -> int:
+    """Make evidence of a run's outcomes, show it, and return 1 if a claim was refuted; `image` is where it ran."""
+    if not outcomes.exists():
+        raise Refusal(
+            f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what "
+            "they printed above."
+        )
+    found = brought(Outcomes, outcomes)
+    if found["target"] != plan.target.name:
+        raise Refusal(f"{outcomes} is of {found['target']}: bring that of {plan.target.name}.")
+    written = _assemble(plan, found, log, manifest, image)
+    console.print(_table(written))
+    say(f"evidence: {folder_of(plan)}/{written['name']}.json")
+    return 1 if code or any(claim["outcome"] == "refuted" for claim in written["claims"]) else 0
+
+
+def _assemble(
+    plan: Plan, outcomes: dict[str, Any], log: str, manifest: dict[str, Any], image: str | None
+) -> dict[str, Any]:
+    """Outcomes with keys and what was tested, written beside the log; no path of this machine stays in it."""
+    room, folder = Room(plan.root), folder_of(plan)
+    if others := room.others_than(outcomes["files"]):
+        raise Refusal(
+            f"{plan.target.name}: these outcomes are of other tests than {room.folder} holds ({', '.join(others)}): "
+            "run those, where the environment is."
+        )
+    name = f"{plan.target.name}--{machine_name(outcomes['hardware'], 'x')}"
+    write_text(folder / f"{name}.log", without_paths(plan, re.sub(r"\x1b\[[\d;]*m", "", log)))
+    for claim in outcomes["claims"]:
+        claim["reason"] = without_paths(plan, claim["reason"])
+        texts = {name: value for name, value in claim["measured"].items() if isinstance(value, str)}
+        claim["measured"].update({name: without_paths(plan, value) for name, value in texts.items()})
+    definitions = _with_keys(room, outcomes["claims"], outcomes.pop("ran", None))
+    evidence = {
+        "name": name,
+        **outcomes,
+        **({"image": image} if image else {}),
+        "commit": commit_of(plan.root),
+        "definitions": definitions,
+        "packages": manifest["packages"],
+        "log_sha256": sha256_of(folder / f"{name}.log"),
+    }
+    write_json(folder / f"{name}.json", evidence)
+    return evidence
+
+
+def _with_keys(room: Room, claims: list[dict[str, Any]], ran: dict[str, list[str]] | None) -> dict[str, str]:
+    """Give each claim its key and what it ran; the table of all definitions that claims ran, with their digests."""
+    code, places = room.code, {}
+    functions = {claim: set(_places(code, names)) for claim, names in (ran or {}).items()}
+    compiled, always = functions.pop("compiled", set()), functions.get("", set())
+    anywhere = frozenset().union(*functions.values()) if functions else frozenset()
+    for claim in claims:
+        if mine := functions.get(claim["id"]):
+            places[claim["id"]] = code.ran(mine, anywhere, mine & compiled) | always
+    table = sorted(set().union(*places.values())) if places else []
+    numbers = {place: number for number, place in enumerate(table)}
+    for claim in claims:
+        if claim["id"] in places:
+            claim["ran"] = packed(numbers[place] for place in places[claim["id"]])
+            claim["key"] = code.key(places[claim["id"]])
+        else:
+            claim["key"] = room.key(claim["id"])
+    return {f"{file}:{name}": code.definitions[file, name].digest for file, name in table}
+
+
+def _places(code: Code, names: Iterable[str]) -> Iterator[Place]:
+    for file, _, name in (text.partition(":") for text in names):
+        if place := code.place(file, name):
+            yield place
+
+
+def commit_of(root: Path) -> str:
+    """The commit whose smoke_tests/ this is, shortened; "" where there is none, as between commits."""
+    git = ("git", "-C", str(root))
+    asked = (
+        ("rev-parse", "--short=12", "HEAD"),
+        ("status", "--porcelain", "--", "smoke_tests/*.py", "smoke_tests/*.ini"),
+    )
+    answers = [
+        subprocess.run([*git, *words], env=git_variables(), capture_output=True, text=True, check=False)
+        for words in asked
+    ]
+    return answers[0].stdout.strip() if not any(one.returncode for one in answers) and not answers[1].stdout else ""
+
+
+def without_paths(plan: Plan, text: str) -> str:
+    """A text to be committed, without the places of checkout and home folder here, and of anything built anywhere."""
+    home = os.path.expanduser("~")  # noqa: PTH111  # Path.home() raises where the user has none
+    text = text.replace(str(plan.root), ".")
+    text = text if home == "/" else text.replace(home, "~")
+    text = re.sub(r"[/~.][^\s'\":]*/(?=outcomes\.json)|[/~.][^\s'\":]*/partial/build/", "", text)
+    return re.sub(r"[/~.][^\s'\":]*(?=/lib/python3\.\d+/)", "ENV", text)
+
+
+def _table(evidence: dict[str, Any]) -> Table:
+    """One row per claim; its parameters are counted."""
+    table = Table(
+        title=f"{evidence['target']} on {evidence['hardware']['name']} ({evidence['hardware']['cpu']})",
+        box=None,
+        pad_edge=False,
+    )
+    for column in ("outcome", "package", "claim", "seed", "seconds"):
+        table.add_column(column, justify="right" if column == "seconds" else "left", overflow="fold")
+    for rows in grouped(evidence["claims"]).values():
+        good, outcome = sum(row["outcome"] == "proved" for row in rows), worst(rows)
+        count = f" ({good} of {len(rows)})" if len(rows) > 1 else ""
+        colour = {"proved": "green", "refuted": "red", "unproven": "yellow"}[outcome]
+        seconds = sum(row["seconds"] for row in rows)
+        sentence = escape(rows[0]["claim"])
+        table.add_row(
+            f"[{colour}]{outcome}[/{colour}]{count}",
+            rows[0]["package"],
+            sentence,
+            " ".join(rows[0]["seed"]),
+            f"{seconds:.1f}",
+        )
+    return table
+
+
+def bring(plan: Plan, folder: Path) -> None:
+    """Make evidence of a run on another machine: outcomes.json, smoke.log and manifest.json of its environment."""
+    outcomes, log, manifest = (folder / name for name in ("outcomes.json", "smoke.log", "manifest.json"))
+    for path in (outcomes, log, manifest):
+        if not path.is_file():
+            raise Refusal(
+                f"{path} is missing: bring it from where the smoke tests ran (docs/use/elsewhere.md says how)."
+            )
+    described = brought(Manifest, manifest)
+    keep(plan, outcomes, 0, log.read_text(encoding="utf-8", errors="replace"), described)

@@ -1,0 +1,1 @@
+"""Images: the Dockerfiles, the tool's part in building them, and publishing."""

@@ -1,0 +1,80 @@
+"""The Dockerfile of each target, and what its image says of itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jinja2
+
+from recipes.catalogue.plan import Plan
+from recipes.catalogue.schema import Image, Target
+from recipes.make import environment
+
+SOURCES = Image(
+    image="python:3.12-slim-bookworm", digest="sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254"
+)
+ROOMS = ("catalogue", "make", "ship", "verbs")  # of recipes/: what `patch` and `audit` need inside `docker build`
+_QUIET_APT = " ".join(f"--mount=type=tmpfs,target=/var/{name}" for name in ("cache", "lib/apt/lists", "log"))
+
+
+def text(plan: Plan) -> str:
+    """The text of docker/TARGET.Dockerfile."""
+    folder = plan.root / "docker"
+    template = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False
+    ).get_template("Dockerfile.template")
+    own = {pin.name for pin in plan.pins if pin.release.kind == "source"}
+    return template.render(
+        target=plan.target,
+        sources=SOURCES.reference,
+        rooms=ROOMS,
+        image=lambda image: image.reference,
+        apt=_apt,
+        apt_mounts=_QUIET_APT,
+        uv="type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv",
+        built=[pin for pin in plan.pins if pin.release.kind == "source"],
+        needs=lambda pin: [name for name in pin.build.needs if name in own],
+        variables=environment.own_variables(plan.target, Path("/opt/fusebox")) | _driver(plan.target),
+        labels=labels(plan),
+        quoted=_quoted,
+    )
+
+
+def _driver(target: Target) -> dict[str, str]:
+    """What NVIDIA's container hooks read: without it enroot mounts no driver (NVIDIA/enroot#205)."""
+    if target.cuda == "none":
+        return {}
+    return {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+
+
+def _quoted(text: str) -> str:
+    """A value of LABEL or ENV as it is: docker knows no \\u00fc, and puts a variable where a $ stands."""
+    return json.dumps(text, ensure_ascii=False).replace("$", r"\$")
+
+
+def _apt(image: Image) -> str:
+    """The one layer of a stage that comes from its distribution; nothing where it needs none."""
+    if not image.apt:
+        return ""
+    install = "apt-get install --yes --no-install-recommends"
+    return (
+        f"RUN {_QUIET_APT} \\\n    apt-get update && DEBIAN_FRONTEND=noninteractive {install} {' '.join(image.apt)}\n"
+    )
+
+
+def labels(plan: Plan) -> dict[str, str]:
+    """What an image says of itself that follows from the data (OCI image annotations, and ours); not its sm."""
+    target = plan.target
+    said = {
+        "org.opencontainers.image.title": f"fusebox {target.name}",
+        "org.opencontainers.image.description": target.reason,
+        "org.opencontainers.image.base.name": target.base.runtime.image,
+        "org.opencontainers.image.base.digest": target.base.runtime.digest,
+        "fusebox.target": target.name,
+        "fusebox.python": target.python,
+        "fusebox.cuda": target.cuda,
+        "fusebox.driver": target.driver or "none",
+        "fusebox.packages": ", ".join(pin.label for pin in plan.pins),
+    }
+    return said | {f"fusebox.option.{package}": option for package, option in target.options.items()}

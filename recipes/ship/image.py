@@ -1,0 +1,142 @@
+"""Images, built and run by docker on this machine."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+from docker.errors import DockerException
+
+from recipes.catalogue.plan import Plan
+from recipes.catalogue.schema import Target
+from recipes.errors import Refusal
+from recipes.files import write_text
+from recipes.progress import say
+from recipes.ship.dockerfile import SOURCES
+
+
+def engine() -> docker.DockerClient:
+    """The Docker engine that DOCKER_HOST or the default socket names; refused if none answers, or without `docker`."""
+    if shutil.which("docker") is None:
+        raise Refusal("There is no command docker on the PATH, which builds and runs images: install Docker's client.")
+    try:
+        client = docker.from_env()
+        client.ping()
+    except DockerException as error:
+        raise Refusal(f"No Docker engine answers ({last_words(error)}): start one, or set DOCKER_HOST.") from None
+    return client
+
+
+def digest(image: str) -> str:
+    """The digest ("sha256:...") that a registry has for an image's tag now."""
+    try:
+        found = engine().images.get_registry_data(image).id
+    except DockerException as error:
+        raise Refusal(
+            f"The registry of {image} gives no digest for it ({last_words(error)}): check the name and the network."
+        ) from None
+    return str(found)
+
+
+def last_words(said: object) -> str:
+    """The last clause of what an engine or a registry said."""
+    return re.sub(r"\s+", " ", str(said)).strip().rstrip(".")[-200:]
+
+
+def resolve(targets_file: Path, target: Target) -> tuple[dict[str, str], list[str]]:
+    """Ask for the digests that a target lacks and write them into targets.toml: those found, then why others were not.
+
+    Every target with the same image gets the same digest.
+    """
+    found, missing = {}, []
+    for image in target.base.unresolved:
+        try:
+            found[image] = digest(image)
+        except Refusal as refusal:
+            missing.append(f"the digest of {image} stays unresolved: {refusal}")
+    text = targets_file.read_text(encoding="utf-8")
+    for image, sha256 in found.items():
+        text = text.replace(f'image = "{image}", digest = "unresolved"', f'image = "{image}", digest = "{sha256}"')
+    if found:
+        write_text(targets_file, text)
+    return found, missing
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an image is built here: stand-ins for bases, folders to take from, certificates, architectures, network."""
+
+    standins: dict[str, str]
+    mirror: Path | None = None
+    wheelcache: Path | None = None
+    ca: Path | None = None
+    sm: tuple[str, ...] = ()
+    network: str | None = None
+
+    def arguments(self, target: Target) -> list[str]:
+        """Options of `docker buildx build`; the Dockerfile stays as it is."""
+        bases = {image.image: image.reference for image in (SOURCES, target.base.wheels, target.base.runtime)}
+        if strangers := sorted(set(self.standins) - set(bases)):
+            raise Refusal(f"--standin {strangers[0]} is no base of {target.name}: choose one of {', '.join(bases)}.")
+        said = [f"--build-context={bases[name]}=docker-image://{other}" for name, other in self.standins.items()]
+        if other := self.standins.get(target.base.runtime.image):
+            name, _, digest = other.partition("@")
+            base = "--label=org.opencontainers.image.base"
+            said += [f"{base}.name={name}", f"{base}.digest={digest}"]
+        for name, folder in (("mirror", self.mirror), ("wheelcache", self.wheelcache)):
+            if folder:
+                _refuse_links_out_of(folder, name)
+                said.append(f"--build-context={name}={folder}")
+        said += [f"--secret=id=ca,src={self.ca}"] if self.ca else []
+        said += [f"--build-arg=SM={','.join(self.sm)}"] if self.sm else []
+        said += [f"--network={self.network}"] if self.network else []
+        return said
+
+
+def _refuse_links_out_of(folder: Path, name: str) -> None:
+    """docker takes a link along, and not what lies beyond: the stage would find nothing there, and ask the network."""
+    for path in sorted(path for path in folder.rglob("*") if path.is_symlink()):
+        inside = path.resolve().is_relative_to(folder.resolve())
+        if path.readlink().is_absolute() or not inside:
+            link, fault = path.relative_to(folder), "names a place from / on" if inside else "is a link out of it"
+            raise Refusal(f"--{name} {folder}: {link} {fault}: copy there what it names.")
+
+
+def tag(target: Target) -> str:
+    """The name of the image on this machine."""
+    return f"fusebox:{target.name}"
+
+
+def build(plan: Plan, options: Options) -> str:
+    """Build the image of a target with `docker buildx build`, load it into the engine and return its id."""
+    engine()
+    buildx(plan, options, "--tag", tag(plan.target), "--load")
+    return str(engine().images.get(tag(plan.target)).id)
+
+
+def buildx(plan: Plan, options: Options, *output: str) -> None:
+    """Run `docker buildx build` on a target's Dockerfile; what it prints goes to the terminal."""
+    command = [
+        "docker", "buildx", "build", "--file", str(plan.root / "docker" / f"{plan.target.name}.Dockerfile"),
+        "--provenance=false", *options.arguments(plan.target), *output, str(plan.root),
+    ]  # fmt: skip
+    if subprocess.run(command, check=False).returncode != 0:
+        raise Refusal(f"docker buildx build of {plan.target.name} failed: read what it printed above.")
+
+
+def smoke(target: Target, image: str, *options: str) -> int:
+    """Run an image's own `smoke` and return its exit code; `options` are those of `docker run`."""
+    run = ["docker", "run", "--rm", *(["--gpus=all"] if target.cuda != "none" else []), *options, image, "smoke"]
+    return subprocess.run(run, check=False).returncode
+
+
+def show(plan: Plan) -> None:
+    """Print the size of the image by layer, unpacked."""
+    image = engine().images.get(tag(plan.target))
+    for layer in image.history():
+        if layer["Size"]:
+            say(f"{layer['Size'] / 2**20:8.1f} MiB  {layer['CreatedBy'][:100]}")

@@ -1,0 +1,248 @@
+"""Publish an image: built from a commit, pushed by digest, proved as it was pushed, tagged last."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.catalogue.plan import Plan
+from recipes.catalogue.schema import Target
+from recipes.errors import Refusal
+from recipes.files import read_json, write_json, write_text
+from recipes.make import environment
+from recipes.process import git_variables
+from recipes.progress import say
+from recipes.prove import smoke
+from recipes.ship.image import Options, buildx, engine, last_words
+
+# HOST[:PORT][/PATH]; a first part without a dot or a port is a path, and that is of small letters.
+REGISTRY = r"([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:)|[a-z0-9-]+)(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+PARTS = ("docker", "patches", "pyproject.toml", "recipes", "smoke_tests")  # what an image is made from
+
+
+@dataclass(frozen=True)
+class Commit:
+    """The commit that an image is made from, and its time in seconds since 1970."""
+
+    sha: str
+    seconds: int
+
+    @classmethod
+    def of(cls, root: Path) -> Commit:
+        """The checkout's commit; changes that are not committed are refused, since the tag would not name them.
+
+        So are files that git ignores where an image's files come from, but for what .dockerignore leaves out.
+        """
+        status = ["status", "--porcelain", "--untracked-files=all"]
+        asked = (status, ["log", "-1", "--no-show-signature", "--format=%H %ct"], [*status, "--ignored", "--", *PARTS])
+        said = [
+            subprocess.run(
+                ["git", "-C", str(root), *words], env=git_variables(), capture_output=True, text=True, check=False
+            )
+            for words in asked
+        ]
+        if failed := [one.stderr for one in said if one.returncode]:
+            raise Refusal(
+                f"{root} is no git checkout that can be read ({last_words(failed[0].partition(chr(10))[0])}), and an "
+                "image is published from a commit: clone Fusebox."
+            )
+        if changes := said[0].stdout.split("\n")[0].strip():
+            raise Refusal(f"{root} has changes that are not committed ({changes}): commit them, then publish.")
+        ignored = [line.removeprefix("!! ") for line in said[2].stdout.splitlines()]
+        if found := [path for path in ignored if not re.search(r"(^|/)(__pycache__/|\.)", path)]:
+            raise Refusal(f"{root} has {found[0]}, which git ignores and an image would hold: remove it, then publish.")
+        sha, seconds = said[1].stdout.split()
+        return cls(sha, int(seconds))
+
+    @property
+    def time(self) -> datetime.datetime:
+        return datetime.datetime.fromtimestamp(self.seconds, datetime.UTC)
+
+
+def tags(target: Target, commit: Commit) -> list[str]:
+    """Every tag of a published image, the floating one last."""
+    return [f"{target.name}-{commit.sha[:12]}", f"{target.name}-{commit.time:%Y%m%d}", target.name]
+
+
+def publish(plan: Plan, options: Options, registry: str, floating: str | None) -> Path:
+    """Build anew from the commit, push by digest, run what was pushed, and only then give it its tags.
+
+    `floating` says why the target's own tag must not move, or None. Returns the folder with image.json and image.md.
+    """
+    if not plan.target.publish:
+        reason = plan.target.unpublished
+        raise Refusal(f"Target {plan.target.name} is not published ({reason}): build it with `nox -s image`.")
+    if not re.fullmatch(REGISTRY, registry):
+        raise Refusal(f"--registry {registry!r} is no place to push to: write HOST[:PORT][/PATH], as ghcr.io/owner.")
+    if unresolved := plan.target.base.unresolved:
+        raise Refusal(
+            f"recipes/targets.toml [{plan.target.name}.base]: the digest of {unresolved[0]} is unresolved, and what is "
+            f"published is pinned: run `nox -s lock -- {plan.target.name}`."
+        )
+    if shutil.which("crane") is None:
+        raise Refusal("Publishing needs crane (go-containerregistry), which is not installed: install it.")
+    _refuse_classic_store()
+    commit, name = Commit.of(plan.root), f"{registry}/fusebox"
+    folder = environment.folder(plan.root, plan.target) / "image"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    said = {"revision": commit.sha, "created": commit.time.isoformat()}
+    labelled = [f"--label=org.opencontainers.image.{key}={value}" for key, value in said.items()]
+    # Times come from the commit, so that the same commit makes the same bytes.
+    buildx(
+        plan, options, *labelled, f"--label=fusebox.stack={plan.stack}",
+        f"--build-arg=SOURCE_DATE_EPOCH={commit.seconds}",
+        f"--output=type=oci,dest={folder / 'oci'},tar=false,rewrite-timestamp=true",
+    )  # fmt: skip
+    digest = digest_in(folder / "oci")
+    push(folder / "oci", name, digest)
+    try:
+        if prove(plan, f"{name}@{digest}"):
+            raise Refusal(
+                f"{name}@{digest} was pushed and a claim of it is refuted: no tag was set, read its evidence."
+            )
+        kept = _kept(plan, options, name, commit, floating)
+        wanted = [one for one in tags(plan.target, commit) if one not in kept]
+        set_tags(name, digest, wanted)
+        _describe(plan, folder, name, digest, wanted)
+    finally:  # the registry has it
+        subprocess.run(["docker", "image", "rm", f"{name}@{digest}"], capture_output=True, check=False)
+        shutil.rmtree(folder / "oci")
+    for one in wanted:
+        say(f"published {name}:{one}")
+    for one, why in kept.items():
+        say(f"{name}:{one} was not moved: {why}")
+    return folder
+
+
+def _kept(plan: Plan, options: Options, name: str, commit: Commit, floating: str | None) -> dict[str, str]:
+    """The tags that stay, and why: those of a later commit, and the floating one of what is not whole."""
+    kept = {}
+    for one in tags(plan.target, commit)[1:]:
+        made = _created(f"{name}:{one}")
+        if made > commit.time.isoformat():
+            kept[one] = f"it names what was made of a later commit ({made})"
+    if options.sm:
+        floating = "it is compiled for some of its GPUs only"
+    if options.standins and not _is_local(name):
+        floating = "its base is a stand-in"
+    return kept | ({plan.target.name: floating} if floating else {})
+
+
+def prove(plan: Plan, image: str) -> int:
+    """Run an image's `smoke` and keep its evidence, which names the image; 1 if a claim is refuted."""
+    outcomes = "/tmp/outcomes.json"
+    gpus = ["--gpus=all"] if plan.target.cuda != "none" else []
+    made = subprocess.run(
+        ["docker", "create", *gpus, image, "smoke", "--evidence", outcomes], capture_output=True, text=True, check=False
+    )
+    if made.returncode != 0:
+        raise Refusal(f"{image} cannot be run ({last_words(made.stderr)}): read what the engine says and run again.")
+    container = made.stdout.strip()
+    try:
+        code, log = smoke.watched(["docker", "start", "--attach", container], plan.root, os.environ)
+        with tempfile.TemporaryDirectory() as scratch:
+            for path in (outcomes, "/opt/fusebox/fusebox/manifest.json"):
+                copied = ["docker", "cp", f"{container}:{path}", scratch]
+                subprocess.run(copied, capture_output=True, check=False)  # one that is missing is refused below
+            manifest = Path(scratch, "manifest.json")
+            if not manifest.exists():
+                raise Refusal(f"{image} does not say what it holds: build it with `nox -s image`.")
+            return smoke.keep(plan, Path(scratch, "outcomes.json"), code, log, read_json(manifest), image)
+    finally:
+        subprocess.run(["docker", "rm", "--force", container], capture_output=True, check=False)
+
+
+def _refuse_classic_store() -> None:
+    """An OCI layout needs the containerd image store, or a builder with one of its own."""
+    store = str(engine().info().get("DriverStatus"))
+    builder = subprocess.run(["docker", "buildx", "inspect"], capture_output=True, text=True, check=False).stdout
+    if re.search(r"^Driver:\s+docker$", builder, re.MULTILINE) and "containerd" not in store:
+        raise Refusal(
+            "The engine's classic image store cannot write an image as it will be pushed: run "
+            "`docker buildx create --use --driver docker-container` first, or turn on the containerd image store."
+        )
+
+
+def digest_in(oci: Path) -> str:
+    """The digest of the one image manifest of an OCI layout."""
+    (manifest,) = json.loads((oci / "index.json").read_text())["manifests"]
+    return str(manifest["digest"])
+
+
+def push(oci: Path, name: str, digest: str) -> None:
+    """Push an OCI layout by its digest, without a tag."""
+    _crane(f"{name}@{digest} cannot be pushed, and no tag was set", "push", str(oci), f"{name}@{digest}")
+
+
+def set_tags(name: str, digest: str, wanted: Iterable[str]) -> None:
+    """Give a pushed digest its tags, in this order."""
+    for one in wanted:
+        _crane(f"{name}:{one} cannot be set", "tag", f"{name}@{digest}", one)
+
+
+def _created(image: str) -> str:
+    """When the commit of what a tag names was made, as its label says; "" where there is none."""
+    done = _run_crane("config", image)
+    labels = json.loads(done.stdout)["config"].get("Labels") if done.returncode == 0 else {}
+    return str((labels or {}).get("org.opencontainers.image.created", ""))
+
+
+def _is_local(name: str) -> bool:
+    return bool(re.match(r"(127\.0\.0\.1|localhost)[:/]", name))
+
+
+def _run_crane(*words: str) -> subprocess.CompletedProcess[str]:
+    """crane; a registry on this machine may be without TLS."""
+    local = ["--insecure"] if any(map(_is_local, words)) else []
+    return subprocess.run(["crane", *local, *words], capture_output=True, text=True, check=False)
+
+
+def _crane(fault: str, *words: str) -> None:
+    done = _run_crane(*words)
+    if done.returncode != 0:
+        said = last_words((done.stderr.strip().splitlines() or ["no message"])[-1])
+        raise Refusal(f"{fault} ({said}): check the registry and your rights there, then publish again.")
+
+
+def _describe(plan: Plan, folder: Path, name: str, digest: str, wanted: list[str]) -> None:
+    """Write image.json and image.md: what the image holds, from its own manifest, and its layers' sizes."""
+    blobs = folder / "oci" / "blobs" / "sha256"
+    manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_text())
+    config = json.loads((blobs / manifest["config"]["digest"].removeprefix("sha256:")).read_text())
+    made_by = [entry.get("created_by", "base") for entry in config["history"] if not entry.get("empty_layer")]
+    inside = engine().containers.run(f"{name}@{digest}", ["cat", "/opt/fusebox/fusebox/manifest.json"], remove=True)
+    layers = [
+        {"bytes": layer["size"], "digest": layer["digest"], "made_by": by.partition(" # ")[0]}
+        for layer, by in zip(manifest["layers"], made_by, strict=True)
+    ]
+    packages = json.loads(inside)["packages"]
+    for pin in plan.pins:
+        if pin.name in packages:
+            packages[pin.name]["source"] = pin.release.identity
+    about = {
+        "name": name, "digest": digest, "tags": wanted, "labels": config["config"].get("Labels", {}),
+        "layers": layers, "packages": packages,
+    }  # fmt: skip
+    write_json(folder / "image.json", about)
+    rows = [
+        f"| {package} | {held.get('release', held['version'])} | `{held.get('source', '')[:12]}` | "
+        f"{', '.join(Path(patch['file']).stem for patch in held['patches'])} |"
+        for package, held in packages.items()
+    ]
+    sizes = [f"| {layer['bytes'] / 2**20:.1f} | {layer['made_by'][:90]} |" for layer in layers]
+    total = sum(layer["bytes"] for layer in layers) / 2**20
+    lines = [
+        f"# {name}@{digest}", "", f"Tags: {', '.join(wanted)}.", "",
+        "| package | version | commit or sha256 | patches |", "| --- | --- | --- | --- |", *rows, "",
+        f"{total:.1f} MiB in the registry:", "", "| MiB | layer |", "| --- | --- |", *sizes,
+    ]  # fmt: skip
+    write_text(folder / "image.md", "\n".join(lines) + "\n")

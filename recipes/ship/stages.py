@@ -1,0 +1,152 @@
+"""What the tool does inside `docker build`: `patch --into` in the stage `sources`, `audit` in the stage `audit`.
+
+`lay_out` writes a folder for each package, which a stage of its own compiles; `gather` checks the wheels that those
+left, and writes what the runtime stage installs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+from pathlib import Path
+
+from packaging.utils import parse_wheel_filename
+
+from recipes.catalogue.load import build_environment
+from recipes.catalogue.plan import Plan
+from recipes.catalogue.schema import Pin, Target
+from recipes.errors import Refusal
+from recipes.files import digest_of, sha256_of, write_json
+from recipes.make import audit, environment
+from recipes.make.build import Builder, installed
+from recipes.make.environment import Wheel
+from recipes.make.export import check_exported
+
+# --- stage `sources`
+
+
+def base_of(target: Target) -> str:
+    """What wheels are compiled on: image and digest, and what is installed there."""
+    return " + ".join([target.base.wheels.reference, *target.base.wheels.apt])
+
+
+def lay_out(plan: Plan, builder: Builder, into: Path, wheelcache: Path | None) -> None:
+    """Write what the later stages read: environment/ to build in, and packages/NAME/ for each that is built."""
+    files = builder.fetch()
+    house = into / "environment" / "wheelhouse"
+    house.mkdir(parents=True)
+    lines = []
+    for artifact in plan.locked.artifacts:
+        shutil.copy(files[artifact.sha256], house)
+        lines.append(f"{artifact.name}=={artifact.version} --hash=sha256:{artifact.sha256}\n")
+    for pin in plan.pins:
+        if pin.release.kind == "wheel":
+            wheel = builder.given(pin, files)
+            shutil.copy(wheel.path, house)
+            lines.append(f"{pin.name}=={pin.release.metadata_version} --hash=sha256:{wheel.sha256}\n")
+            write_json(into / "given" / f"{pin.name}.json", dict(wheel.record))
+    options = "--system-site-packages\n" if plan.on_base else ""
+    _write(into / "environment", requirements_txt="".join(lines), python=f"{plan.target.python}\n", options=options)
+    for name, tree in builder.trees(files).items():
+        pin = next(pin for pin in plan.pins if pin.name == name)
+        folder = into / "packages" / name
+        shutil.copytree(tree.path, folder / "source" / tree.path.name, symlinks=True)
+        inputs = builder.inputs(pin, tree, pin.build.compiler, base_of(plan.target))
+        env = build_environment(pin, plan.target)
+        _write(
+            folder, build_env="".join(f"{key}={value}\n" for key, value in env.items()),
+            options="".join(f"{option}\n" for option in pin.build.options), subfolder=pin.release.subfolder or ".",
+            mib_per_job=f"{pin.build.mib_per_job}\n",
+        )  # fmt: skip
+        write_json(into / "inputs" / f"{name}.json", {"inputs": inputs, "patches": list(tree.patches)})
+        if wheelcache and (wheelcache / digest_of(inputs) / "wheel.json").exists():
+            check_exported(wheelcache / digest_of(inputs))
+            shutil.copytree(wheelcache / digest_of(inputs), folder / "wheel")
+            builder.steps.say("cached", pin.label, digest_of(inputs)[:12])
+
+
+def _write(folder: Path, **texts: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        (folder / {"requirements_txt": "requirements.txt", "build_env": "build.env"}.get(name, name)).write_text(text)
+
+
+# --- stage `audit`
+
+
+def gather(plan: Plan, out: Path, wheels: Path, built_in: Path, into: Path) -> None:
+    """Audit every wheel that was built, and write what the runtime stage installs and what the image says it holds.
+
+    `out` is what `lay_out` wrote; `wheels` holds NAME/ of each built package; `built_in` is the environment that they
+    were compiled in, with the target's torch, unless the base image has that.
+    """
+    house = out / "environment" / "wheelhouse"
+    made: list[Wheel] = []
+    beside = None if plan.on_base else environment.site_packages(built_in, plan.target)
+    for pin in plan.pins:
+        if pin.release.kind == "wheel":
+            record = json.loads((out / "given" / f"{pin.name}.json").read_text())
+            path = house / str(pin.release.file)
+            audit.check_metadata(path, pin, plan.target)
+            made.append(Wheel(pin, path, sha256_of(path), record))
+        elif pin.release.kind == "source":
+            made.append(_audited(plan, pin, out, wheels / pin.name, beside, into))
+    environment.describe(into, plan, made)
+    whole = sorted([*house.glob("*.whl"), *(into / "wheelhouse").glob("*.whl")])
+    write_json(into / "fusebox" / "bytes.json", {parse_wheel_filename(path.name)[0]: _unpacked(path) for path in whole})
+    requirements = (out / "environment" / "requirements.txt").read_text()
+    for wheel in made:
+        if wheel.pin.release.kind == "source":
+            requirements += f"{wheel.pin.name}=={wheel.pin.release.metadata_version} --hash=sha256:{wheel.sha256}\n"
+    _write(into, requirements_txt=requirements, python=f"{plan.target.python}\n", options="")
+    if plan.on_base:
+        _write(into, replaced="".join(f"{wheel.pin.name}\n" for wheel in made))
+
+
+def _unpacked(wheel: Path) -> int:
+    """The bytes of the files of a wheel."""
+    with zipfile.ZipFile(wheel) as archive:
+        return sum(member.file_size for member in archive.infolist())
+
+
+def _audited(plan: Plan, pin: Pin, out: Path, built: Path, beside: Path | None, into: Path) -> Wheel:
+    """A wheel that a stage built, with its record; kept as CACHE/wheels/KEY is, so that it can be taken out again."""
+    planned = json.loads((out / "inputs" / f"{pin.name}.json").read_text())
+    key = digest_of(planned["inputs"])
+    if cached := (built / "wheel.json").exists():
+        record = json.loads((built / "wheel.json").read_text())
+        path = built / record["file"]
+    else:
+        found = list(built.glob("*.whl"))
+        if len(found) != 1:
+            raise Refusal(f"{pin.label}: its stage left {len(found)} wheels, and one was expected: read its build.log.")
+        path = found[0]
+    audit.check_metadata(path, pin, plan.target)  # before another package's wheel is judged and kept as this one's
+    compiled, glibc = pin.build.compiler != "none", plan.target.base.glibc or plan.target.glibc
+    checked = audit.audit(path, pin, plan.target, beside, glibc)
+    if not cached:
+        said = (built / "compiler.txt").read_text().splitlines()
+        record = {
+            "file": path.name,
+            "sha256": sha256_of(path),
+            "inputs": planned["inputs"],
+            "audit": checked,
+            "patches": [installed(patch, path) for patch in planned["patches"]],
+            "built_with": {
+                "python": plan.target.python,
+                "compiler": "; ".join(said) if compiled else "none",
+                "where": base_of(plan.target) if compiled else "any",
+                **({"sm": plan.target.sm} if pin.build.compiler == "nvcc" else {}),
+            },
+        }
+    kept = into / "wheels" / key
+    kept.mkdir(parents=True)
+    shutil.copy(path, kept)
+    if (built / "build.log").exists():
+        shutil.copy(built / "build.log", kept)
+    write_json(kept / "wheel.json", record)
+    (into / "wheelhouse").mkdir(exist_ok=True)
+    os.link(kept / path.name, into / "wheelhouse" / path.name)
+    return Wheel(pin, kept / path.name, record["sha256"], record)

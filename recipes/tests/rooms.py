@@ -1,0 +1,58 @@
+"""A room of claims, planted: the rules of smoke_tests/ with made-up tests and a made-up environment."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from recipes.files import ROOT
+
+HERE = platform.machine().replace("_", "-")
+
+
+class PlantedRoom:
+    """A copy of the rules with planted tests and a made-up environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "room"
+        self.folder.mkdir()
+        for name in ("conftest.py", "claims.py", "hardware.py", "printed.py", "recorder.py", "pytest.ini"):
+            shutil.copy(ROOT / "smoke_tests" / name, self.folder)
+        shutil.copytree(
+            ROOT / "smoke_tests" / "recorded", self.folder / "recorded", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        self.evidence = folder / "out" / "outcomes.json"
+        self.manifest = folder / "manifest.json"
+        self.describe()
+
+    def describe(self, *packages: str, cuda: str = "none", proves_on: tuple[str, ...] = (HERE,)) -> None:
+        """Write the manifest; by default one package, alpha 1.2, on hardware that the target declares."""
+        same = {"version": "1.2", "release": "1.2", "kind": "wheel", "patches": []}
+        entries = {name: {"module": name.replace("-", "_"), **same} for name in packages or ("alpha",)}
+        described = {"target": "planted", "cuda": cuda, "proves_on": proves_on, "stack": "5" * 64, "packages": entries}
+        self.manifest.write_text(json.dumps(described))
+
+    def plant(self, text: str, name: str = "test_alpha.py") -> None:
+        """Write a test file that starts with the imports all of them need."""
+        (self.folder / name).write_text("import pytest\nfrom claims import needs, proves\n" + text)
+
+    def command(self, *options: str) -> list[str]:
+        options = ("-n0", "--manifest", str(self.manifest), "--evidence", str(self.evidence), *options)
+        return [sys.executable, "-B", "-m", "pytest", str(self.folder), *options]
+
+    def run(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run the claims in a process of their own."""
+        env = {**os.environ, **environment}
+        return subprocess.run(self.command(*options), cwd=self.folder.parent, env=env, capture_output=True, text=True)
+
+    def outcomes(self) -> dict[str, Any]:
+        outcomes: dict[str, Any] = json.loads(self.evidence.read_text())
+        return outcomes
+
+    def claims(self) -> dict[str, tuple[str, str]]:
+        """Outcome and reason of each claim by id."""
+        return {claim["id"]: (claim["outcome"], claim["reason"]) for claim in self.outcomes()["claims"]}

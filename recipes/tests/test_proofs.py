@@ -1,0 +1,302 @@
+"""Every patch has a record of its proof, which holds for this patch, proof and releases; what changed is named."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.catalogue import patch
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.patch import Patch
+from recipes.errors import Refusal
+from recipes.files import ROOT, sha256_of
+from recipes.pages import render
+from recipes.prove import proofs
+from recipes.tests.conftest import PATCH, PYTHON, SOURCE, Checkout, Tiny, wheel
+
+PATCHES = patch.every(ROOT)
+for_each_patch = pytest.mark.parametrize("one", PATCHES, ids=lambda one: one.name.removeprefix("patches/"))
+
+
+def faults(root: Path) -> list[str]:
+    """What is wrong with the patches of a checkout; a refusal, which fails every test, is one fault."""
+    try:
+        catalogue = Catalogue(root)
+        return proofs.faults(catalogue, proofs.plans(catalogue))
+    except Refusal as refusal:
+        return [str(refusal)]
+
+
+def test_every_record_holds() -> None:
+    assert faults(ROOT) == []
+
+
+def moved(checkout: Checkout, path: Path) -> Path:
+    """The same file in a copy of the checkout."""
+    return checkout.root / path.relative_to(ROOT)
+
+
+@for_each_patch
+def test_a_patch_that_is_gone_is_missed(checkout: Checkout, one: Patch) -> None:
+    moved(checkout, one.path).unlink()
+    found = faults(checkout.root)
+    assert any(path.name in fault for fault in found for path in (one.path, proofs.record_of(one))), found
+    for path in (proofs.test_of(one), proofs.record_of(one)):
+        moved(checkout, path).unlink()
+    with pytest.raises(Refusal):  # README says which patches there are, and which packages of a target are patched
+        render.check(Catalogue(checkout.root))
+
+
+@for_each_patch
+@pytest.mark.parametrize("part", ["proof", "record"])
+def test_a_patch_without_proof_or_record_is_named(checkout: Checkout, one: Patch, part: str) -> None:
+    moved(checkout, proofs.test_of(one) if part == "proof" else proofs.record_of(one)).unlink()
+    assert any(f"{one.name} has no {part}" in fault for fault in faults(checkout.root))
+
+
+@for_each_patch
+def test_a_record_names_no_place_of_the_machine_that_made_it(one: Patch) -> None:
+    assert not re.search(r"/(home|opt|root|tmp|usr|var|work)/", proofs.record_of(one).read_text())
+
+
+ONE = next(one for one in PATCHES if one.package == "deepspeed")  # of the newest release, for all targets that have it
+
+
+@pytest.fixture
+def spoilt(checkout: Checkout) -> Checkout:
+    """A copy of the checkout with only one patch, to spoil."""
+    for one in PATCHES:
+        if one != ONE:
+            for path in (one.path, proofs.test_of(one), proofs.record_of(one)):
+                moved(checkout, path).unlink()
+    assert faults(checkout.root) == []
+    return checkout
+
+
+def test_a_changed_patch_proof_or_pin_makes_the_record_old(spoilt: Checkout) -> None:
+    one, test, recipe = moved(spoilt, ONE.path), moved(spoilt, proofs.test_of(ONE)), spoilt.recipe(ONE.package)
+    for path, old, new, said in (
+        (one, "Description: ", "Description: Please ", "changed after its proof ran"),
+        (test, "-> None:\n", "-> None:\n    assert True\n", "changed after it ran"),
+        (recipe, first_identity(), "0" * 64, "was not proved on"),
+    ):
+        kept = path.read_text()
+        path.write_text(kept.replace(old, new))
+        (named, *_) = faults(spoilt.root)
+        assert said in named and proofs.AGAIN in named
+        path.write_text(kept)
+    test.write_text("# a remark\n" + test.read_text())
+    assert faults(spoilt.root) == []
+
+
+def test_a_changed_script_makes_the_records_old_of_the_proofs_that_import_it(checkout: Checkout) -> None:
+    scripts = checkout.root / "patches" / "scripts.py"
+    proofs = [proofs.test_of(one) for one in PATCHES]
+    importing = [
+        path.relative_to(checkout.root)
+        for path in scripts.parent.rglob("*.py")
+        if "patches.scripts" in path.read_text()
+    ]
+    names = ["patches.scripts", *(path.with_suffix("").as_posix().replace("/", ".") for path in importing)]
+    users = [test.name for test in proofs if any(name in test.read_text() for name in names)]
+    assert users and len(users) < len(proofs)
+    kept = scripts.read_text()
+    scripts.write_text("# a remark\n" + kept)
+    assert faults(checkout.root) == []
+    scripts.write_text(kept.replace("makedirs", "removedirs"))
+    changed = faults(checkout.root)
+    assert [fault.partition(",")[0] for fault in changed] == users
+    scripts.unlink()
+    assert faults(checkout.root) == changed
+
+
+def first_identity() -> str:
+    record = proofs.written(ONE)
+    assert record
+    return str(record["releases"][0]["source"])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"runs": {}}, "lacks an output"),
+        ({"runs": {"test": [{"pristine": {"code": 1, "output": ["x"]}}]}}, "lacks an output"),
+        (
+            {"runs": {"test": [{side: {"code": 0, "output": []} for side in ("pristine", "patched")}]}},
+            "lacks an output",
+        ),
+        ({"unproven": "no time"}, "says why"),
+        ({"source": "0" * 64}, "was not proved on"),
+        ({"version": "99.0"}, "which is no more"),
+    ],
+    ids=["no run", "one side", "no lines", "unproven without a reason", "another source", "another version"],
+)
+def test_a_record_that_does_not_hold_is_named(spoilt: Checkout, change: dict[str, Any], said: str) -> None:
+    path = moved(spoilt, proofs.record_of(ONE))
+    record = json.loads(path.read_text())
+    record["releases"][0].update(change)
+    path.write_text(json.dumps(record))
+    found = faults(spoilt.root)
+    assert any(said in fault for fault in found), found
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"releases": 1}'])
+def test_a_record_that_is_none_is_named(spoilt: Checkout, text: str) -> None:
+    moved(spoilt, proofs.record_of(ONE)).write_text(text)
+    assert any("has no record" in fault for fault in faults(spoilt.root))
+
+
+def test_unproven_is_accepted_with_the_proof_s_own_reason_only(spoilt: Checkout) -> None:
+    (one,) = patch.every(spoilt.root)
+    record = json.loads(proofs.record_of(one).read_text())
+    extra = {"version": "99.0", "file": f"{ONE.package}-99.0.tar.gz", "sha256": "1" * 64}
+    recipe = spoilt.recipe(ONE.package)
+    listed = ", ".join(f'{key} = "{value}"' for key, value in extra.items())
+    recipe.write_text(recipe.read_text().replace("\n[build]", f"\nproved_on = [{{ {listed} }}]\n\n[build]", 1))
+    one.path.write_text(one.path.read_text().replace(str(one.header["X-Applies-To"]), ">=0.19.8", 1))
+    test = proofs.test_of(one)
+    test.write_text(test.read_text() + '\nUNPROVEN = {"99.0": "nobody has it"}\n')
+    releases = [*record["releases"], {"version": "99.0", "source": "1" * 64, "unproven": "nobody has it"}]
+    proofs.write(patch.read(one.path), releases)
+    assert faults(spoilt.root) == []
+    assert "unproven on 99.0: nobody has it" in proofs.told(one)
+    proofs.write(patch.read(one.path), releases[1:])
+    assert any("is proved on no release" in fault for fault in faults(spoilt.root))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("", "does not say where it runs"), ("RUNS_IN = str(1)", "RUNS_IN is not a plain value")]
+)
+def test_a_proof_that_does_not_say_where_it_runs_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "test_0001_x.py").write_text(text)
+    with pytest.raises(Refusal, match=said):
+        proofs.conditions(tmp_path / "test_0001_x.py")
+
+
+def test_the_table_shows_every_patch(checkout: Checkout) -> None:
+    said = checkout.succeed("patches")
+    for one in PATCHES:
+        (line,) = [line for line in said.splitlines() if line.startswith(f"{one.package} {one.path.name[:4]} ")]
+        assert str(one.applies_to.specifier) in line
+    (torch,) = [one for one in PATCHES if one.package == "torch"]
+    assert proofs.told(torch).startswith("1.12.1, 1.13.0, 1.13.1 (CPython 3.8")
+    assert "; unproven on 1.12.1+cu113: " in proofs.told(torch)
+
+
+PROOF = '''"""It says two with the patch, and not without it."""
+
+from patches.proof import Proof
+
+RUNS_IN = "tiny"
+BESIDE = {{"==1.0": [("tinyside", "1.0", "tinyside-1.0-py3-none-any.whl", "{side}")], ">1": [("no", "1", "no", "0")]}}
+
+
+def test_it_says_two(proof: Proof) -> None:
+    script = "import sys, tempfile, tinyside, {name}; print({name}.value, tinyside.value, tempfile.gettempdir())"
+    pristine, patched = proof.run(script + "; sys.exit({name}.value)")
+    assert (pristine.returncode, patched.returncode) == (1, 2), pristine.stderr
+'''
+
+
+class Proving:
+    """`tiny` with a proof of one patch, and the command that runs it."""
+
+    def __init__(self, tiny: Tiny, name: str) -> None:
+        self.tiny, self.folder = tiny, tiny.root / "patches" / name
+        wheel(tiny.shelf, "tinyside")
+        side = sha256_of(tiny.shelf / "tinyside-1.0-py3-none-any.whl")
+        self.test = self.folder / "test_0001_say_two.py"
+        self.test.write_text(PROOF.format(name=name, side=side))
+        self.record = self.folder / "0001-say-two.json"
+
+    def run(self, *options: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run the proof in the copy of the checkout."""
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(self.folder), *options]
+        ours = self.tiny.variables | variables
+        return subprocess.run(command, cwd=self.tiny.root, env=ours, capture_output=True, text=True, check=False)
+
+    def passes(self, *options: str, **variables: str) -> str:
+        done = self.run(*options, **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def fails(self, *options: str, **variables: str) -> str:
+        done = self.run(*options, **variables)
+        assert done.returncode == 1, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def proving(tiny: Tiny) -> Proving:
+    return Proving(tiny, "tinypkg")
+
+
+def test_a_proof_that_passes_is_recorded_and_compared(proving: Proving) -> None:
+    assert "not what its record says" in proving.fails()
+    assert "recorded: tinypkg/0001-say-two.json" in proving.passes("--record")
+    record = json.loads(proving.record.read_text())
+    (release,) = record["releases"]
+    assert release["version"] == "1.0" and release["source"] == proving.tiny.pinned
+    assert release["pristine"] != release["patched"]
+    assert release["interpreter"].startswith("CPython 3.") and release["target"] == "tiny"
+    (run,) = release["runs"]["test_it_says_two"]
+    assert run["pristine"] == {"code": 1, "output": ["1 1 HOME"]}
+    assert run["patched"] == {"code": 2, "output": ["2 1 HOME"]}
+    written = proving.record.read_bytes()
+    assert "1 passed" in proving.passes()
+    proving.passes("--record")
+    assert proving.record.read_bytes() == written
+    for old, new in (("1 1 HOME", "1 1 HOUSE"), (release["patched"], "0" * 64)):
+        proving.record.write_text(written.decode().replace(old, new))
+        assert proofs.AGAIN in proving.fails()
+
+
+def test_a_proof_that_fails_is_not_recorded(proving: Proving) -> None:
+    proving.tiny.edit(proving.test, "(1, 2)", "(2, 2)")
+    assert "not recorded: 0001-say-two.json" in proving.fails("--record")
+    assert not proving.record.exists()
+
+
+def test_recording_in_several_processes_is_refused(proving: Proving) -> None:
+    done = proving.run("--record", "-n", "2")
+    assert done.returncode == 4 and "leave out -n" in done.stderr
+
+
+def test_a_wheel_s_proof_runs_on_the_repacked_wheel(tiny: Tiny) -> None:
+    folder = tiny.root / "patches" / "tinywheel"
+    folder.mkdir()
+    diff = PATCH.replace("tinypkg.py", "tinywheel.py").replace("@@ -2,2 +2,2 @@\n\n", "@@ -1 +1 @@\n")
+    (folder / "0001-say-two.patch").write_text(diff)
+    proving = Proving(tiny, "tinywheel")
+    assert "1 passed" in proving.passes("--record")
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_repository_out_of_reach_leaves_a_proof_unproven_here(proving: Proving, mirrored: bool) -> None:
+    tiny = proving.tiny
+    source = f'repository = "https://127.0.0.1:9/own/er"\ncommit = "{"1" * 40}"'
+    tiny.plant("tinypkg", SOURCE, requires=("tinydep",), identity=source)
+    if mirrored:
+        mirror = tiny.root / "mirror"
+        mirror.mkdir()
+        assert "git fetch failed" in proving.fails(FUSEBOX_MIRROR=str(mirror))
+    else:
+        said = proving.passes()
+        assert "unproven here: https://127.0.0.1:9/own/er cannot be reached" in said and "1 skipped" in said
+        assert "not recorded" in proving.fails("--record")
+        assert not proving.record.exists()
+
+
+def test_a_python_that_cannot_be_had_leaves_a_proof_unproven_here(proving: Proving) -> None:
+    tiny = proving.tiny
+    table = tiny.targets.read_text().partition("[tiny]")
+    tiny.targets.write_text(table[0] + table[1] + table[2].replace(f'python = "{PYTHON}"', 'python = "3.99"', 1))
+    said = proving.passes()
+    assert "unproven here: No Python 3.99 is on this machine" in said and "1 skipped" in said
+    assert "not recorded" in proving.fails("--record")

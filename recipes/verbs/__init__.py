@@ -1,0 +1,35 @@
+"""The verbs of `python -m recipes`, on top of all rooms: what each is told, what it does, and what it prints.
+
+A module of this folder has a function for each of its verbs, whose docstring is the verb's help, and `register`, which
+says what arguments they take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+from recipes.verbs.arguments import Verbs
+
+# Module -> its verbs: the module of a verb is imported when that is asked for, all of them to list what there is.
+MODULES = {
+    "make": ("plan", "fetch", "build", "shell", "lock", "bump", "cache", "clean"),
+    "stages": ("patch", "audit"),
+    "ship": ("image", "publish"),
+    "prove": ("patches", "smoke", "promote", "changes", "mutants"),
+    "measure": ("bench", "recommend", "launch"),
+    "pages": ("compat", "render"),
+}
+
+
+def parser(verb: str) -> argparse.ArgumentParser:
+    """The parser of one verb; of all of them, where that word is none of these."""
+    whole = argparse.ArgumentParser(
+        prog="python -m recipes",
+        description="Make, prove, measure and publish Fusebox's targets; nox calls these verbs.",
+    )
+    verbs = Verbs(whole.add_subparsers(required=True, metavar="VERB"))
+    chosen = [module for module, names in MODULES.items() if verb in names]
+    for module in chosen or MODULES:
+        importlib.import_module(f"recipes.verbs.{module}").register(verbs)
+    return whole

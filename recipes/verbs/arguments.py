@@ -1,0 +1,81 @@
+"""What verbs have in common: the target, the options --mirror and --sm, and the types of arguments."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import Plan, plan
+
+Function = Callable[[argparse.Namespace], int]
+
+
+class Verbs:
+    """The verbs of one command line, to which modules add theirs."""
+
+    def __init__(self, parsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+        self._parsers = parsers
+
+    def add(
+        self, name: str, function: Function, *, target: bool = True, mirror: bool = False, sm: bool = False
+    ) -> argparse.ArgumentParser:
+        """Add a verb; `function` gets its options and returns the exit code, and its docstring is the help."""
+        added = self._parsers.add_parser(name, help=function.__doc__, description=function.__doc__)
+        added.set_defaults(verb=function)
+        if target:
+            added.add_argument(
+                "target", nargs="?", default="cpu", help="a table of recipes/targets.toml (default: %(default)s)"
+            )
+        if mirror:
+            add_mirror(added)
+        if sm:
+            add_sm(added)
+        return added
+
+
+def add_mirror(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--mirror",
+        type=place,
+        default=os.environ.get("FUSEBOX_MIRROR") or None,
+        help="a folder to fetch from before the network (default: FUSEBOX_MIRROR)",
+    )
+
+
+def add_sm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--sm", type=listed, help='other GPU architectures, as "8.0,9.0"')
+
+
+def listed(value: str) -> list[str]:
+    """The parts of a list with commas; refused where there are commas only."""
+    parts = [part for part in value.split(",") if part]
+    if value and not parts:  # an image's build argument that is not given is empty: those of the target
+        raise argparse.ArgumentTypeError("names none")
+    return parts
+
+
+def text(value: str) -> str:
+    """A text that is not empty."""
+    if not value:
+        raise argparse.ArgumentTypeError("is empty")
+    return value
+
+
+def place(value: str) -> Path:
+    """A path, whether something is there or not."""
+    return Path(text(value))
+
+
+def folder(value: str) -> Path:
+    """A folder that is there."""
+    if not (path := place(value)).is_dir():
+        raise argparse.ArgumentTypeError(f"{path} is no folder")
+    return path
+
+
+def chosen(options: argparse.Namespace) -> Plan:
+    """The plan of the target that is named, for the GPU architectures that are."""
+    return plan(Catalogue(), options.target, getattr(options, "sm", None))

@@ -1,0 +1,154 @@
+"""Verbs that plan a target and make its environment, and those that keep its pins and the cache."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+
+from recipes.catalogue import limits
+from recipes.catalogue.compatibility import consider
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import changed
+from recipes.catalogue.plan import plan as plan_of
+from recipes.errors import Refusal
+from recipes.files import disk_named, remove
+from recipes.make import costs, environment, export, resolve
+from recipes.make.build import Builder
+from recipes.make.bump import Bump
+from recipes.make.cache import Cache
+from recipes.progress import Steps, say
+from recipes.ship import image
+from recipes.verbs.arguments import Verbs, add_mirror, add_sm, chosen, place, text
+from recipes.verbs.environment import installed
+
+
+def register(verbs: Verbs) -> None:
+    """Add these verbs with their arguments."""
+    planned = verbs.add("plan", plan, sm=True)
+    planned.add_argument("--python", type=text, help="another Python, as 3.12")
+    planned.add_argument("--with", dest="replaced", action="append", metavar="PACKAGE==VERSION", help="would it fit?")
+    verbs.add("fetch", fetch, mirror=True).add_argument("--into", type=place, help="also fill this folder, as a mirror")
+    verbs.add("build", build, mirror=True, sm=True)
+    opened = verbs.add("shell", shell, mirror=True, sm=True)
+    opened.add_argument("command", nargs=argparse.REMAINDER, help="run this instead of a shell")
+    verbs.add("lock", lock)
+    verbs.add("bump", bump, mirror=True).add_argument("pin", metavar="PACKAGE==VERSION")
+    wheels = verbs.add("cache", cache, target=False)
+    wheels.add_argument("action", choices=("export", "import"))
+    wheels.add_argument("folder", type=place)
+    cleaned = verbs.add("clean", clean, target=False)
+    cleaned.add_argument("--cache", action="store_true", help="the cache of downloads and wheels too")
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Show what a target is made of and what it costs, or why it cannot be; --with asks whether something would fit."""
+    catalogue = Catalogue()
+    if not options.replaced:
+        costs.show(plan_of(catalogue, options.target, options.sm, options.python), Cache())
+        return 0
+    target = changed(catalogue.target(options.target), options.sm, options.python)
+    verdict = consider(catalogue, target, dict(map(limits.what_if, options.replaced)))
+    limits.refuse(verdict)
+    unknown = ("nobody declared whether these fit; try, and add what you learn to limits.toml",)
+    for reason in verdict.reasons or unknown:
+        say(f"{verdict.word}: {reason}")
+    return 0 if verdict.word == "allowed" else 3
+
+
+def fetch(options: argparse.Namespace) -> int:
+    """Fetch and verify every source of a target."""
+    plan, cache = chosen(options), Cache()
+    if options.into and options.into.exists() and not options.into.is_dir():
+        raise Refusal(f"--into {options.into} is not a folder: choose another place.")
+    with Steps() as steps, cache.held(steps.wait):
+        files = Builder(plan, cache, steps, options.mirror, copies=bool(options.into)).fetch()
+        if options.into and options.into.resolve() != cache.root:
+            mirror = Cache(options.into.resolve())  # the layouts are the same
+            with mirror.held(steps.wait):
+                Builder(plan, mirror, steps, cache.root, copies=True).fetch()
+        steps.say("fetch", f"{plan.target.name}: {len(files)} files verified", str(options.into or cache.root))
+    return 0
+
+
+def build(options: argparse.Namespace) -> int:
+    """Fetch, patch, compile and install a target's environment."""
+    _, path = installed(options)
+    say(f"The environment is in {path}: source {path}/bin/activate")
+    return 0
+
+
+def shell(options: argparse.Namespace) -> int:
+    """Open a shell in a target's environment, or run one command in it."""
+    options = _with_options_behind_the_target(options)
+    plan, path = installed(options)
+    given = options.command[1:] if options.command[:1] == ["--"] else options.command
+    command = given or [os.environ.get("SHELL", "/bin/sh")]
+    try:
+        return subprocess.run(command, env=environment.run_variables(plan.target, path), check=False).returncode
+    except FileNotFoundError:
+        raise Refusal(
+            f"There is no command {command[0]!r} in the environment or on the PATH: check its name."
+        ) from None
+    except OSError as error:
+        raise Refusal(f"{command[0]} cannot be run ({error.strerror}): name a program.") from None
+
+
+def _with_options_behind_the_target(options: argparse.Namespace) -> argparse.Namespace:
+    """nox puts the verb's own options behind the target, where argparse takes all words for the command."""
+    behind = argparse.ArgumentParser(prog="python -m recipes shell", add_help=False, allow_abbrev=False)
+    add_mirror(behind)
+    add_sm(behind)
+    behind.add_argument("command", nargs=argparse.REMAINDER)
+    return behind.parse_args(options.command, options)
+
+
+def lock(options: argparse.Namespace) -> int:
+    """Resolve a target again: its dependencies (recipes/lock/TARGET.txt), and digests of its base that are missing."""
+    plan, cache = chosen(options), Cache()
+    with Steps() as steps, cache.held(steps.wait):
+        steps.say("lock", plan.target.name, str(resolve.write(plan, cache, steps)))
+        digests, missing = image.resolve(Catalogue().targets_file, plan.target)
+        for name, digest in digests.items():
+            steps.say("lock", name, digest)
+        for reason in missing:
+            steps.say("lock", plan.target.name, reason)
+    return 0
+
+
+def bump(options: argparse.Namespace) -> int:
+    """Raise a pin of a target: release, pin, lock; says what becomes of its patches, whose proofs nox then runs."""
+    from recipes.pages import render  # with all that the pages show, which no other verb here needs
+
+    cache, (package, version) = Cache(), limits.what_if(options.pin)
+    with Steps() as steps, cache.held(steps.wait):
+        for line in Bump(Catalogue().root, options.target, package, version).run(cache, steps, options.mirror):
+            steps.say("todo", line)
+        try:
+            return render.write(Catalogue())
+        except Refusal as refusal:  # until a patch is renewed, the new pin cannot be planned
+            steps.say("todo", str(refusal))
+            return 0
+
+
+def cache(options: argparse.Namespace) -> int:
+    """Export built wheels to a folder, or import them from one, each checked by hash."""
+    cache = Cache()
+    act = export.export_wheels if options.action == "export" else export.import_wheels
+    with Steps() as steps, cache.held(steps.wait):
+        steps.say("cache", f"{act(cache, options.folder)} wheels {options.action}ed", str(options.folder))
+    return 0
+
+
+def clean(options: argparse.Namespace) -> int:
+    """Remove build/, and with --cache all downloads and wheels."""
+    path, cache = Catalogue().root / "build", Cache()
+    if path.exists():
+        with disk_named(path):
+            remove(path)
+        say(f"removed {path}")
+    if options.cache and cache.root.exists():
+        with Steps() as steps, cache.held(steps.wait):
+            cache.clear()
+            steps.say("clean", "all downloads and wheels", str(cache.root))
+    return 0

@@ -1,0 +1,111 @@
+"""Verbs that measure, recommend by what was measured, and start runs on several GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from recipes.catalogue.load import Catalogue
+from recipes.errors import Refusal
+from recipes.files import write_text
+from recipes.measure import bench as measuring
+from recipes.measure import recommend as recommending
+from recipes.measure import results, runs
+from recipes.pages import render
+from recipes.progress import say
+from recipes.verbs.arguments import Verbs, chosen, place, text
+from recipes.verbs.environment import installed
+
+
+def register(verbs: Verbs) -> None:
+    """Add these verbs with their arguments."""
+    _register_bench(verbs)
+    _register_recommend(verbs)
+    _register_launch(verbs)
+
+
+def _register_bench(verbs: Verbs) -> None:
+    added = verbs.add("bench", bench, mirror=True, sm=True)
+    added.add_argument("--only", action="append", default=[], metavar="KEY", help="cells whose key starts so")
+    added.add_argument("--seconds", type=float, help="start nothing that would not end within this time")
+    added.add_argument("--quick", action="store_true", help="few cells and pairs")
+    added.add_argument("--list", action="store_true", help="the cells and what is known of them; measure nothing")
+    added.add_argument("--from", dest="rows", type=place, help="rows measured elsewhere: show them, measure nothing")
+    added.add_argument("--promote", action="store_true", help="keep the rows and their pictures as evidence")
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Measure FP8 and fused operators in a target's environment; build/TARGET/bench/report.html shows the numbers."""
+    from recipes.measure import report  # matplotlib takes a second
+
+    if options.seconds is not None and not options.seconds > 0:
+        raise Refusal(f"--seconds {options.seconds:g} leaves no time for anything: name more, or leave it out.")
+    if options.rows:
+        plan, rows = chosen(options), options.rows
+    else:
+        plan, path = installed(options)
+        if options.list:
+            return measuring.listed(plan, path, options.only, options.quick)
+        rows = measuring.measure(plan, path, options.only, options.seconds, options.quick)
+    say(f"report: {report.report(plan, rows)}")
+    if not options.promote:
+        return 0
+    for path in report.promote(plan, rows):
+        say(f"promoted {path}")
+    return render.write(Catalogue())
+
+
+def _register_recommend(verbs: Verbs) -> None:
+    added = verbs.add("recommend", recommend, target=False)
+    added.add_argument("config", metavar="CONFIG.json", help="as transformers writes it, or a name such as hare-1.1b")
+    added.add_argument("--rows", type=place, help="of `bench` (default: the committed ones of the newest torch)")
+    added.add_argument("--tokens", type=int, default=16384, help="that a layer sees at once (%(default)s)")
+    added.add_argument("--package", default="transformer-engine.delayed", help="FP8 by whom (%(default)s)")
+    added.add_argument("--launch", default="graph", choices=recommending.LAUNCHES, help="%(default)s")
+    added.add_argument("--head", action="store_true", help="consider the head too")
+    added.add_argument("--out", type=place, help="write the JSON there instead of printing it")
+
+
+def recommend(options: argparse.Namespace) -> int:
+    """Say which Linear layers of a model gain from FP8, by measured rows: JSON that bench/recommend.py filters by."""
+    root = Catalogue().root
+    answer = recommending.recommend(
+        root,
+        options.config,
+        rows=options.rows or results.newest_committed(root),
+        tokens=options.tokens,
+        package=options.package,
+        launch=options.launch,
+        head=options.head,
+    )
+    rendered = json.dumps(answer, indent=1)
+    if options.out:
+        write_text(options.out, rendered + "\n")
+    else:
+        print(rendered)
+    return 0
+
+
+def _register_launch(verbs: Verbs) -> None:
+    added = verbs.add("launch", launch, target=False)
+    added.add_argument("run", help="a table of recipes/runs.toml")
+    added.add_argument("--as", dest="launcher", choices=runs.LAUNCHERS, default="torchrun", help="(%(default)s)")
+    added.add_argument("--float8", choices=tuple(runs.FLOAT8), help="the recipe of the linear layers")
+    for name, meaning in (
+        ("hosts", "how many"), ("gpus", "of each host"), ("microbatch", "sequences"), ("steps", "of the optimizer")
+    ):  # fmt: skip
+        added.add_argument(f"--{name}", type=int, help=meaning)
+    added.add_argument("--checkpointing", choices=("none", "selective", "full"), help="of activations")
+    added.add_argument("--asynchronous", action="store_true", default=None, help="overlap tensor parallelism")
+    added.add_argument("--image", type=text, default=f"ghcr.io/OWNER/fusebox:{runs.TARGET}", help="(%(default)s)")
+    added.add_argument(
+        "--out", type=text, default="out", help="a folder, or a volume claim, that all hosts share (%(default)s)"
+    )
+
+
+def launch(options: argparse.Namespace) -> int:
+    """Print what starts a run on several GPUs: a script for torchrun or Slurm, or a manifest for Kubernetes."""
+    changes = {name: getattr(options, name, None) for name in runs.Run.model_fields if name != "name"}
+    run = runs.chosen(options.run, changes)
+    print(runs.rendered(run, options.launcher, options.image, options.out), end="")
+    return 0

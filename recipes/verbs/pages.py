@@ -1,0 +1,41 @@
+"""Verbs that render, and the compatibility matrix on a terminal."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.table import Table
+
+from recipes.catalogue.compatibility import grid
+from recipes.catalogue.load import Catalogue
+from recipes.pages import render as rendering
+from recipes.pages.compatibility import grid_rows
+from recipes.progress import console, say
+from recipes.verbs.arguments import Verbs
+
+
+def register(verbs: Verbs) -> None:
+    """Add these verbs with their arguments."""
+    verbs.add("compat", compat, target=False)
+    rendered = verbs.add("render", render, target=False)
+    rendered.add_argument("--check", action="store_true", help="fail instead of writing")
+
+
+def compat(_: argparse.Namespace) -> int:
+    """Print the compatibility matrix: every target against every release of every package, and why not."""
+    matrix = grid(Catalogue())
+    rows, reasons = grid_rows(matrix)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("package", *matrix.targets):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell.replace("*", "") for cell in row))
+    console.print(table)
+    for number, reason in enumerate(reasons, 1):
+        say(f"{number:3}  {reason}")
+    return 0
+
+
+def render(options: argparse.Namespace) -> int:
+    """Write the tables of README and docs/ from data and promoted evidence, or check that they are current."""
+    return rendering.check(Catalogue()) if options.check else rendering.write(Catalogue())

@@ -1,0 +1,95 @@
+"""Verbs that prove: run the claims, keep what came of it, say what has changed since."""
+
+from __future__ import annotations
+
+import argparse
+
+from recipes.catalogue.load import Catalogue
+from recipes.make.build import Builder
+from recipes.make.cache import Cache
+from recipes.pages import render
+from recipes.pages.tables import Facts
+from recipes.progress import Steps, say
+from recipes.prove import evidence, promotion, proofs, records
+from recipes.prove import mutants as planting
+from recipes.prove import smoke as claims
+from recipes.verbs.arguments import Verbs, chosen, place
+from recipes.verbs.environment import installed
+
+
+def register(verbs: Verbs) -> None:
+    """Add these verbs with their arguments."""
+    verbs.add("patches", patches, target=False)
+    verbs.add("smoke", smoke, mirror=True, sm=True)
+    promoted = verbs.add("promote", promote)
+    promoted.add_argument(
+        "--from", dest="folder", type=place, help="outcomes.json, smoke.log, manifest.json of a run elsewhere"
+    )
+    promoted.add_argument(
+        "--built", action="store_true", help="only that it was built: manifest.json, without any claim"
+    )
+    promoted.add_argument(
+        "--record", type=place, help="a file in smoke_tests/evidence/ that this commit's programs wrote"
+    )
+    verbs.add("changes", changes, target=False)
+    planted = verbs.add("mutants", mutants, mirror=True, sm=True)
+    planted.add_argument("--seeds", type=int, default=100, help="of the runs on correct code (%(default)s)")
+    planted.add_argument("--compile", action="store_true", help="compile the faults that are compiled, and stop")
+    planted.add_argument("--from", dest="outcomes", type=place, help="what a run elsewhere wrote to its --out")
+
+
+def patches(_: argparse.Namespace) -> int:
+    """Show every patch: for which versions and targets, what became of it upstream, on what it is proved."""
+    proofs.show(Catalogue())
+    return 0
+
+
+def smoke(options: argparse.Namespace) -> int:
+    """Build a target's environment and prove it on this machine; evidence goes to build/TARGET/evidence/."""
+    plan, path = installed(options)
+    return claims.smoke(plan, path)
+
+
+def promote(options: argparse.Namespace) -> int:
+    """Copy the evidence of the last smoke run into smoke_tests/evidence/, to be committed, and render the tables."""
+    plan = chosen(options)
+    if options.record:
+        say(f"recorded {records.note(plan.root, options.record)}")
+        return render.write(Catalogue())
+    if options.built:
+        say(f"promoted {promotion.keep_built(plan, options.folder)}")
+        return render.write(Catalogue())
+    if options.folder:
+        claims.bring(plan, options.folder)
+    for path in promotion.promote(plan):
+        say(f"promoted {path}")
+    return render.write(Catalogue())
+
+
+def changes(_: argparse.Namespace) -> int:
+    """List what changed since each run of claims that is kept, and how many claims that concerns."""
+    facts = Facts.of(Catalogue())
+    for plan, run in facts.runs:
+        changed = evidence.changes(evidence.built_for(plan, run), facts.room, run)
+        say(f"{run['name']}, since {run['commit']}: {'nothing changed' if not changed else ''}")
+        for name, rows in sorted(changed.items()):
+            concerned = sorted({row.split("[")[0] for row in rows})
+            say(f"    {name}: {len(rows)} rows of {len(concerned)} claims, such as {concerned[0]}")
+    return 0
+
+
+def mutants(options: argparse.Namespace) -> int:
+    """Plant faults in a target's environment to see that claims catch them; keep the outcomes, render the tables."""
+    if options.outcomes:
+        planting.keep(chosen(options), options.outcomes)
+        return render.write(Catalogue())
+    plan, path = installed(options)
+    cache = Cache()
+    with Steps() as steps, cache.held(steps.wait):
+        libraries = planting.compiled(Builder(plan, cache, steps, options.mirror))
+    if options.compile:
+        say(f"The compiled faults are in {libraries}: bring them along.")
+        return 0
+    code = planting.run(plan, path, libraries, options.seeds)
+    render.write(Catalogue())
+    return code

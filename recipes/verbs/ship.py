@@ -1,0 +1,56 @@
+"""Verbs that build images and publish them."""
+
+from __future__ import annotations
+
+import argparse
+
+from recipes.errors import Refusal
+from recipes.progress import say
+from recipes.prove import evidence
+from recipes.ship import image as images
+from recipes.ship import publish as publishing
+from recipes.verbs.arguments import Verbs, chosen, folder, place
+
+
+def register(verbs: Verbs) -> None:
+    """Add these verbs with their arguments."""
+    built = verbs.add("image", image, mirror=True, sm=True)
+    published = verbs.add("publish", publish, mirror=True, sm=True)
+    published.add_argument("--registry", required=True, help="where to push to: HOST[:PORT][/PATH]")
+    for added in (built, published):
+        added.add_argument("--standin", action="append", default=[], metavar="NAME=REF", help="stands for a base image")
+        added.add_argument("--wheelcache", type=folder, help="a folder of exported wheels")
+        added.add_argument("--ca", type=place, help="certificates for a machine behind a proxy")
+        added.add_argument("--network", help='of the steps that fetch, if it is not the builder\'s own: "host"')
+
+
+def image(options: argparse.Namespace) -> int:
+    """Build a target's image with docker buildx, print its size by layer, and let it prove itself here."""
+    plan = chosen(options)
+    say(f"{images.tag(plan.target)}: {images.build(plan, _options(options))}")
+    images.show(plan)
+    # As strangely as anyone will run it: an unknown user, nothing writable but /tmp, where Triton loads what it makes.
+    strictly = ("--user=12345", "--read-only", "--tmpfs=/tmp:exec")
+    return images.smoke(plan.target, images.tag(plan.target), *strictly)
+
+
+def publish(options: argparse.Namespace) -> int:
+    """Build a target's image from the commit, push it by digest, prove what was pushed, and set its tags last."""
+    plan = chosen(options)
+    folder = publishing.publish(plan, _options(options), options.registry, evidence.against_moving(plan))
+    say(f"contents: {folder}/image.md")
+    return 0
+
+
+def _options(options: argparse.Namespace) -> images.Options:
+    standins = {name: reference for name, _, reference in (text.partition("=") for text in options.standin)}
+    if wrong := [text for text in options.standin if not all(text.partition("="))]:
+        raise Refusal(f"--standin {wrong[0]} names no image to stand in: write NAME=REF.")
+    return images.Options(
+        standins=standins,
+        mirror=options.mirror,
+        wheelcache=options.wheelcache,
+        ca=options.ca,
+        sm=tuple(options.sm or ()),
+        network=options.network,
+    )

@@ -1,0 +1,45 @@
+"""Verbs of the tool's part in `docker build`; an image is built with these rooms only: catalogue, make, ship, verbs."""
+
+from __future__ import annotations
+
+import argparse
+
+from recipes.make.build import Builder
+from recipes.make.cache import Cache
+from recipes.progress import Steps
+from recipes.ship import stages
+from recipes.verbs.arguments import Verbs, chosen, folder, place
+
+
+def register(verbs: Verbs) -> None:
+    """Add these verbs with their arguments."""
+    patched = verbs.add("patch", patch, mirror=True, sm=True)
+    patched.add_argument("--into", type=place, help="lay out what the stages of an image build from")
+    patched.add_argument("--wheelcache", type=folder, help="a folder of exported wheels: none of them is built again")
+    audited = verbs.add("audit", audit, sm=True)
+    for name, holds in (
+        ("out", "what `patch --into` wrote"),
+        ("wheels", "NAME/*.whl"),
+        ("built-in", "the environment that they were compiled in"),
+        ("into", "to be installed"),
+    ):
+        audited.add_argument(f"--{name}", type=place, required=True, help=holds)
+
+
+def patch(options: argparse.Namespace) -> int:
+    """Fetch and patch every source of a target; --into lays out what the stages of its image build from."""
+    plan, cache = chosen(options), Cache()
+    with Steps() as steps, cache.held(steps.wait):
+        builder = Builder(plan, cache, steps, options.mirror)
+        if options.into:
+            stages.lay_out(plan, builder, options.into, options.wheelcache)
+            return 0
+        for name, tree in builder.trees(builder.fetch()).items():
+            steps.say("patch", f"{name}: tree {tree.sha256[:12]}", str(tree.path))
+    return 0
+
+
+def audit(options: argparse.Namespace) -> int:
+    """Check the wheels that the stages of an image built, and write what its environment is made of."""
+    stages.gather(chosen(options), options.out, options.wheels, options.built_in, options.into)
+    return 0
