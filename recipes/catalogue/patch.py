@@ -113,26 +113,9 @@ def read(path: Path, needed_by: tuple[Path, ...] = ()) -> Patch:
     text = read_text(path)
     if "\r" in text:
         raise Refusal(f"{path} has CRLF line ends, which match no source: save it with LF.")
-    head, separator, diff = text.partition("\n---\n")
-    header = email.parser.HeaderParser().parsestr(head)
-    for name in REQUIRED:
-        if not header[name]:
-            raise Refusal(f"{path}: the header has no {name}: add it (DEP-3; see patches/README.md).")
-    if twice := next((name for name in (*REQUIRED, *OURS) if len(header.get_all(name, [])) > 1), None):
-        raise Refusal(f"{path}: the header has {twice} twice: remove one.")
-    known = {name.lower() for name in OURS}
-    if other := next((name for name in header if name.lower().startswith("x-") and name.lower() not in known), None):
-        raise Refusal(f"{path}: {other} is not a known field: correct it to one of {', '.join(OURS)}, or remove it.")
-    files = tuple(match.removeprefix("b/") for match in re.findall(FILE, diff, re.MULTILINE))
-    hunks = [part for part in re.split(r"^(?=@@ |--- \S.*\n\+\+\+ )", diff, flags=re.MULTILINE) if part[:2] == "@@"]
-    if not separator or not files or not hunks:
-        raise Refusal(f'{path} holds no diff after its header and the line "---": add one, or delete the file.')
-    if idle := next((hunk for hunk in hunks if _side(hunk, "-") == _side(hunk, "+")), None):
-        raise Refusal(f"{path}: the hunk {idle.splitlines()[0]} changes nothing: mend it, or delete the file.")
-    if outside := next((file for file in files if file.startswith("/") or ".." in Path(file).parts), None):
-        raise Refusal(
-            f"{path} changes {outside}, outside the tree that it is for: correct the path or delete the file."
-        )
+    head, _, diff = text.partition("\n---\n")
+    header = _header(path, head)
+    files = _files(path, diff)
     if stray := str(header.get_payload()).strip():  # what follows it would not be read
         raise Refusal(f"{path}: {stray.splitlines()[0]!r} in its header is no field: mend the line, or indent it.")
     applies_to = _requirement(f"{path.parent.name} {header['X-Applies-To']}")
@@ -143,6 +126,35 @@ def read(path: Path, needed_by: tuple[Path, ...] = ()) -> Patch:
     lines = _lines(path, header["X-Lines"], applies_to, diff) if "X-Lines" in header else {}
     needs = _needs(path, str(header["X-Needs"]), (*needed_by, path)) if "X-Needs" in header else ()
     return Patch(path, path.parent.name, header, diff, applies_to, files, lines, needs)
+
+
+def _header(path: Path, text: str) -> Message:
+    """The DEP-3 part, whose fields are all there, once each, and known."""
+    header = email.parser.HeaderParser().parsestr(text)
+    for name in REQUIRED:
+        if not header[name]:
+            raise Refusal(f"{path}: the header has no {name}: add it (DEP-3; see patches/README.md).")
+    if twice := next((name for name in (*REQUIRED, *OURS) if len(header.get_all(name, [])) > 1), None):
+        raise Refusal(f"{path}: the header has {twice} twice: remove one.")
+    known = {name.lower() for name in OURS}
+    if other := next((name for name in header if name.lower().startswith("x-") and name.lower() not in known), None):
+        raise Refusal(f"{path}: {other} is not a known field: correct it to one of {', '.join(OURS)}, or remove it.")
+    return header
+
+
+def _files(path: Path, diff: str) -> tuple[str, ...]:
+    """The files that a diff changes, all of them below the tree; each hunk changes something."""
+    files = tuple(match.removeprefix("b/") for match in re.findall(FILE, diff, re.MULTILINE))
+    hunks = [part for part in re.split(r"^(?=@@ |--- \S.*\n\+\+\+ )", diff, flags=re.MULTILINE) if part[:2] == "@@"]
+    if not files or not hunks:
+        raise Refusal(f'{path} holds no diff after its header and the line "---": add one, or delete the file.')
+    if idle := next((hunk for hunk in hunks if _side(hunk, "-") == _side(hunk, "+")), None):
+        raise Refusal(f"{path}: the hunk {idle.splitlines()[0]} changes nothing: mend it, or delete the file.")
+    if outside := next((file for file in files if file.startswith("/") or ".." in Path(file).parts), None):
+        raise Refusal(
+            f"{path} changes {outside}, outside the tree that it is for: correct the path or delete the file."
+        )
+    return files
 
 
 def _side(hunk: str, sign: str) -> list[str]:

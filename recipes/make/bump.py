@@ -73,7 +73,7 @@ class Bump:
         """The target with its new pin; patches are not asked yet whether they know it."""
         catalogue = Catalogue(self.root)
         target = catalogue.target(self.target)
-        return Plan(self.root, target, catalogue.pins(target), {}, None)
+        return Plan(root=self.root, target=target, pins=catalogue.pins(target), patches={}, lock=None)
 
     def _pin(self, before: str) -> None:
         """Change the version in the target's table of targets.toml."""
@@ -95,7 +95,7 @@ class Bump:
         if any(Version(release.version) == Version(self.version) for release in package.release):
             return []
         pin = next(pin for pin in catalogue.pins(target) if pin.name == self.package)
-        chosen = Plan(self.root, target, [], {}, None)
+        chosen = Plan(root=self.root, target=target, pins=[], patches={}, lock=None)
         builder = Builder(chosen, cache, steps, mirror)
         identity, metadata = (
             self._published(pin, builder) if pin.release.file else (self._tagged(pin.release, builder), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.markup import escape
@@ -53,15 +54,28 @@ def show(chosen: Plan, cache: Cache) -> None:
     for column in ("step", "package", "what"):
         table.add_column(column, overflow="fold")
     table.add_column("cost", justify="right", no_wrap=True)
+    for step in _steps(chosen, cache):
+        table.add_row(*step)
+    console.print(table)
+    for package, option in target.options.items():
+        say(f"option: {package}: {option}")
+    for image in target.base.unresolved:
+        say(f"unresolved: the digest of {image} is not known; `nox -s lock -- {target.name}` asks its registry")
+    _show_cost(chosen, cache)
+
+
+def _steps(chosen: Plan, cache: Cache) -> Iterator[tuple[str, str, str, str]]:
+    """The lines of the plan, in the order in which they are done: step, package, what, and what it costs."""
+    target = chosen.target
     for pin in chosen.pins:
         if pin.release.kind == "provided":
-            table.add_row("base", pin.label, f"comes with {target.base.wheels.image}", "")
+            yield "base", pin.label, f"comes with {target.base.wheels.image}", ""
         else:
-            table.add_row("fetch", pin.label, *_source(pin, cache))
+            yield ("fetch", pin.label, *_source(pin, cache))
     if chosen.lock:
         missing = sum(not _cached(cache, artifact.sha256) for artifact in chosen.lock.artifacts)
         state = f"{missing} to fetch" if missing else "cached"
-        table.add_row(
+        yield (
             "fetch",
             f"{len(chosen.lock.artifacts)} dependencies",
             f"lock/{chosen.lock.path.name} ({state})",
@@ -69,22 +83,16 @@ def show(chosen: Plan, cache: Cache) -> None:
         )
     for pin in chosen.pins:
         for one in chosen.patches[pin.name]:
-            table.add_row("patch", pin.label, escape(f"{one.path.name[:4]}: {one.summary}"), "")
+            yield "patch", pin.label, escape(f"{one.path.name[:4]}: {one.summary}"), ""
     for pin in chosen.pins:
         if pin.release.kind == "source":
             compiler = "no compiler" if pin.build.compiler == "none" else f"{pin.build.compiler}, {jobs(pin)} jobs"
-            table.add_row("build", pin.label, compiler, f"{round(build_seconds(pin, target) / 60, 1):g} min")
+            yield "build", pin.label, compiler, f"{round(build_seconds(pin, target) / 60, 1):g} min"
     if chosen.on_base:
-        table.add_row("install", target.name, "onto the base's Python; what is replaced is uninstalled first", "")
+        yield "install", target.name, "onto the base's Python; what is replaced is uninstalled first", ""
     else:
-        table.add_row("install", target.name, f"build/{target.name}/env, by hash", "")
-    table.add_row("smoke", target.name, f"proves on {', '.join(target.proves_on)}", "1 min")
-    console.print(table)
-    for package, option in target.options.items():
-        say(f"option: {package}: {option}")
-    for image in target.base.unresolved:
-        say(f"unresolved: the digest of {image} is not known; `nox -s lock -- {target.name}` asks its registry")
-    _show_cost(chosen, cache)
+        yield "install", target.name, f"build/{target.name}/env, by hash", ""
+    yield "smoke", target.name, f"proves on {', '.join(target.proves_on)}", "1 min"
 
 
 def _source(pin: Pin, cache: Cache) -> tuple[str, str]:

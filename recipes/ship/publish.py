@@ -77,31 +77,12 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
 
     `floating` says why the target's own tag must not move, or None. Returns the folder with image.json and image.md.
     """
-    if not plan.target.publish:
-        reason = plan.target.unpublished
-        raise Refusal(f"Target {plan.target.name} is not published ({reason}): build it with `nox -s image`.")
-    if not re.fullmatch(REGISTRY, registry):
-        raise Refusal(f"--registry {registry!r} is no place to push to: write HOST[:PORT][/PATH], as ghcr.io/owner.")
-    if unresolved := plan.target.base.unresolved:
-        raise Refusal(
-            f"recipes/targets.toml [{plan.target.name}.base]: the digest of {unresolved[0]} is unresolved, and what is "
-            f"published is pinned: run `nox -s lock -- {plan.target.name}`."
-        )
-    if shutil.which("crane") is None:
-        raise Refusal("Publishing needs crane (go-containerregistry), which is not installed: install it.")
-    _refuse_classic_store()
+    _refuse_unpublishable(plan, registry)
     commit, name = Commit.of(plan.root), f"{registry}/fusebox"
     folder = environment.folder(plan.root, plan.target) / "image"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    said = {"revision": commit.sha, "created": commit.time.isoformat()}
-    labelled = [f"--label=org.opencontainers.image.{key}={value}" for key, value in said.items()]
-    # Times come from the commit, so that the same commit makes the same bytes.
-    buildx(
-        plan, options, *labelled, f"--label=fusebox.stack={plan.stack}",
-        f"--build-arg=SOURCE_DATE_EPOCH={commit.seconds}",
-        f"--output=type=oci,dest={folder / 'oci'},tar=false,rewrite-timestamp=true",
-    )  # fmt: skip
+    _build(plan, options, commit, folder / "oci")
     digest = digest_in(folder / "oci")
     push(folder / "oci", name, digest)
     try:
@@ -121,6 +102,34 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
     for one, why in kept.items():
         say(f"{name}:{one} was not moved: {why}")
     return folder
+
+
+def _refuse_unpublishable(plan: Plan, registry: str) -> None:
+    """Refuse what the data or this machine do not let us publish."""
+    if not plan.target.publish:
+        reason = plan.target.unpublished
+        raise Refusal(f"Target {plan.target.name} is not published ({reason}): build it with `nox -s image`.")
+    if not re.fullmatch(REGISTRY, registry):
+        raise Refusal(f"--registry {registry!r} is no place to push to: write HOST[:PORT][/PATH], as ghcr.io/owner.")
+    if unresolved := plan.target.base.unresolved:
+        raise Refusal(
+            f"recipes/targets.toml [{plan.target.name}.base]: the digest of {unresolved[0]} is unresolved, and what is "
+            f"published is pinned: run `nox -s lock -- {plan.target.name}`."
+        )
+    if shutil.which("crane") is None:
+        raise Refusal("Publishing needs crane (go-containerregistry), which is not installed: install it.")
+    _refuse_classic_store()
+
+
+def _build(plan: Plan, options: Options, commit: Commit, oci: Path) -> None:
+    """Build the image into an OCI layout. Times come from the commit, so that the same commit makes the same bytes."""
+    said = {"revision": commit.sha, "created": commit.time.isoformat()}
+    labelled = [f"--label=org.opencontainers.image.{key}={value}" for key, value in said.items()]
+    buildx(
+        plan, options, *labelled, f"--label=fusebox.stack={plan.stack}",
+        f"--build-arg=SOURCE_DATE_EPOCH={commit.seconds}",
+        f"--output=type=oci,dest={oci},tar=false,rewrite-timestamp=true",
+    )  # fmt: skip
 
 
 def _kept(plan: Plan, options: Options, name: str, commit: Commit, floating: str | None) -> dict[str, str]:
