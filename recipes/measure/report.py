@@ -1,4 +1,4 @@
-"""Rows of numbers for people: the page report.html, and the rows to be committed with their pictures."""
+"""Rows of numbers for people: the page report.html, and the rows and pictures to be committed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from recipes.measure.results import (
 
 
 def promote(plan: Plan, path: Path) -> list[Path]:
-    """Keep the last row of each cell in smoke_tests/evidence/bench/, with their pictures.
+    """Keep the last row of each cell in smoke_tests/evidence/bench/, with the pictures of docs/status/numbers.md.
 
     What is there of the same releases stays, but for the cells that are brought again.
     """

@@ -1,4 +1,4 @@
-"""The compatibility matrix as people read it: docs/status/compatibility.md and `compat`."""
+"""The compatibility matrix as people read it: the block of docs/status/compatibility.md, and the cells of `compat`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _rule(reason: Reason) -> str:
     return f"{reason.here.partition(', and the target has ')[0]}: {reason.rule}"
 
 
-def block(catalogue: Catalogue) -> str:
+def text(catalogue: Catalogue) -> str:
     """Every release of every package against every target, and the numbered reasons that refused cells cite."""
     matrix = grid(catalogue)
     rows, reasons = grid_rows(matrix)

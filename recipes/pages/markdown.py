@@ -39,3 +39,8 @@ def _placed(block: str, name: str) -> str:
         return f"]({posixpath.relpath(target, posixpath.join(root, posixpath.dirname(name)))}"
 
     return re.sub(r"\]\((?!https?://|#)([^)#\s]+)", renewed, block)
+
+
+def anchor(heading: str) -> str:
+    """The anchor of a heading, as GitHub and the site make it: "cu13.0-torch2.11" is cu130-torch211."""
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.lower()))

@@ -1,4 +1,4 @@
-"""Every rendered file: the tables of README and docs/status/, the runs and the Dockerfiles; written, or checked."""
+"""Every rendered file: the tables of README and docs/status, runs and Dockerfiles; written, or checked."""
 
 from __future__ import annotations
 
@@ -15,40 +15,43 @@ from recipes.pages.tables import Facts
 from recipes.progress import say
 from recipes.ship import dockerfile
 
+# Every page with rendered blocks, and what makes each block.
+PAGES: dict[str, dict[str, Callable[[Facts], str]]] = {
+    "README.md": {"images": tables.images, "numbers": tables.headlines},
+    "docs/status/targets.md": {"targets": tables.targets, "packages": tables.packages},
+    "docs/status/claims.md": {"matrix": tables.matrix, "records": tables.records_table},
+    "docs/status/patches.md": {"patches": tables.patches, "proofs": tables.proofs_of_patches},
+    "docs/status/compatibility.md": {"compatibility": lambda facts: compatibility.text(facts.catalogue)},
+    "docs/status/numbers.md": {"bench": tables.goals_reached},
+    "docs/status/several-gpus.md": {"runs": tables.described_speeds},
+    "docs/status/training.md": {"parity": tables.trainings},
+    "docs/status/mutants.md": {"mutants": lambda facts: faults.text(facts.root)},
+    "docs/status/documents.md": {
+        "documents": tables.answered_documents,
+        "answers": ledger.claims,
+        "statements": ledger.statements,
+        "described": ledger.described,
+        "open": ledger.left_open,
+    },
+}
+
+
+def blocks(facts: Facts) -> dict[str, str]:
+    """Every rendered block, by the name in its markers."""
+    return {name: make(facts) for makers in PAGES.values() for name, make in makers.items()}
+
 
 def told(root: Path) -> tuple[Path, str]:
     """The runs as the claims are told them, and the text that file should have."""
     return root / "smoke_tests" / "training" / "engine_arguments.py", runs.module(root)
 
 
-# Every page with rendered blocks, and what makes each block.
-PAGES: dict[str, dict[str, Callable[[Facts], str]]] = {
-    "README.md": {"images": tables.images, "numbers": tables.numbers},
-    "docs/status/targets.md": {"targets": tables.targets, "packages": tables.packages},
-    "docs/status/claims.md": {"matrix": tables.matrix, "records": tables.records_of},
-    "docs/status/patches.md": {"patches": tables.patches, "proofs": tables.proofs_of},
-    "docs/status/compatibility.md": {"compatibility": lambda facts: compatibility.block(facts.catalogue)},
-    "docs/status/numbers.md": {"bench": tables.measurements},
-    "docs/status/several-gpus.md": {"runs": tables.runs_described},
-    "docs/status/training.md": {"parity": tables.trainings},
-    "docs/status/mutants.md": {"mutants": lambda facts: faults.text(facts.root)},
-    "docs/status/documents.md": {
-        "documents": ledger.summary,
-        "answers": ledger.claims,
-        "statements": ledger.statements,
-        "described": ledger.described,
-        "open": ledger.still_open,
-    },
-}
-
-
 def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
     """Every rendered file and the text it should have."""
     root, facts = catalogue.root, Facts.of(catalogue)
-    dockerfiles = [(root / "docker" / f"{plan.target.name}.Dockerfile", dockerfile.text(plan)) for plan in facts.plans]
-    pages = [
-        filled(root, name, {marker: make(facts) for marker, make in blocks.items()}) for name, blocks in PAGES.items()
-    ]
+    dockerfiles = [(root / "docker" / f"{one.target.name}.Dockerfile", dockerfile.text(one)) for one in facts.plans]
+    texts = blocks(facts)
+    pages = [filled(root, name, {marker: texts[marker] for marker in markers}) for name, markers in PAGES.items()]
     return [*pages, told(root), *dockerfiles]
 
 

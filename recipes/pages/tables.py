@@ -1,6 +1,6 @@
-"""The blocks that README and the pages of docs/status/ hold, from data, patches, claims and evidence.
+"""The tables of README and docs/status, from data, patches, claims and evidence.
 
-A block holds links from the repository's root; where it is put, they are made relative to that page.
+A block holds links from the repository's root; markdown.filled makes them relative to the page that it is put into.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin
+from recipes.errors import Refusal
 from recipes.measure import documents, results, runs
 from recipes.measure.goals import answered
+from recipes.measure.results import PICTURES, committed, read
 from recipes.pages import markdown
 from recipes.prove import evidence, proofs, records
 from recipes.prove.claims import Room
@@ -74,7 +76,7 @@ def images(facts: Facts) -> str:
     for plan in facts.plans:
         target, torch = plan.target, plan.target.packages.get("torch", "none")
         others = dict.fromkeys(pin.name for pin in plan.pins if pin.name != "torch")
-        link = f"[`{target.name}`](docs/status/targets.md#{anchor(target.name)})"
+        link = f"[`{target.name}`](docs/status/targets.md#{markdown.anchor(target.name)})"
         packages = ", ".join(name for name in others if not name.startswith(PARTS))
         gpus = "none" if target.cuda == "none" else ", ".join(target.proves_on)
         rows.append([link, target.cuda, torch, packages, gpus, _state_of(facts, plan)])
@@ -94,11 +96,6 @@ def _state_of(facts: Facts, plan: Plan) -> str:
         words = [f"{count} {word}" for word, count in (counts | ({"not run": missing} if missing else {})).items()]
         states.append(f"{', '.join(words)} on {evidence.machine_name(run['hardware'])}")
     return "; ".join(states)
-
-
-def anchor(heading: str) -> str:
-    """The anchor of a heading, as GitHub and the site make it: "cu13.0-torch2.11" is cu130-torch211."""
-    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", heading.lower()))
 
 
 def targets(facts: Facts) -> str:
@@ -143,13 +140,16 @@ HEADLINES = (  # README's numbers: a file of rows, a cell of it, an arm, and wha
 )  # fmt: skip
 
 
-def numbers(facts: Facts) -> str:
+def headlines(facts: Facts) -> str:
     """README's numbers: five of the goals of `bench`, on the newest stack."""
+    numbers: dict[tuple[str, str, str], str] = {}
+    for stem in dict.fromkeys(stem for stem, *_ in HEADLINES):
+        path = results.committed_path(facts.root, *stem.split("--"))
+        for goal in answered(read(path)[1]) if path.exists() else []:
+            numbers.setdefault((stem, goal["key"], goal["arm"]), goal["found"])  # time comes before memory
     rows = []
     for stem, cell, arm, label in HEADLINES:
-        path = results.committed_path(facts.root, *stem.split("--"))
-        shown = answered(results.read(path)[1]) if path.exists() else []
-        number = next((goal["found"] for goal in shown if (goal["key"], goal["arm"]) == (cell, arm)), "not measured")
+        number = numbers.get((stem, cell, arm), "not measured")
         if match := re.match(r"\**([\d.]+) \(([\d.]+ to [\d.]+), (\d+)\)", number):
             number = f"{match[1]} ({match[2]})"
         rows.append([label, number])
@@ -240,7 +240,7 @@ def patches(facts: Facts) -> str:
     return markdown.table("patch|what it does|versions|upstream|targets", rows)
 
 
-def proofs_of(facts: Facts) -> str:
+def proofs_of_patches(facts: Facts) -> str:
     """On what each patch was proved."""
     lines = []
     for row in proofs.rows(facts.root, facts.plans):
@@ -249,7 +249,43 @@ def proofs_of(facts: Facts) -> str:
     return "\n".join(lines)
 
 
-def runs_described(facts: Facts) -> str:
+def answered_documents(facts: Facts) -> str:
+    """How far each document is answered: its ids by the best that there is for them."""
+    answered, rows = ids_by_answer(facts), []
+    denied = {seed for one in facts.statements if one.holds is False for seed in one.statement.seeds}
+    for letter, (name, last) in documents.DOCUMENTS.items():
+        counted = [*answered.values(), sorted(denied)]
+        counts = [str(sum(seed[0] == letter for seed in found)) for found in counted]
+        rows.append([f"{letter}01 to {letter}{last}: {name}", *counts])
+    return markdown.table("|".join(["document", *answered, "does not hold"]), rows)
+
+
+def ids_by_answer(facts: Facts) -> dict[str, list[str]]:
+    """The ids by what answers them, each once: the words of the page's columns."""
+    claimed = {seed for claim in facts.room.claims.values() for seed in claim.seeds}
+    if unknown := sorted(claimed - set(documents.IDS)):
+        raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, and the inventory is A01 to E16: correct it.")
+    proved = {
+        seed
+        for claim in facts.room.claims.values()
+        for seed in claim.seeds
+        if "proved on" in states_of(facts, claim.id)
+    }
+    found = [one.statement for one in facts.statements if one.found]
+    kinds = {
+        "a claim is proved": proved,
+        "measured, patched or tested": {seed for one in found if not one.beyond for seed in one.seeds},
+        "claimed, not run yet": claimed,
+        "not to be had here": {seed for one in found for seed in one.seeds},
+        "open": set(documents.IDS),
+    }
+    ids: dict[str, list[str]] = {}
+    for word, some in kinds.items():
+        ids[word] = sorted(some.difference(*ids.values()))
+    return ids
+
+
+def described_speeds(facts: Facts) -> str:
     """The runs on several GPUs: what each is, for how many GPUs it is described, and how fast it ran on how many."""
     measured, rows = results.measured_runs(facts.root), []
     for run in runs.load(facts.root).values():
@@ -262,7 +298,7 @@ def runs_described(facts: Facts) -> str:
     return markdown.table("run|shape, batch|layout|hosts × GPUs|tokens per second and GPU, where measured", rows)
 
 
-def records_of(facts: Facts) -> str:
+def records_table(facts: Facts) -> str:
     """What programs of smoke_tests/ wrote, and whether they have changed since."""
     rows = []
     for record in records.every(facts.root):
@@ -273,12 +309,25 @@ def records_of(facts: Facts) -> str:
     return markdown.table("record|program|state", rows)
 
 
-def measurements(facts: Facts) -> str:
-    """The block of docs/status/numbers.md: the goals and the pictures of each committed file of rows."""
-    parts = []
-    for path in results.committed(facts.root):
-        runs, cells = results.read(path)
-        place = path.relative_to(facts.root)
+def states_of(facts: Facts, claim: str) -> str:
+    """The state of a claim in every run that has it."""
+    places: dict[str, list[str]] = {}
+    for one, run in facts.runs:
+        rows = [row for row in run["claims"] if row["id"].split("[")[0] == claim]
+        if rows:
+            counts = facts.states(one, run, rows)
+            counted = [word if count == len(rows) else f"{count} {word}" for word, count in counts.items()]
+            place = f"{one.target.name} ({evidence.machine_name(run['hardware'])})"
+            places.setdefault(" and ".join(counted), []).append(place)
+    return "; ".join(f"{state} on {', '.join(found)}" for state, found in places.items()) or "not run"
+
+
+def goals_reached(facts: Facts) -> str:
+    """The goals and the pictures of each committed file of rows."""
+    root, parts = facts.root, []
+    for path in committed(root):
+        runs, cells = read(path)
+        place = path.relative_to(root)
         parts.append(f"## `{runs[0]['target']}` on {runs[0]['machine']['name']}\n\n[All rows]({place})")
         missing = {row["key"] for row in cells if row.get("unfinished")}  # some arms of it
         header = "| Goal | At least | Measured (95 %, samples) | Arm | Cell | Of all alike |"
@@ -296,8 +345,8 @@ def measurements(facts: Facts) -> str:
             for goal in wanted
             if goal["profile"]
         ]
-        for name in results.PICTURES:
+        for name in PICTURES:
             picture = place.with_name(f"{place.stem}-{name}.svg")
-            if (facts.root / picture).exists():
+            if (root / picture).exists():
                 parts.append(f"![{name}]({picture})")
     return "\n\n".join(parts) or 'Nothing measured on a GPU is committed yet: `nox -s "bench(TARGET)"` measures.'

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.__main__ import parsed
+from recipes import __main__ as tool
 from recipes.files import ROOT
 from recipes.pages import site
 
@@ -94,7 +94,7 @@ def test_commands_exist(path: Path) -> None:
         if "..." not in words:
             with_folders = [str(ROOT) if word in ("DIR", "FOLDER") else word for word in arguments]
             try:
-                parsed(with_folders)
+                tool.parsed(with_folders)
             except SystemExit:
                 pytest.fail(f"nox -s {session} -- {' '.join(words)}: the verb does not take these arguments")
 

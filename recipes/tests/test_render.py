@@ -49,7 +49,7 @@ def test_a_seed_outside_the_inventory_is_refused(checkout: Checkout) -> None:
 def test_a_patch_for_no_target_shows_none(checkout: Checkout) -> None:
     patch = checkout.root / "patches" / "deepspeed" / "0001-let-the-builder-name-the-cpu.patch"
     patch.write_text(patch.read_text().replace("==0.19.8", "==0.1"))
-    table = tables.patches(tables.Facts.of(Catalogue(checkout.root)))
+    table = render.blocks(tables.Facts.of(Catalogue(checkout.root)))["patches"]
     row = next(line for line in table.splitlines() if "deepspeed 0001" in line)
     assert row.endswith("|  |")
 
@@ -76,7 +76,7 @@ def test_a_target_that_was_built_and_never_run_says_with_what(checkout: Checkout
     path.write_text(json.dumps({"target": one.target.name, "stack": one.stack, "packages": packages}))
 
     def states() -> set[str]:
-        lines = tables.matrix(tables.Facts.of(Catalogue(checkout.root))).splitlines()
+        lines = render.blocks(tables.Facts.of(Catalogue(checkout.root)))["matrix"].splitlines()
         built = (
             "CUDA 12.4 in place of 12.1; sm 9.0 only; c++ 12.2.0; Cuda compilation tools, release 12.4, V12.4.131, bare"
         )
@@ -100,7 +100,7 @@ def test_ranges(ids: str, text: str) -> None:
 
 
 def test_an_id_is_answered_by_the_best_that_there_is_for_it() -> None:
-    answered = ledger.ids_by_answer(tables.Facts.of(Catalogue()))
+    answered = tables.ids_by_answer(tables.Facts.of(Catalogue()))
     proved, measured, claimed, beyond, left = answered.values()
     assert {"A12", "A13"} <= {*proved, *claimed}  # claims of an H200; proved while what they ran is what it was
     assert "A06" in measured  # the proof of a patch
