@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from recipes.make import environment, patch
+from recipes.catalogue.patch import read
+from recipes.make import environment
+from recipes.make.patch import apply
 
 LINES = 8  # of an output that are kept
 
@@ -35,7 +37,7 @@ class Proof:
     def with_patch_beside(self, file: str, version: str, into: Path) -> Proof:
         """The same proof, with a patch of patches/ applied to that version of BESIDE's wheel in a copy of links."""
         shutil.copytree(self.path[0], into, symlinks=True, copy_function=os.link)
-        patch.apply(patch.read(Path(__file__).parent / file).at(version), into)
+        apply(read(Path(__file__).parent / file).at(version), into)
         return replace(self, path=(into,), places={**self.places, into: "BESIDE"})
 
     def run(

@@ -29,7 +29,7 @@ from recipes.process import commit_of
 from recipes.progress import console
 from recipes.prove.definitions import Code
 
-HARNESS = ("proof.py", "conftest.py")  # of patches/: what runs and judges every proof
+HARNESS = ("proof.py", "conftest.py")  # of patches/: what runs every proof, and is part of none
 AGAIN = "run `nox -s tests -- patches --record` and commit what it writes"
 
 
@@ -112,13 +112,14 @@ def conditions(test: Path) -> Conditions:
 
 def code(root: Path) -> Code:
     """All definitions of patches/."""
-    return Code(root / "patches", HARNESS)
+    return Code(root / "patches")
 
 
 def key(every: Code, test: Path) -> str:
-    """The key of a proof: of all that its module can reach, and of what runs every proof (definitions.py)."""
+    """The key of a proof: of all that its module can reach (definitions.py), but for what runs every proof."""
     file = test.relative_to(every.folder).as_posix()
-    return every.key(every.floor(definition.place for definition in every.modules[file].definitions.values()))
+    reached = every.floor(definition.place for definition in every.modules[file].definitions.values())
+    return every.key(place for place in reached if place[0] not in HARNESS)
 
 
 def written(one: Patch) -> dict[str, Any] | None:
