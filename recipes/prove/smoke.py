@@ -157,7 +157,7 @@ def without_paths(plan: Plan, text: str) -> str:
     text = text.replace(str(plan.root), ".")
     text = text if home == "/" else text.replace(home, "~")
     text = re.sub(r"[/~.][^\s'\":]*/(?=outcomes\.json)|[/~.][^\s'\":]*/partial/build/", "", text)
-    return re.sub(r"[/~.][^\s'\":]*(?=/lib/python3\.\d+/)", "ENV", text)
+    return re.sub(r"[/~.][^\s'\":]*(?=/lib/python3\.\d+/|/bin/python\b)", "ENV", text)
 
 
 def _table(evidence: dict[str, Any]) -> Table:
