@@ -116,10 +116,13 @@ def code(root: Path) -> Code:
 
 
 def key(every: Code, test: Path) -> str:
-    """The key of a proof: of all that its module can reach (definitions.py), but for what runs every proof."""
+    """The key of a proof: of all that its module holds, imports and can reach, but for what runs every proof."""
     file = test.relative_to(every.folder).as_posix()
-    reached = every.floor(definition.place for definition in every.modules[file].definitions.values())
-    return every.key(place for place in reached if place[0] not in HARNESS)
+    module = every.modules[file]
+    roots = {definition.place for definition in module.definitions.values()}
+    for name in module.imports:  # tests that several proofs share are imported and not mentioned
+        roots |= every.resolve(file, name)[1]
+    return every.key(place for place in every.floor(roots) if place[0] not in HARNESS)
 
 
 def written(one: Patch) -> dict[str, Any] | None:

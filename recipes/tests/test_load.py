@@ -30,10 +30,10 @@ TEXTS = {
     "unknown-key-nearest": (TARGETS, "publish = true", "publish = true\npublsh = true", ("cpu.publsh", "'publish'")),
     "unknown-key-in-recipe": (RECIPE, "mib = {", "mob = {", ("deepspeed.toml", "release[0].")),
     "unknown-key-in-build": (
-        RECIPE, "core_seconds = 150", "core_seconds = 150\ncore_second = 2", ("build.core_second", "'core_seconds'"),
+        RECIPE, "core_seconds = 170", "core_seconds = 170\ncore_second = 2", ("build.core_second", "'core_seconds'"),
     ),
     "longest-file-of-more-than-all": (
-        RECIPE, "core_seconds = 55, longest_seconds = 28", "core_seconds = 55",
+        RECIPE, "core_seconds = 80, longest_seconds = 28", "core_seconds = 55",
         ("deepspeed.toml", "of 0.19.8 longest_seconds is a part of"),
     ),
     "unknown-key-in-list": (
@@ -58,8 +58,8 @@ TEXTS = {
     "zero-memory": (RECIPE, "mib_per_job = 2200", "mib_per_job = 0", ("deepspeed.toml", "build.mib_per_job")),
     "negative": (RECIPE, "mib_per_job = 2200", "mib_per_job = -1", ("deepspeed.toml", "build.mib_per_job")),
     "negative-size": (RECIPE, "download = 2", "download = -2", ("deepspeed.toml", "release[0].mib.download")),
-    "nan": (RECIPE, "core_seconds = 150", "core_seconds = nan", ("deepspeed.toml", "build.core_seconds")),
-    "infinity": (RECIPE, "core_seconds = 150", "core_seconds = inf", ("deepspeed.toml", "build.core_seconds")),
+    "nan": (RECIPE, "core_seconds = 170", "core_seconds = nan", ("deepspeed.toml", "build.core_seconds")),
+    "infinity": (RECIPE, "core_seconds = 170", "core_seconds = inf", ("deepspeed.toml", "build.core_seconds")),
     "impossible-date": (TARGETS, "publish = true", "publish = 2026-02-30", ("targets.toml",)),
     "deeply-nested": (TARGETS, "sm = []", f"sm = {'[' * 5000}{']' * 5000}", ("targets.toml", "nested")),
     "short-hash": (RECIPE, "sha256 = \"9e49", "sha256 = \"", ("deepspeed.toml", "release[0].sha256")),
