@@ -24,7 +24,8 @@ Count = Annotated[int, Field(ge=1)]
 Float8 = Literal["none", "tensorwise", "tensorwise-gathered", "rowwise"]
 Launcher = Literal["torchrun", "slurm", "jobset", "pytorchjob"]
 TARGET = "cu13.0-torch2.11-dist"
-ENGINE = "/opt/fusebox/smoke_tests/training/engine.py"
+ENGINE = "smoke_tests.training.engine"  # a module: each process needs a PYTHONPATH with the folder of smoke_tests/
+IMAGE_FOLDER = "/opt/fusebox"  # of smoke_tests/ in an image
 PORT = 29400
 RESTARTS = 3  # of the whole job, each from the last checkpoint
 GPUS = (2, 4, 8)  # of one host, on which the runs of these shapes can be measured
@@ -152,11 +153,11 @@ class Run(Strict):
         """The same as the engine's arguments, and those of the float8 recipe."""
         return [*_flags(self.settings(out)), *_flags(FLOAT8[self.float8])]
 
-    def command(self, rendezvous: str, out: str, engine: str = ENGINE) -> list[str]:
+    def command(self, rendezvous: str, out: str) -> list[str]:
         """torchrun on each host, which meet at `rendezvous` (HOST:PORT); each shows its own ranks' output."""
         where = ["--nnodes", str(self.hosts), "--nproc-per-node", str(self.gpus), "--rdzv-id", self.name]
         where += ["--rdzv-backend", "c10d", "--rdzv-endpoint", rendezvous, "--role", self.name]
-        return ["torchrun", *where, engine, *self.arguments(out)]
+        return ["torchrun", *where, "-m", ENGINE, *self.arguments(out)]
 
 
 def load(root: Path = ROOT) -> dict[str, Run]:
@@ -229,12 +230,12 @@ def _shell(command: list[str]) -> str:
 
 def torchrun(run: Run, out: str) -> str:
     """A script to run on every host, with the name of one of them as its argument."""
-    command = run.command(f'"${{1:?the host where all meet}}:{PORT}"', out, '"$here/smoke_tests/training/engine.py"')
+    command = run.command(f'"${{1:?the host where all meet}}:{PORT}"', out)
     command.append('"${@:2}"')  # more of the engine's arguments; of what comes twice it takes the last
     return (
         f"#!/usr/bin/env bash\n# {run.name}: on each of {run.hosts} hosts, in the target's environment and in the\n"
         "# checkout: bash SCRIPT FIRST_HOST. Started again, it goes on from the last checkpoint.\n"
-        f"set -euo pipefail\nhere=$PWD\nexec {_shell(command)}\n"
+        f"set -euo pipefail\nexport PYTHONPATH=$PWD\nexec {_shell(command)}\n"
     )
 
 
@@ -249,7 +250,8 @@ def slurm(run: Run, image: str, out: str) -> str:
     lines += ['hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")', "first=${hosts%%$'\\n'*}"]
     lines += ["# pyxis mounts what is there and has a whole path", f"out=$(realpath -m -- {shlex.quote(out)})"]
     lines += ['mkdir -p "$out"']
-    return "\n".join([*lines, f"srun --kill-on-bad-exit=1 {_shell([*container, *command])}"]) + "\n"
+    inside = ["env", f"PYTHONPATH={IMAGE_FOLDER}", *command]
+    return "\n".join([*lines, f"srun --kill-on-bad-exit=1 {_shell([*container, *inside])}"]) + "\n"
 
 
 def _pyxis(image: str) -> str:
@@ -269,6 +271,7 @@ def _pod(run: Run, image: str, out: str, rendezvous: str, container: str) -> dic
                     "name": container,
                     "image": image,
                     "command": run.command(rendezvous, SHARED),
+                    "env": [{"name": "PYTHONPATH", "value": IMAGE_FOLDER}],
                     "resources": {"limits": {"nvidia.com/gpu": str(run.gpus)}},
                     "volumeMounts": [{"name": "out", "mountPath": SHARED}, {"name": "shm", "mountPath": "/dev/shm"}],
                 }

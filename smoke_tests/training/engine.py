@@ -1,4 +1,4 @@
-"""torchtitan's trainer on the shapes, the text and the numbers of this room; torchrun starts it.
+"""torchtitan's trainer on the shapes, the text and the numbers of this package; torchrun starts it with `-m`.
 
 What the engine is told comes from recipes/runs.toml. This file registers the model "fusebox": the engine's Llama 3 in
 the shapes below, real text in an order that no layout changes, and one line of numbers a step and rank in
@@ -14,7 +14,6 @@ import dataclasses
 import json
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Dict, Iterator, List, Tuple
 
@@ -33,8 +32,6 @@ if "--cpu" in sys.argv:  # the engine knows no CPU: what it asks a device's modu
     torch.cpu.memory_stats = lambda device: {}
     torch.cpu.current_device = lambda: 0
     torch.cpu.reset_peak_memory_stats = torch.cpu.empty_cache = lambda: None
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from torch.distributed.fsdp import FSDPModule
 from torchtitan.components.dataloader import BaseDataLoader

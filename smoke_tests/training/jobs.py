@@ -18,6 +18,7 @@ from typing import Any, Dict, List, Optional, Sequence, Type
 from smoke_tests import claims
 
 PORT = 29400
+CHECKOUT = Path(__file__).resolve().parents[2]
 # An Ethernet link between two network namespaces, in a user namespace where whoever runs this may make them.
 CABLE = r"""
 set -e
@@ -39,11 +40,13 @@ NAMED = "import os, socket, sys; socket.sethostname(sys.argv[1]); os.execv(sys.a
 
 
 def torchrun(script: str, arguments: Sequence[str], processes: int, options: Sequence[str] = ()) -> List[str]:
-    """The command that starts a script of this folder in that many processes, on one host unless options say more."""
+    """The command that starts a script of this package in that many processes, on one host unless options say more.
+
+    Each process runs the script as a module, which needs a PYTHONPATH with the checkout; Job sets it.
+    """
     where = list(options) or ["--standalone"]
-    path = str(Path(__file__).resolve().parent / script)
     started = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    return [*started, *where, path, *arguments]
+    return [*started, *where, "-m", f"{__package__}.{Path(script).stem}", *arguments]
 
 
 class Job:
@@ -61,6 +64,8 @@ class Job:
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "eth0" if "nsenter" in command else "lo",
             "FUSEBOX_JOB": str(log),  # by which all that it starts is known
+            # Every process imports smoke_tests, whatever its working directory: nsenter changes that to /.
+            "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), str(CHECKOUT)))),
         }
         with open(log, "wb") as file:
             self.process = subprocess.Popen(

@@ -1,6 +1,6 @@
 """Does a run survive SIGKILL? `python -m smoke_tests.training.kills OUT.json [--kills 20] [-- FLAGS OF PRETRAIN]`.
 
-From smoke_tests/: a deterministic run is killed at a random moment and resumed to its end, again and again; its losses
+A deterministic run is killed at a random moment and resumed to its end, again and again; its losses
 have to be those of the run that nobody killed, to the last bit. Every other kill waits for a checkpoint that is being
 written. With --default the run is not deterministic, and how far the losses are apart is noted.
 """
@@ -23,21 +23,19 @@ from smoke_tests.training.checkpoint import PARTIAL, newest
 from smoke_tests.training.pretrain import read_log
 
 STEPS = 40
-ROOM = Path(__file__).resolve().parents[1]
-
-
+CHECKOUT = Path(__file__).resolve().parents[2]  # the folder from which `python -m smoke_tests...` starts
 ON_CPU = ("--model", "tiny", "--precision", "torchao.tensorwise", "--deterministic", "--device", "cpu")
 
 
 def command(out: Path, steps: int, *flags: str) -> List[str]:
     """The run: with a checkpoint every other step."""
     every = ["--steps", str(steps), "--checkpoint-every", "2", "--out", str(out)]
-    return [sys.executable, "-m", "training.pretrain", *flags, *every]
+    return [sys.executable, "-m", "smoke_tests.training.pretrain", *flags, *every]
 
 
 def finish(out: Path, steps: int, *flags: str) -> List[float]:
     """Run to the end; the losses, one per step."""
-    code = subprocess.call(command(out, steps, *flags), cwd=str(ROOM), stdout=subprocess.DEVNULL)
+    code = subprocess.call(command(out, steps, *flags), cwd=str(CHECKOUT), stdout=subprocess.DEVNULL)
     assert code == 0, f"a run that nobody killed ended with {code}"
     rows = read_log(out / "log.jsonl")
     assert [row["step"] for row in rows] == list(range(steps)), "the log has not each step once"
@@ -50,7 +48,7 @@ def killed(out: Path, steps: int, inside: bool, draw: random.Random, flags: Sequ
     inside: wait for one of the checkpoints to be begun; otherwise for a random time after the first.
     """
     process = subprocess.Popen(
-        command(out, steps, *flags), cwd=str(ROOM), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command(out, steps, *flags), cwd=str(CHECKOUT), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     began = time.monotonic()
     wanted = draw.randrange(2, steps - 2)

@@ -1,6 +1,6 @@
 """The small Llama, its parameters and optimizer states sharded by FSDP2 over the processes that torchrun started.
 
-`python sharded.py FOLDER STEPS` notes each step's loss in FOLDER/rank<N>.jsonl, saves every fifth step, and goes on
+`python -m smoke_tests.training.sharded FOLDER STEPS` notes each step's loss in FOLDER/rank<N>.jsonl, saves every fifth step, and goes on
 from the newest checkpoint. Alone it is not sharded: the truth that the others are compared with.
 """
 
@@ -23,9 +23,6 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import fully_shard
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import training  # type: ignore[import-not-found]  # noqa: F401  (it lets the next line find smoke_tests)
 from smoke_tests.training.llama import Llama, Shape, batches, standard_library_text
 
 COLUMNS = dict.fromkeys(("rms_norm", "rope", "attention", "swiglu", "cross_entropy", "adamw"), "torch")

@@ -1232,14 +1232,14 @@ def test_deterministic_on_gpu(tmp_path: Path) -> None:
     flags = ["--model=tinyllama-120m", "--layers=2", "--length=512", "--precision=fp8", "--deterministic"]
     flags += ["--batch-size=2", "--steps=8", "--checkpoint-every=0", "--device=cuda", "--out"]
     both = (
-        "import sys; from training.pretrain import main; folder, *flags = sys.argv[1:]; "
+        "import sys; from smoke_tests.training.pretrain import main; folder, *flags = sys.argv[1:]; "
         "sys.exit(main([*flags, folder]) or main(['--te-modules', *flags, folder + '-te-modules']))"
     )
     started = []
     for out in (tmp_path / "one", tmp_path / "other"):
         command = [sys.executable, "-c", both, str(out), *flags]
         apart = {**os.environ, "TRITON_CACHE_DIR": str(out) + "-kernels"}  # what is tuned, is so anew
-        started.append(subprocess.Popen(command, cwd=str(kills.ROOM), env=apart, stdout=subprocess.DEVNULL))
+        started.append(subprocess.Popen(command, cwd=str(kills.CHECKOUT), env=apart, stdout=subprocess.DEVNULL))
     assert [process.wait() for process in started] == [0, 0]
     for way in ("", "-te-modules"):
         one, other = (
