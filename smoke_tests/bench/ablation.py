@@ -21,8 +21,7 @@ from smoke_tests.bench.method import Arm, Cell, Check, graphed
 from smoke_tests.operators.bounds import relative_error
 from smoke_tests.operators.table import OPERATORS, rows, version_of_torch
 from smoke_tests.training import memory
-from smoke_tests.training.llama import Shape
-from smoke_tests.training.models import MODELS
+from smoke_tests.training.models import MODELS, Shape
 from smoke_tests.training.pretrain import Options, Run
 
 TOKENS = 65536  # of a step

@@ -14,8 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from smoke_tests.operators.table import operator, rotate_halves, rows, te_autocast, te_recipe
-from smoke_tests.training.llama import Shape
-from smoke_tests.training.models import operations_per_token
+from smoke_tests.training.models import Shape, operations_per_token
 
 # What is taken of the table for "fused", the first that an environment has. Each is measured in bench/operators.py.
 FUSED = {

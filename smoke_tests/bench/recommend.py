@@ -55,7 +55,7 @@ def layers_of(config: Dict[str, Any]) -> Layers:
 def layers_of_shape(
     layers: int, heads: int, kv_heads: int, head_size: int, hidden: int, vocabulary: int, length: int
 ) -> Layers:
-    """The Linear layers of training/llama.py's model, from the sizes of its Shape."""
+    """The Linear layers of a Llama, each projection by itself, from the sizes of its Shape."""
     width, kv = heads * head_size, kv_heads * head_size
     attention = {"query": (width, width), "key": (width, kv), "value": (width, kv), "output": (width, width)}
     gates = {"gate": (width, hidden), "up": (width, hidden), "down": (hidden, width)}

@@ -12,7 +12,7 @@ import torch
 
 from smoke_tests.operators.table import InFp8, version_of_torch
 from smoke_tests.training import ms_amp
-from smoke_tests.training.decoder import own_name
+from smoke_tests.training.llama import own_name
 from smoke_tests.training.precision import inner
 
 FORMAT = 1

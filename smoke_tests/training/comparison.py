@@ -10,7 +10,8 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 import pytest
 
 from smoke_tests.operators.table import rows
-from smoke_tests.training.llama import Shape, train
+from smoke_tests.training.models import Shape
+from smoke_tests.training.short_training import train
 
 FALL = 2.5  # nats per byte below ln 256, the loss of knowing nothing
 FLOOR = 1e-4  # on one thread float32 repeats to the last bit, so that only other arithmetic is farther off

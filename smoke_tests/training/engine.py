@@ -45,7 +45,7 @@ from torchtitan.protocols.train_spec import register_train_spec
 from torchtitan.tools.utils import device_type
 from torchtitan.train import Trainer, main
 
-from smoke_tests.training.llama import standard_library_text
+from smoke_tests.training.short_training import standard_library_text
 
 # Llama 3's 8B, 70B and 405B are the engine's own; the 1.8B is fms-fsdp's (feed-forward 7168 wide).
 OWN = {

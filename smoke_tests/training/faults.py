@@ -18,7 +18,7 @@ import torch
 
 from smoke_tests.faults import FAULTS, Call, Fault, delayed_with, engine, patched
 from smoke_tests.training import checkpoint, hugging_face, pretrain
-from smoke_tests.training.decoder import RMSNorm, Rotary
+from smoke_tests.training.llama import RMSNorm, Rotary
 
 TRAINING = "training"
 PRETRAIN = "training/test_pretrain.py::test_"
@@ -132,7 +132,7 @@ def matrices_do_not_decay() -> ContextManager[Any]:
 
 
 def of_another_model(part: Any, change: Callable[[Any], Any]) -> ContextManager[Any]:
-    """A part of each Decoder is made as for change(model)."""
+    """A part of each Llama is made as for change(model)."""
     own: Call = part.__init__
     return mock.patch.object(part, "__init__", lambda self, model, columns: own(self, change(model), columns))
 
@@ -291,24 +291,23 @@ class Ruled(NamedTuple):
     tests: Tuple[str, ...]
 
 
-# What decides a number; what an experiment chooses (llama.train's settings, a start's deviation) is no formula, and
+# What decides a number; what an experiment chooses (short_training's settings, a start's deviation) is no formula, and
 # what only sizes a layer ends in a crash.
 RULED = (
-    Ruled("llama", ("RMSNorm.forward", "Attention._heads", "Block.forward"), ("models_in_float64",)),
-    Ruled("llama", ("batches",), ("batches",)),
+    Ruled("short_training", ("batches",), ("batches",)),
     Ruled(
-        "decoder",
+        "llama",
         (
             "RMSNorm.forward",
             "Rotary.__init__",
             "Rotary.forward",
             "Attention.forward",
             "Block.forward",
-            "Decoder.forward",
+            "Llama.forward",
         ),
         ("models_in_float64", "cache"),
     ),
-    Ruled("decoder", ("eager_attention", "Block.extend"), ("models_in_float64", "cache")),
+    Ruled("llama", ("eager_attention", "Block.extend"), ("models_in_float64", "cache")),
     Ruled(
         "precision", ("mantissas", "factors", "RoundedProduct.forward", "RoundedProduct.backward"), ("rounded_layers",)
     ),

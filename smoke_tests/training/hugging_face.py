@@ -8,7 +8,7 @@ import torch
 
 from smoke_tests.training.models import Model
 
-# What one product of the Decoder computes at once, and its parts in a Mistral.
+# What one product of the Llama computes at once, and its parts in a Mistral.
 JOINT = {"attention.qkv": ("q_proj", "k_proj", "v_proj"), "feed_forward.gate_up": ("gate_proj", "up_proj")}
 NAMES = {
     "attention.output": "self_attn.o_proj",
@@ -20,7 +20,7 @@ ENDS = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_hea
 
 
 def to_mistral(weights: Dict[str, torch.Tensor], model: Model) -> Any:
-    """A MistralForCausalLM with the weights of a Decoder of that model (checkpoint.weights_of or a checkpoint's)."""
+    """A MistralForCausalLM with the weights of a Llama of that model (checkpoint.weights_of or a checkpoint's)."""
     from transformers import MistralConfig, MistralForCausalLM
 
     shape = model.shape
@@ -53,7 +53,7 @@ def to_mistral(weights: Dict[str, torch.Tensor], model: Model) -> Any:
 
 
 def from_mistral(mistral: Any) -> Dict[str, torch.Tensor]:
-    """The weights of a Mistral or a Llama of transformers, by the names that a Decoder gives them."""
+    """The weights of a Mistral or a Llama of transformers, by the names that llama.py gives them."""
     state = mistral.state_dict()
     weights = {f"{ours}.weight": state[f"{theirs}.weight"] for ours, theirs in ENDS.items()}
     for layer in range(mistral.config.num_hidden_layers):

@@ -15,7 +15,7 @@ import torch
 
 from smoke_tests.operators.table import InFp8
 from smoke_tests.training import checkpoint
-from smoke_tests.training.decoder import Decoder
+from smoke_tests.training.llama import Llama
 from smoke_tests.training.precision import PRECISIONS, column_of, convert, inner
 from smoke_tests.training.pretrain import Options, Parser, Refused, columns_of, model_of
 from smoke_tests.training.text import Text, TextError, decoder, encoder
@@ -48,7 +48,7 @@ def opened(path: Path, precision: str, ops: str, device: str) -> Reader:
     model, dtype = model_of(options), torch.bfloat16 if half else torch.float32
     columns = columns_of(ops, device == "cuda", model.shape.head_size, half)
     with torch.device(device):
-        made = Decoder(model, columns, dtype)
+        made = Llama(model, columns, dtype)
     converted = convert(made, precision).eval()
     checkpoint.restore(converted, content)
     return Reader(converted, options, device, half, content["text"])

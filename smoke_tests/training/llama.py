@@ -1,197 +1,217 @@
-"""A small Llama in one file, assembled from the table of fused operators, and its training on real text.
+"""A Llama: one product for query, key and value, one for gate and up, and a KV cache.
 
-Which implementation of each operator it takes is a mapping, operator -> column of the table.
-
-Shapes: b batch, l length, w width, h heads, d head size; tokens are bytes, so the vocabulary is 256.
+Shapes: b batch, l length, w width, h heads, k key/value heads, d head size.
 """
 
 from __future__ import annotations
 
-import sysconfig
-from functools import partial
-from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
+import math
+from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
+import torch.nn.functional as F
 
+from smoke_tests.operators import references
 from smoke_tests.operators.table import operator
+from smoke_tests.training.models import Model
 
-Columns = Mapping[str, str]
-# A model and the settings of AdamW -> the model to train, its optimizer, and what clips its gradients.
-Prepared = Tuple[torch.nn.Module, torch.optim.Optimizer, Callable[..., object]]
-Prepare = Callable[[torch.nn.Module, Dict[str, Any]], Prepared]
+Cache = List[Tuple[torch.Tensor, torch.Tensor]]  # of each layer the keys and values so far, [b, k, l, d]
 
 
-class Shape(NamedTuple):
-    """Sizes of the model; 3 query heads share a key/value head, and no two sizes are equal."""
+def eager_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Causal attention, one operator after another: query [b, h, m, d] at the last m of l positions, key and value
+    [b, k, l, d] -> [b, h, m, d]."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
+    scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(
+        1 + key.shape[2] - query.shape[2]
+    )
+    return torch.softmax(scores.float().masked_fill(later, -math.inf), dim=-1).to(value.dtype) @ value
 
-    layers: int = 2
-    heads: int = 6
-    kv_heads: int = 2
-    head_size: int = 16
-    hidden: int = 208
-    vocabulary: int = 256
-    length: int = 64
 
-    @property
-    def width(self) -> int:
-        return self.heads * self.head_size
+# What "naive" stands for: no fused kernel, whatever torch has.
+NAIVE: Dict[str, Callable[..., Any]] = {
+    "attention": eager_attention,
+    "rms_norm": references.rms_norm,
+    "swiglu": references.swiglu,
+    "rope": operator("rope", "torch"),
+    "cross_entropy": lambda logits, labels, ignored: F.cross_entropy(logits.float(), labels, ignore_index=ignored),
+}
+
+
+def implementation(columns: Mapping[str, str], name: str) -> Callable[..., Any]:
+    """What computes an operator: a column of the table, or "naive"."""
+    return NAIVE[name] if columns[name] == "naive" else operator(name, columns[name])
 
 
 class RMSNorm(torch.nn.Module):  # type: ignore[misc]
-    """RMS normalization of the last dimension, [..., w] -> [..., w]."""
+    """RMS normalization of the last dimension, [..., w] -> [..., w], in the dtype of its input."""
 
-    def __init__(self, width: int, columns: Columns) -> None:
+    def __init__(self, model: Model, columns: Mapping[str, str]) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(width))
-        self.normalize = operator("rms_norm", columns["rms_norm"])
+        self.weight, self.eps = torch.nn.Parameter(torch.ones(model.shape.width)), model.eps
+        self.normalize = implementation(columns, "rms_norm")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        normalized: torch.Tensor = self.normalize(x.flatten(0, -2), self.weight, 1e-5)
-        return normalized.view_as(x)
+        normalized: torch.Tensor = self.normalize(x.flatten(0, -2), self.weight.to(x.dtype), self.eps)
+        return normalized.view_as(x).to(x.dtype)
+
+
+class Rotary(torch.nn.Module):  # type: ignore[misc]
+    """Rotary positions, [b, h, l, d] -> [b, h, l, d]; its table is on the device, where a CUDA graph can hold it."""
+
+    def __init__(self, model: Model, columns: Mapping[str, str]) -> None:
+        super().__init__()
+        shape = model.shape
+        self.rope = implementation(columns, "rope")(shape.head_size, model.base)
+        frequency = model.base ** (-torch.arange(0, shape.head_size, 2, dtype=torch.float64) / shape.head_size)
+        angle = torch.arange(shape.length, dtype=torch.float64)[:, None] * frequency
+        self.register_buffer("cosine", angle.cos().float(), persistent=False)
+        self.register_buffer("sine", angle.sin().float(), persistent=False)
+
+    def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
+        if not hasattr(self.rope, "rotate"):  # it makes its own table
+            turned: torch.Tensor = self.rope(x, start)
+            return turned
+        positions = slice(start, start + x.shape[-2])
+        turned = self.rope.rotate(x, self.cosine[positions].to(x), self.sine[positions].to(x))
+        return turned
 
 
 class Attention(torch.nn.Module):  # type: ignore[misc]
-    """Causal self-attention with rotary positions, [b, l, w] -> [b, l, w]."""
+    """Causal self-attention, [b, l, w] -> [b, l, w]."""
 
-    def __init__(self, shape: Shape, columns: Columns) -> None:
+    def __init__(self, model: Model, columns: Mapping[str, str], rotary: Rotary) -> None:
         super().__init__()
-        self.head_size = shape.head_size
-        kv_width = shape.kv_heads * shape.head_size
-        self.query = torch.nn.Linear(shape.width, shape.width, bias=False)
-        self.key = torch.nn.Linear(shape.width, kv_width, bias=False)
-        self.value = torch.nn.Linear(shape.width, kv_width, bias=False)
+        shape = model.shape
+        self.head_size, self.turned = shape.head_size, [shape.heads + shape.kv_heads, shape.kv_heads]
+        self.split = [shape.heads, shape.kv_heads]
+        self.qkv = torch.nn.Linear(shape.width, shape.head_size * sum(self.turned), bias=False)
         self.output = torch.nn.Linear(shape.width, shape.width, bias=False)
-        self.rotate = operator("rope", columns["rope"])(shape.head_size, 10000.0)
-        self.attend = operator("attention", columns["attention"])
+        self.attend = implementation(columns, "attention")
+        self.rotary = rotary
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query, key, value = (self._heads(each(x)) for each in (self.query, self.key, self.value))
-        attended = self.attend(self.rotate(query, 0), self.rotate(key, 0), value)
-        mixed: torch.Tensor = self.output(attended.transpose(1, 2).flatten(2))
-        return mixed
-
-    def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        """[b, l, h * d] -> [b, h, l, d]."""
-        return x.unflatten(-1, (-1, self.head_size)).transpose(1, 2)
+    def forward(self, x: torch.Tensor, past: Optional[Tuple[torch.Tensor, torch.Tensor]] = None) -> Any:
+        # Split as the kernels write gradients, a token's heads beside each other: backward joins them in one copy.
+        turned, value = self.qkv(x).unflatten(-1, (-1, self.head_size)).split(self.turned, dim=2)
+        turned = self.rotary(turned.transpose(1, 2), 0 if past is None else past[0].shape[2]).transpose(1, 2)
+        query, key, value = (part.transpose(1, 2) for part in (*turned.split(self.split, dim=2), value))
+        if past is None:
+            return self.output(self.attend(query, key, value).transpose(1, 2).flatten(2))
+        key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
+        return self.output(eager_attention(query, key, value).transpose(1, 2).flatten(2)), (key, value)
 
 
 class FeedForward(torch.nn.Module):  # type: ignore[misc]
     """SwiGLU between two projections, [b, l, w] -> [b, l, w]."""
 
-    def __init__(self, shape: Shape, columns: Columns) -> None:
+    def __init__(self, model: Model, columns: Mapping[str, str]) -> None:
         super().__init__()
-        self.multiply = operator("swiglu", columns["swiglu"])
-        self.gate = torch.nn.Linear(shape.width, shape.hidden, bias=False)
-        self.up = torch.nn.Linear(shape.width, shape.hidden, bias=False)
-        self.down = torch.nn.Linear(shape.hidden, shape.width, bias=False)
+        self.gate_up = torch.nn.Linear(model.shape.width, 2 * model.shape.hidden, bias=False)
+        self.down = torch.nn.Linear(model.shape.hidden, model.shape.width, bias=False)
+        self.multiply = implementation(columns, "swiglu")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self.down(self.multiply(self.gate(x), self.up(x)))
+        projected: torch.Tensor = self.down(self.multiply(*self.gate_up(x).chunk(2, dim=-1)))
         return projected
 
 
 class Block(torch.nn.Module):  # type: ignore[misc]
     """One layer: attention and feed-forward, each behind a norm and beside a residual."""
 
-    def __init__(self, shape: Shape, columns: Columns) -> None:
+    def __init__(self, model: Model, columns: Mapping[str, str], rotary: Rotary) -> None:
         super().__init__()
-        self.attention_norm, self.attention = RMSNorm(shape.width, columns), Attention(shape, columns)
-        self.feed_forward_norm, self.feed_forward = RMSNorm(shape.width, columns), FeedForward(shape, columns)
+        self.attention_norm, self.attention = RMSNorm(model, columns), Attention(model, columns, rotary)
+        self.feed_forward_norm, self.feed_forward = RMSNorm(model, columns), FeedForward(model, columns)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x))
         out: torch.Tensor = x + self.feed_forward(self.feed_forward_norm(x))
         return out
 
+    def extend(self, x: torch.Tensor, past: Tuple[torch.Tensor, torch.Tensor]) -> Any:
+        """The same behind what a cache holds; also what it then holds."""
+        attended, past = self.attention(self.attention_norm(x), past)
+        x = x + attended
+        return x + self.feed_forward(self.feed_forward_norm(x)), past
+
 
 class Llama(torch.nn.Module):  # type: ignore[misc]
-    """Tokens [b, l] -> logits [b, l, vocabulary]."""
+    """Tokens [b, l] -> logits [b, l, vocabulary], or with targets [b, l] their mean cross entropy (nats per token).
 
-    def __init__(self, shape: Shape, columns: Columns) -> None:
-        super().__init__()
-        self.embedding = torch.nn.Embedding(shape.vocabulary, shape.width)
-        self.blocks = torch.nn.ModuleList([Block(shape, columns) for _ in range(shape.layers)])
-        self.norm = RMSNorm(shape.width, columns)
-        self.head = torch.nn.Linear(shape.width, shape.vocabulary, bias=False)
-        # The layers start small: weights and activations grow far beyond that, which a scale has to follow. The
-        # embedding does not: from tiny activations rounding alone would send two runs apart.
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                torch.nn.init.normal_(parameter, std=0.5 if name == "embedding.weight" else 0.008)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        logits: torch.Tensor = self.head(self.norm(x))
-        return logits
-
-
-def standard_library_text(size: int) -> torch.Tensor:
-    """The first `size` bytes of the standard library's modules, by name, as tokens [size]; present in every Python."""
-    text = bytearray()
-    for file in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
-        text += file.read_bytes()
-        if len(text) >= size:
-            return torch.frombuffer(text[:size], dtype=torch.uint8).long()
-    raise ValueError(f"the standard library's modules have only {len(text)} bytes")
-
-
-def batches(text: torch.Tensor, length: int, steps: int, seed: int) -> Iterator[Tuple[torch.Tensor, torch.Tensor]]:
-    """Random windows of a text: tokens [8, length] and the tokens that follow them [8, length], `steps` times."""
-    draw = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        starts = torch.randint(len(text) - length, (8,), generator=draw)
-        windows = torch.stack([text[start : start + length + 1] for start in starts.tolist()])
-        yield windows[:, :-1], windows[:, 1:]
-
-
-def of_the_table(model: torch.nn.Module, settings: Dict[str, Any], columns: Columns) -> Prepared:
-    """The model with the table's linear layers, and the table's AdamW."""
-    # The head stays in high precision, as every published FP8 recipe has it.
-    model = operator("linear", columns["linear"])(model, keep=lambda name: name == "head")
-    return model, operator("adamw", columns["adamw"])(model.parameters(), **settings), torch.nn.utils.clip_grad_norm_
-
-
-def train(
-    columns: Columns,
-    seed: int,
-    device: str,
-    shape: Shape,
-    steps: int = 100,
-    each_step: Callable[[], None] = lambda: None,
-    graphed: bool = False,
-    prepare: Optional[Prepare] = None,
-) -> List[float]:
-    """Train a fresh model; the loss (nats per byte) of every step.
-
-    The weights are float32; on a GPU what autocast chooses is computed in bfloat16. The same seed gives the same start
-    and the same batches, whatever the columns. each_step is called before each step. graphed: the model's kernels are
-    captured once and launched together, forward and backward, since so small a one waits for the host. prepare: what
-    puts other linear layers and another AdamW in their places than the table's.
+    columns: operator -> column of the table, or "naive". dtype: of the residual stream. recompute: what a block runs
+    under to keep no activations (torch.utils.checkpoint's function or Transformer Engine's), or None.
+    Weights start normal with a standard deviation of 0.02, as Llama's do.
     """
-    torch.manual_seed(seed)
-    model = Llama(shape, columns).to(device)
-    settings = {"lr": 1.5e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
-    model, optimizer, clip = (prepare or partial(of_the_table, columns=columns))(model, settings)
-    warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
-    # What autocast casts once for several uses would be outside of the graph.
-    precision = torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda", cache_enabled=not graphed)
-    if graphed:
-        with precision:
-            tokens = torch.zeros(8, shape.length, dtype=torch.long, device=device)
-            model = torch.cuda.make_graphed_callables(model, (tokens,))
-    losses = []
-    for tokens, targets in batches(standard_library_text(400_000), shape.length, steps, seed):
-        each_step()
-        with precision:
-            logits = model(tokens.to(device)).flatten(0, 1).float()
-        loss = operator("cross_entropy", columns["cross_entropy"])(logits, targets.flatten().to(device), -100)
-        optimizer.zero_grad()
-        loss.backward()
-        clip(model.parameters(), 1.0)
-        optimizer.step()
-        warmup.step()
-        losses.append(loss.detach())
-    return [float(loss) for loss in losses]
+
+    def __init__(self, model: Model, columns: Mapping[str, str], dtype: torch.dtype) -> None:
+        super().__init__()
+        shape, self.dtype = model.shape, dtype
+        rotary = Rotary(model, columns)
+        self.embedding = torch.nn.Embedding(shape.vocabulary, shape.width)
+        self.blocks = torch.nn.ModuleList([Block(model, columns, rotary) for _ in range(shape.layers)])
+        self.norm = RMSNorm(model, columns)
+        self.head = torch.nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.cross_entropy = implementation(columns, "cross_entropy")
+        self.recompute: Optional[Callable[..., torch.Tensor]] = None
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                torch.nn.init.normal_(parameter, std=0.02)
+
+    def forward(
+        self, tokens: torch.Tensor, targets: Optional[torch.Tensor] = None, cache: Optional[Cache] = None
+    ) -> torch.Tensor:
+        x = self.embedding(tokens).to(self.dtype)
+        for index, block in enumerate(self.blocks):
+            if cache is not None:
+                x, cache[index] = block.extend(x, cache[index])
+            else:
+                x = self.recompute(block, x) if self.recompute else block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        if targets is None:
+            return logits
+        loss: torch.Tensor = self.cross_entropy(logits.flatten(0, 1), targets.flatten(), -100)
+        return loss
+
+    def empty_cache(self, batch: int) -> Cache:
+        """A cache that holds no position yet."""
+        attention = self.blocks[0].attention
+        nothing = self.embedding.weight.new_empty(batch, attention.split[1], 0, attention.head_size, dtype=self.dtype)
+        return [(nothing, nothing)] * len(self.blocks)
+
+
+# --- with Transformer Engine's modules ---
+
+# Their names of a block's weights -> ours.
+THEIRS = {
+    "attention.qkv.layer_norm_weight": "attention_norm.weight",
+    "feed_forward.layer_norm_weight": "feed_forward_norm.weight",
+    "feed_forward.fc1_weight": "feed_forward.gate_up.weight",
+    "feed_forward.fc2_weight": "feed_forward.down.weight",
+}
+
+
+def own_name(name: str) -> str:
+    """The name that a weight has in a Llama without such modules."""
+    return next((name[: -len(theirs)] + ours for theirs, ours in THEIRS.items() if name.endswith(theirs)), name)
+
+
+def take_te_modules(llama: Llama) -> None:
+    """Let LayerNormLinear and LayerNormMLP (transformer_engine/pytorch/module) compute what they can of each block.
+
+    A norm, a gate and what they cast for the product behind them are then one kernel each; the weights stay.
+    """
+    from transformer_engine.pytorch import LayerNormLinear, LayerNormMLP
+
+    for block in llama.blocks:
+        qkv, down, device = block.attention.qkv, block.feed_forward.down, block.attention.qkv.weight.device
+        like: Dict[str, Any] = {"bias": False, "params_dtype": qkv.weight.dtype, "device": device}
+        like.update(normalization="RMSNorm", eps=block.attention_norm.eps)
+        before = block.state_dict()
+        block.attention.qkv = LayerNormLinear(qkv.in_features, qkv.out_features, **like)
+        block.feed_forward = LayerNormMLP(down.out_features, down.in_features, activation="swiglu", **like)
+        block.attention_norm = block.feed_forward_norm = torch.nn.Identity()
+        with torch.no_grad():
+            for name, parameter in block.named_parameters():
+                parameter.copy_(before[own_name(name)])

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple
 
-from smoke_tests.training.llama import Shape
+
+class Shape(NamedTuple):
+    """Sizes of a Llama. By default 3 query heads share a key/value head, and no two sizes are equal."""
+
+    layers: int = 2
+    heads: int = 6
+    kv_heads: int = 2
+    head_size: int = 16
+    hidden: int = 208
+    vocabulary: int = 256
+    length: int = 64
+
+    @property
+    def width(self) -> int:
+        return self.heads * self.head_size
 
 
 class Model(NamedTuple):
@@ -47,7 +61,7 @@ GPT3_1B, GPT3_13B = GPT3 + ", 16 heads", GPT3 + ", 5120 wide"
 
 # Shape(layers, heads, kv_heads, head_size, hidden, vocabulary, length)
 MODELS: Dict[str, Model] = {
-    "tiny": Model(Shape(), 218_592, "training/llama.py, for a CPU"),
+    "tiny": Model(Shape(), 218_592, "training/models.py, for a CPU"),
     "tinyllama-120m": Model(
         Shape(12, 12, 1, 64, 2048, 32000, 2048), 121_129_728, "jzhang38/TinyLlama bf122247, lit_gpt/config.py"
     ),

@@ -30,7 +30,7 @@ from smoke_tests import hardware
 from smoke_tests.claims import holds
 from smoke_tests.operators.table import OPERATORS, operator
 from smoke_tests.training import checkpoint, deepspeed_config, ms_amp, plot
-from smoke_tests.training.decoder import NAIVE, Decoder, take_te_modules
+from smoke_tests.training.llama import NAIVE, Llama, take_te_modules
 from smoke_tests.training.guard import Guard
 from smoke_tests.training.models import MODELS, Model, operations_per_token, parameters_of
 from smoke_tests.training.precision import CUT, PRECISIONS, column_of, convert, inner, is_computed_otherwise, mantissas
@@ -304,16 +304,16 @@ class Run:
         random.seed(options.seed)
         torch.manual_seed(options.seed)
         with torch.device(self.device):
-            decoder = Decoder(self.data, self.columns, torch.bfloat16 if self.half else torch.float32)
+            llama = Llama(self.data, self.columns, torch.bfloat16 if self.half else torch.float32)
         if in_bfloat16:
-            for parameter in decoder.parameters():
+            for parameter in llama.parameters():
                 parameter.data = parameter.data.to(torch.bfloat16)
         if options.te_modules:
-            take_te_modules(decoder)
+            take_te_modules(llama)
             self.columns["swiglu"] = "transformer-engine"
         if options.recompute:
-            decoder.recompute = _recomputing(options.precision)
-        self.model = decoder if self.in_ms_amp else convert(decoder, options.precision)
+            llama.recompute = _recomputing(options.precision)
+        self.model = llama if self.in_ms_amp else convert(llama, options.precision)
         if options.compile:
             for block in inner(self.model).blocks:
                 block.forward = torch.compile(block.forward)
@@ -325,7 +325,7 @@ class Run:
         self.clip_grad_norm: Callable[..., Any] = torch.nn.utils.clip_grad_norm_
         if self.in_ms_amp:
             self.columns["adamw"], self.clip_grad_norm = options.precision, ms_amp.clip_grad_norm_
-            self.model, self.optimizer = ms_amp.prepared(decoder, groups, options.precision, **settings)
+            self.model, self.optimizer = ms_amp.prepared(llama, groups, options.precision, **settings)
         elif in_bfloat16:
             self.columns["adamw"], self.clip_grad_norm = ADAMW, clip_in_float32
             settings.update(master_weights=True, store_param_remainders=True)

@@ -23,7 +23,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import fully_shard
 
-from smoke_tests.training.llama import Llama, Shape, batches, standard_library_text
+from smoke_tests.training.models import Shape
+from smoke_tests.training.short_training import batches, small_llama, standard_library_text
 
 COLUMNS = dict.fromkeys(("rms_norm", "rope", "attention", "swiglu", "cross_entropy", "adamw"), "torch")
 SILENCE = 15.0  # seconds that a process waits for another before it gives up
@@ -64,7 +65,7 @@ class Pulse:
 def train(folder: Path, steps: int, rank: int, world: int) -> None:
     """Train on batches of 8 windows, 8 / world of them each, in float32."""
     torch.manual_seed(0)
-    model = Llama(Shape(), COLUMNS)
+    model = small_llama(Shape(), COLUMNS)
     if world > 1:
         for part in (*model.blocks, model):
             fully_shard(part)

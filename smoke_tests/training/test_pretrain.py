@@ -30,12 +30,12 @@ from smoke_tests.operators.kernels import assert_float8_products
 from smoke_tests.operators.table import OPERATORS, operator
 from smoke_tests.training import checkpoint, deepspeed_config, hugging_face, infer, kills, memory, parity, pretrain
 from smoke_tests.training.checkpoint import CheckpointError
-from smoke_tests.training.decoder import Decoder
-from smoke_tests.training.llama import Llama, Shape, batches, standard_library_text
-from smoke_tests.training.models import MODELS, Model, operations_per_token, parameters_of
+from smoke_tests.training.llama import Llama
+from smoke_tests.training.models import MODELS, Model, Shape, operations_per_token, parameters_of
 from smoke_tests.training.precision import inner, layers_of, mantissas, round_mantissa, rounded
 from smoke_tests.training.precision import plain as unrounded
 from smoke_tests.training.pretrain import NotFinite, Options, Refused, Run, columns_of, model_of
+from smoke_tests.training.short_training import batches, small_llama, standard_library_text
 from smoke_tests.training.text import Text, TextError, documents
 from smoke_tests.training.text import decoder as text_of
 
@@ -86,7 +86,7 @@ def test_models(measured: Dict[str, Any]) -> None:
     for name, model in MODELS.items():
         assert parameters_of(model.shape) == model.parameters, name
         with torch.device("meta"):
-            made = Decoder(model, columns, torch.float32)
+            made = Llama(model, columns, torch.float32)
         assert sum(parameter.numel() for parameter in made.parameters()) == model.parameters, name
     published = {"hare-1.1b": 1_123_117_056, "z2all-1.26b": 1_255_499_776, "llama-3-8b": 8_030_261_248}
     assert all(MODELS[name].parameters == count for name, count in published.items())
@@ -110,7 +110,7 @@ def test_run(tmp_path: Path, measured: Dict[str, Any]) -> None:
 
 
 def formulas(weights: Dict[str, torch.Tensor], model: Model, tokens: torch.Tensor, targets: torch.Tensor) -> Any:
-    """The logits and the loss of a Llama, from the formulas of its operators and a Decoder's weights by name."""
+    """The logits and the loss of a Llama, from the formulas of its operators and a Llama's weights by name."""
     shape = model.shape
     heads = [shape.heads, shape.kv_heads, shape.kv_heads]
 
@@ -133,57 +133,31 @@ def formulas(weights: Dict[str, torch.Tensor], model: Model, tokens: torch.Tenso
     return logits, references.cross_entropy(logits.flatten(0, 1), targets.flatten(), -100)
 
 
-def as_llama(weights: Dict[str, torch.Tensor], model: Model) -> Dict[str, torch.Tensor]:
-    """A Decoder's weights as those of training/llama.py, which has query, key and value, gate and up apart."""
-    width = model.shape.kv_heads * model.shape.head_size
-    parts = {"qkv": (("query", "key", "value"), [model.shape.width, width, width]), "gate_up": (("gate", "up"), [])}
-    apart = {}
-    for name, weight in weights.items():
-        joined = name.split(".")[-2]
-        names, sizes = parts.get(joined, ((joined,), [len(weight)]))
-        rows = weight.split(sizes or [model.shape.hidden] * 2)
-        apart.update({name.replace(f"{joined}.", f"{part}."): each for part, each in zip(names, rows)})
-    return apart
-
-
-@pytest.mark.parametrize("made", ["naive", "torch", "llama"])
+@pytest.mark.parametrize("column", ["naive", "torch"])
 @proves(
     "the models compute the logits, the loss and every gradient of their formulas in float64, whatever the base of "
     "their rotary positions and the eps of their norms",
     package="torch",
     since="2.4",
 )
-def test_models_in_float64(made: str, measured: Dict[str, Any]) -> None:
-    model = MODELS["tiny"] if made == "llama" else MODELS["tiny"]._replace(base=500.0, eps=0.25)
-    columns = dict.fromkeys(
-        ("attention", "rms_norm", "rope", "swiglu", "cross_entropy"), made.replace("llama", "torch")
-    )
-    decoder = Decoder(model, columns, torch.float32)
+def test_models_in_float64(column: str, measured: Dict[str, Any]) -> None:
+    model = MODELS["tiny"]._replace(base=500.0, eps=0.25)
+    llama = Llama(model, dict.fromkeys(PARTS, column), torch.float32)
     with torch.no_grad():  # so large that attention prefers, gates close, and norms scale
-        for parameter in decoder.parameters():
+        for parameter in llama.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.5 if parameter.dim() == 1 else 0.15)
-    # So small that llama.py's eps counts.
-    decoder.embedding.weight.data.mul_(0.02 if made == "llama" else 1)
-    weights = {name: weight.detach().clone() for name, weight in decoder.named_parameters()}
-    net: torch.nn.Module = decoder
-    if made == "llama":
-        net = Llama(model.shape, columns)
-        net.load_state_dict(as_llama(weights, model))
+    exact = {name: weight.detach().double().requires_grad_() for name, weight in llama.named_parameters()}
     tokens, targets = torch.randint(256, (2, 3, 40)).unbind()
     targets[0, :5] = -100
-    logits = net(tokens)
-    loss = decoder(tokens, targets) if net is decoder else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    logits, loss = llama(tokens), llama(tokens, targets)
     loss.backward()
-    exact = {name: weight.double().requires_grad_() for name, weight in weights.items()}
     true_logits, true_loss = formulas(exact, model, tokens, targets)
     true_loss.backward()
-    gradients = {name: weight.grad for name, weight in exact.items()}
-    true = as_llama(gradients, model) if made == "llama" else gradients
     errors = [
         bounds.relative_error(logits.detach(), true_logits.detach()),
         abs(float(loss.detach() / true_loss.detach()) - 1),
     ]
-    errors += [bounds.relative_error(each.grad, true[name]) for name, each in net.named_parameters()]
+    errors += [bounds.relative_error(each.grad, exact[name].grad) for name, each in llama.named_parameters()]
     measured["error"] = max(errors)
     assert measured["error"] <= 200 * 2.0**-24, f"errors {errors}"  # of some 200 roundings behind one another
 
@@ -718,7 +692,7 @@ def test_rounded_layers() -> None:
                 assert bounds.relative_error(found, exact) <= 48 * 2.0**-24
             with torch.autocast("cpu", torch.bfloat16):
                 assert compute(layer, x).dtype is torch.bfloat16
-    layers = layers_of(Decoder(MODELS["tiny"], columns_of("naive", False, 16, half=False), torch.float32))
+    layers = layers_of(Llama(MODELS["tiny"], columns_of("naive", False, 16, half=False), torch.float32))
     assert [layer.out_features for layer in layers] == [160, 96, 416, 96] * 2
 
 
@@ -752,7 +726,7 @@ def test_cache(tmp_path: Path, measured: Dict[str, Any]) -> None:
 
 def untrained() -> infer.Reader:
     """A reader whose tokens are far from equally likely."""
-    model = Decoder(MODELS["tiny"], dict.fromkeys(PARTS, "naive"), torch.float32)
+    model = Llama(MODELS["tiny"], dict.fromkeys(PARTS, "naive"), torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.15)
@@ -894,7 +868,7 @@ def test_sharded_alone(tmp_path: Path) -> None:
 
     steps = 11  # two checkpoints, and one step more
     torch.manual_seed(0)
-    model = Llama(Shape(), sharded.COLUMNS)
+    model = small_llama(Shape(), sharded.COLUMNS)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.1)
     true = []
     for tokens, targets in batches(standard_library_text(400_000), Shape().length, steps, 0):
@@ -941,7 +915,7 @@ PARTS = ("attention", "rms_norm", "rope", "swiglu", "cross_entropy")
 @proves("the model turns its heads by the closed form of its own rotary base", seed="B07", package="torch")
 def test_decoder_turns_by_its_base(base: float, measured: Dict[str, Any]) -> None:
     model = MODELS["tiny"]._replace(base=base)
-    rotary = Decoder(model, dict.fromkeys(PARTS, "naive"), torch.float32).blocks[0].attention.rotary
+    rotary = Llama(model, dict.fromkeys(PARTS, "naive"), torch.float32).blocks[0].attention.rotary
     x = torch.randn(2, 3, 41, model.shape.head_size)
     turned, truth = rotary(x, 13), references.rope(x.double(), 13, base)
     # Rounded on the way: the cosine, both products, the result.
@@ -960,10 +934,10 @@ def test_hugging_face(base: float, tmp_path: Path, measured: Dict[str, Any]) -> 
 
     # Of no usual base and eps, so that what is left out shows.
     model = MODELS["tiny"]._replace(base=base, eps=1e-4)
-    decoder = Decoder(model, dict.fromkeys(PARTS, "naive"), torch.float32)
-    for block in decoder.blocks:  # so that attention looks at some tokens more than at others, and positions count
+    llama = Llama(model, dict.fromkeys(PARTS, "naive"), torch.float32)
+    for block in llama.blocks:  # so that attention looks at some tokens more than at others, and positions count
         torch.nn.init.normal_(block.attention.qkv.weight, std=2 / math.sqrt(model.shape.width))
-    weights = checkpoint.weights_of(decoder)
+    weights = checkpoint.weights_of(llama)
     hugging_face.to_mistral(weights, model).save_pretrained(tmp_path)
     loaded = MistralForCausalLM.from_pretrained(tmp_path)
     back = hugging_face.from_mistral(loaded)
@@ -971,7 +945,7 @@ def test_hugging_face(base: float, tmp_path: Path, measured: Dict[str, Any]) -> 
     assert loaded.config.rope_theta == base
     tokens = torch.randint(256, (2, 64))
     with torch.no_grad():
-        other, own = loaded(tokens).logits, decoder(tokens)
+        other, own = loaded(tokens).logits, llama(tokens)
     measured["difference"] = bounds.relative_error(other, own.double())
     # Each of the 16 products of both models sums up to 208 terms in float32; transformers' angles, of up to 64 radians,
     # are float32 as well. A score of 20 or so makes an error 20 times larger before the exponential.
