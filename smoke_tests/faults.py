@@ -652,7 +652,7 @@ DECODER = "training/test_pretrain.py::test_"
 
 @patched("another formula", DECODER + "decoder_turns_by_its_base", "torch")
 def base_of_the_decoder_ignored(_: str) -> ContextManager[Any]:
-    rotary = importlib.import_module("smoke_tests.training.decoder").Rotary
+    rotary = importlib.import_module("smoke_tests.training.llama").Rotary
     own = rotary.__init__
     plain = lambda self, model, columns: own(self, model._replace(base=10000.0), columns)  # noqa: E731
     return mock.patch.object(rotary, "__init__", plain)

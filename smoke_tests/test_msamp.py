@@ -25,7 +25,7 @@ from smoke_tests.operators.kernels import assert_float8_products
 from smoke_tests.operators.table import te_autocast, te_recipe
 from smoke_tests.training import checkpoint, pretrain
 from smoke_tests.training.comparison import Run, assert_follows, same_run, spread  # noqa: F401  (same_run is a fixture)
-from smoke_tests.training.llama import Prepare, Prepared
+from smoke_tests.training.short_training import Prepare, Prepared
 from smoke_tests.training.precision import layers_of
 
 # Its type, its mantissa, and the largest number that it holds.
