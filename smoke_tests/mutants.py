@@ -44,8 +44,9 @@ from smoke_tests.operators import table as fused_ops
 from smoke_tests.operators.samples import sample_for
 from smoke_tests.training import faults as of_training
 from smoke_tests.training.models import Shape
-from smoke_tests.training.pretrain import Options, Run
+from smoke_tests.training.options import Options
 from smoke_tests.training.short_training import train
+from smoke_tests.training.trainer import Run
 
 # One compiles for itself: what torch keeps to compile with is waited for at the end, for up to five minutes.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")

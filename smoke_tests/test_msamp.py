@@ -23,10 +23,11 @@ from smoke_tests.claims import Elsewhere, needs, proves
 from smoke_tests.operators.bounds import E4M3, E5M2, assert_rounded_like, rounding_noise
 from smoke_tests.operators.kernels import assert_float8_products
 from smoke_tests.operators.table import te_autocast, te_recipe
-from smoke_tests.training import checkpoint, pretrain
+from smoke_tests.training import checkpoint, pretrain, trainer
 from smoke_tests.training.comparison import Run, assert_follows, same_run, spread  # noqa: F401  (same_run is a fixture)
-from smoke_tests.training.short_training import Prepare, Prepared
+from smoke_tests.training.options import Options, parse
 from smoke_tests.training.precision import layers_of
+from smoke_tests.training.short_training import Prepare, Prepared
 
 # Its type, its mantissa, and the largest number that it holds.
 FORMATS = {"e4m3": (Dtypes.kfloat8_e4m3, E4M3, 448.0), "e5m2": (Dtypes.kfloat8_e5m2, E5M2, 57344.0)}
@@ -166,10 +167,10 @@ def test_llama_learns(level: str, same_run: Run, measured: Dict[str, Any]) -> No
     measured["gap"] = assert_follows(losses, same_run)
 
 
-def options_of(precision: str, out: Path, *more: str) -> pretrain.Options:
+def options_of(precision: str, out: Path, *more: str) -> Options:
     """What the command is asked for: 30 steps of two layers of TinyLlama."""
     flags = ["--model", "tinyllama-120m", "--layers", "2", "--length", "512", "--warmup", "5", "--steps", "30"]
-    return pretrain.parse([*flags, "--precision", precision, "--out", str(out), *more])
+    return parse([*flags, "--precision", precision, "--out", str(out), *more])
 
 
 @float8_gpu
@@ -181,12 +182,12 @@ def options_of(precision: str, out: Path, *more: str) -> pretrain.Options:
 )
 def test_pretrain(level: str, device: str, tmp_path: Path, measured: Dict[str, Any]) -> None:
     precision = f"ms-amp.{level}"
-    assert pretrain.train(pretrain.start(options_of(precision, tmp_path))[0]) == 0
-    losses = [row["loss"] for row in pretrain.read_log(tmp_path / "log.jsonl")]
+    assert trainer.train(pretrain.start(options_of(precision, tmp_path))[0]) == 0
+    losses = [row["loss"] for row in trainer.read_log(tmp_path / "log.jsonl")]
     measured["first"], measured["last"] = losses[0], losses[-1]
     assert losses[0] - losses[-1] > 3
     resumed, _ = pretrain.start(options_of(precision, tmp_path, "--resume"))
-    control = pretrain.Run(options_of("bf16", tmp_path))
+    control = trainer.Run(options_of("bf16", tmp_path))
     exactly = 3 * len(layers_of(resumed.model))
     update = lambda on: (resumed if on else control).update(30)  # noqa: E731
     measured.update(assert_float8_products(update, mixed=True, exactly=exactly))

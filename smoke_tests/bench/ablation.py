@@ -22,7 +22,8 @@ from smoke_tests.operators.bounds import relative_error
 from smoke_tests.operators.table import OPERATORS, rows, version_of_torch
 from smoke_tests.training import memory
 from smoke_tests.training.models import MODELS, Shape
-from smoke_tests.training.pretrain import Options, Run
+from smoke_tests.training.options import Options
+from smoke_tests.training.trainer import Run
 
 TOKENS = 65536  # of a step
 PRETRAIN = ("pretrain bf16", "pretrain fp8")

@@ -17,8 +17,9 @@ from unittest import mock
 import torch
 
 from smoke_tests.faults import FAULTS, Call, Fault, delayed_with, engine, patched
-from smoke_tests.training import checkpoint, hugging_face, pretrain
+from smoke_tests.training import checkpoint, hugging_face, trainer
 from smoke_tests.training.llama import RMSNorm, Rotary
+from smoke_tests.training.options import Options
 
 TRAINING = "training"
 PRETRAIN = "training/test_pretrain.py::test_"
@@ -41,7 +42,7 @@ def trained(kind: str, test: str) -> Callable[[Call], Call]:
 
 def each_pass(change: Callable[[Call, List[Any]], torch.Tensor]) -> ContextManager[Any]:
     """In a step of three or more passes, each is change(its own function, the windows of the passes so far)."""
-    own = pretrain.Run.gradients
+    own = trainer.Run.gradients
 
     def gradients(run: Any, step: int, launched: bool = False) -> torch.Tensor:
         micro: Call = run._micro
@@ -59,7 +60,7 @@ def each_pass(change: Callable[[Call, List[Any]], torch.Tensor]) -> ContextManag
         finally:
             del run._micro
 
-    return mock.patch.object(pretrain.Run, "gradients", gradients)
+    return mock.patch.object(trainer.Run, "gradients", gradients)
 
 
 @trained("accumulation", "accumulates")
@@ -87,35 +88,35 @@ def gradients_in_bfloat16_are_scaled_up_to_the_limit() -> ContextManager[Any]:
             each.mul_(most / norm)
         return norm
 
-    return mock.patch.object(pretrain, "clip_in_float32", clip)
+    return mock.patch.object(trainer, "clip_in_float32", clip)
 
 
 @trained("schedule", "rates")
 def cosine_never_decays() -> ContextManager[Any]:
-    own = pretrain.rate_at
+    own = trainer.rate_at
 
-    def constant(step: int, options: pretrain.Options) -> float:
+    def constant(step: int, options: Options) -> float:
         return own(step, dataclasses.replace(options, schedule="constant"))
 
-    return mock.patch.object(pretrain, "rate_at", constant)
+    return mock.patch.object(trainer, "rate_at", constant)
 
 
 @trained("schedule", "rates")
 def warm_up_begins_at_zero() -> ContextManager[Any]:
-    own = pretrain.rate_at
+    own = trainer.rate_at
     early = lambda step, options: own(step, options) * (step / (step + 1) if step < options.warmup else 1)  # noqa: E731
-    return mock.patch.object(pretrain, "rate_at", early)
+    return mock.patch.object(trainer, "rate_at", early)
 
 
 def groups(change: Callable[[Dict[str, Any], Dict[str, Any]], Any]) -> ContextManager[Any]:
     """Runs begin with change(the matrices' group, the vectors') done to their optimizer."""
-    own = pretrain.Run.__init__
+    own = trainer.Run.__init__
 
     def begin(run: Any, options: Any) -> None:
         own(run, options)
         change(*run.optimizer.param_groups)
 
-    return mock.patch.object(pretrain.Run, "__init__", begin)
+    return mock.patch.object(trainer.Run, "__init__", begin)
 
 
 @trained("decay", "update")
@@ -192,7 +193,7 @@ def second_moment_begins_anew() -> ContextManager[Any]:
 
 @patched("another kernel", PRETRAIN + "fp8_run", "transformer-engine")
 def one_layer_is_left_in_bfloat16(_: str) -> ContextManager[Any]:
-    own: Call = vars(pretrain)["convert"]
+    own: Call = vars(trainer)["convert"]
 
     class Kept(torch.nn.Linear):  # type: ignore[misc]
         """A layer that no package takes for torch's."""
@@ -202,7 +203,7 @@ def one_layer_is_left_in_bfloat16(_: str) -> ContextManager[Any]:
         converted: torch.nn.Module = own(model, precision)
         return converted
 
-    return mock.patch.object(pretrain, "convert", partly)
+    return mock.patch.object(trainer, "convert", partly)
 
 
 @engine("amax window", "amax_history", "transformer-engine.delayed")
@@ -314,10 +315,10 @@ RULED = (
     Ruled("precision", ("round_mantissa",), ("cut_mantissa",)),
     Ruled("checkpoint", ("adamw_state",), ("adamw_takes_over",)),
     Ruled("checkpoint", ("restore_random_state",), ("random_state",)),
-    Ruled("pretrain", ("rate_at",), ("rates",)),
-    Ruled("pretrain", ("clip_in_float32",), ("clip_in_float32",)),
-    Ruled("pretrain", ("spikes",), ("not_finite",)),
-    Ruled("pretrain", ("Run.gradients", "Run._micro", "Run.update"), ("accumulates", "update", "rates", "not_finite")),
+    Ruled("trainer", ("rate_at",), ("rates",)),
+    Ruled("trainer", ("clip_in_float32",), ("clip_in_float32",)),
+    Ruled("trainer", ("spikes",), ("not_finite",)),
+    Ruled("trainer", ("Run.gradients", "Run._micro", "Run.update"), ("accumulates", "update", "rates", "not_finite")),
     Ruled("guard", ("distances",), (GUARD + "distances",)),
     Ruled(
         "guard",

@@ -21,8 +21,9 @@ from unittest import mock
 import torch
 
 from smoke_tests.training.guard import Guard
+from smoke_tests.training.options import Options
 from smoke_tests.training.precision import mantissas
-from smoke_tests.training.pretrain import Options, Run
+from smoke_tests.training.trainer import Run
 
 EVERY, COMPARED = 20, 4
 FROM, UNTIL, STEPS = 50, 105, 160

@@ -15,9 +15,10 @@ import torch
 
 from smoke_tests.operators.table import InFp8
 from smoke_tests.training import checkpoint
+from smoke_tests.training.columns import columns_of
 from smoke_tests.training.llama import Llama
+from smoke_tests.training.options import Options, Parser, Refused, model_of
 from smoke_tests.training.precision import PRECISIONS, column_of, convert, inner
-from smoke_tests.training.pretrain import Options, Parser, Refused, columns_of, model_of
 from smoke_tests.training.text import Text, TextError, decoder, encoder
 
 ROWS = 16  # what FP8 products take is a multiple of it: this many texts are generated at a time

@@ -21,8 +21,9 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Set
 
-from smoke_tests.training import plot, pretrain
+from smoke_tests.training import plot, pretrain, trainer
 from smoke_tests.training.checkpoint import CheckpointError, newest
+from smoke_tests.training.options import Parser, Refused, parse
 from smoke_tests.training.text import TextError
 
 WINDOW = 50  # steps of the moving mean
@@ -42,7 +43,7 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
     """Do what is missing until the minutes are over; 0 if nothing is, 75 if something is, or a failed run's code."""
     until = time.monotonic() + 60 * minutes
     folder.mkdir(parents=True, exist_ok=True)
-    log = pretrain.Log(folder / "curves.jsonl")
+    log = trainer.Log(folder / "curves.jsonl")
     todo = [(seed, arm) for seed in range(seeds) for arm in arms]
     todo.sort(key=lambda one: one[1].startswith("ms-amp"))  # it changes torch for what this process trains after it
     for seed, arm in todo:
@@ -54,14 +55,14 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
         mine = [*flags, "--precision", precision, "--ops", ops or "fused", "--seed", str(seed), "--out", str(out)]
         mine += ["--learning-rate", rate] if rate else []
         mine += ["--resume"] if newest(out) else []
-        begun, note = pretrain.start(pretrain.parse(mine))
+        begun, note = pretrain.start(parse(mine))
         if texts(curves(folder)) - {begun.text.identity()}:  # each machine has its own standard library
             raise TextError(f"{folder} holds runs that read another text: name one by --data, or take another folder")
         print(f"{arm}, seed {seed}, from step {begun.step} {note}", flush=True)
-        code = pretrain.train(begun, until=until)
+        code = trainer.train(begun, until=until)
         if code:
             return code
-        rows = pretrain.read_log(out / "log.jsonl")
+        rows = trainer.read_log(out / "log.jsonl")
         numbers = {key: [round(row[key], 5) for row in rows] for key in ("loss", "norm")}
         asked = {key: value for key, value in vars(begun.options).items() if key not in ("out", "resume")}
         took = round(sum(row["seconds"] for row in rows), 1)
@@ -73,7 +74,7 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
 def curves(folder: Path) -> Curves:
     """What was run so far."""
     found: Curves = {}
-    for row in pretrain.read_log(folder / "curves.jsonl"):
+    for row in trainer.read_log(folder / "curves.jsonl"):
         found.setdefault(row["arm"], {})[row["seed"]] = row
     return found
 
@@ -141,13 +142,11 @@ def report(folder: Path, window: int) -> Dict[str, Any]:
         first = beside[arm]
         seeds = sorted(set(runs) & set(found[first]))
         losses, others = ([side[seed]["loss"] for seed in seeds] for side in (runs, found[first]))
-        rough = sum(len(pretrain.spikes(one)) for one in losses)
+        rough = sum(len(trainer.spikes(one)) for one in losses)
         end = statistics.mean(one[-1] for one in losses)
         result["arms"][arm] = {"beside": first, "seeds": seeds, "spikes": rough, "end": end}
         if min(map(len, losses)) < 2 * window:
-            raise pretrain.Refused(
-                f"{arm} has {min(map(len, losses))} steps, too few: name a --window of half of them or less"
-            )
+            raise Refused(f"{arm} has {min(map(len, losses))} steps, too few: name a --window of half of them or less")
         if arm != first:
             apart_by_seed = differences(others, losses)
             result["arms"][arm].update(differences=apart_by_seed, **judged(apart_by_seed))
@@ -165,7 +164,7 @@ def report(folder: Path, window: int) -> Dict[str, Any]:
 def main(arguments: List[str]) -> int:
     """The command; its exit code."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = pretrain.Parser(prog="parity", description="Runs of several precisions, compared.")
+    parser = Parser(prog="parity", description="Runs of several precisions, compared.")
     parser.add_argument("verb", choices=("run", "report"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--arms", default="bf16/naive,bf16/fused,fp8/fused,torchao.tensorwise/fused")
@@ -176,14 +175,14 @@ def main(arguments: List[str]) -> int:
     if asked.verb == "run":
         try:
             return run(asked.folder, asked.arms.split(","), asked.seeds, asked.minutes, arguments[split + 1 :])
-        except (pretrain.Refused, TextError, CheckpointError) as error:
+        except (Refused, TextError, CheckpointError) as error:
             sys.exit(f"fusebox: {error}")
     if not curves(asked.folder):
         sys.exit(f"fusebox: {asked.folder} holds no finished run")
     try:
         for arm, numbers in report(asked.folder, asked.window)["arms"].items():
             print(arm, json.dumps(numbers))
-    except (pretrain.Refused, TextError) as error:
+    except (Refused, TextError) as error:
         sys.exit(f"fusebox: {error}")
     return 0
 

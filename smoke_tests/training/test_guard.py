@@ -12,8 +12,9 @@ import torch
 from smoke_tests.claims import long, needs, proves
 from smoke_tests.training import guard_proof
 from smoke_tests.training.guard import ALL, LOSSES, ONE, Guard, Outcome, distances
+from smoke_tests.training.options import Options
 from smoke_tests.training.precision import computed, plain
-from smoke_tests.training.pretrain import Options, Run
+from smoke_tests.training.trainer import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -28,16 +28,28 @@ from smoke_tests.claims import every, long, needs, proves
 from smoke_tests.operators import bounds, references
 from smoke_tests.operators.kernels import assert_float8_products
 from smoke_tests.operators.table import OPERATORS, operator
-from smoke_tests.training import checkpoint, deepspeed_config, hugging_face, infer, kills, memory, parity, pretrain
+from smoke_tests.training import (
+    checkpoint,
+    deepspeed_config,
+    hugging_face,
+    infer,
+    kills,
+    memory,
+    parity,
+    pretrain,
+    trainer,
+)
 from smoke_tests.training.checkpoint import CheckpointError
+from smoke_tests.training.columns import columns_of
 from smoke_tests.training.llama import Llama
 from smoke_tests.training.models import MODELS, Model, Shape, operations_per_token, parameters_of
+from smoke_tests.training.options import Options, Refused, model_of, parse
 from smoke_tests.training.precision import inner, layers_of, mantissas, round_mantissa, rounded
 from smoke_tests.training.precision import plain as unrounded
-from smoke_tests.training.pretrain import NotFinite, Options, Refused, Run, columns_of, model_of
 from smoke_tests.training.short_training import batches, small_llama, standard_library_text
 from smoke_tests.training.text import Text, TextError, documents
 from smoke_tests.training.text import decoder as text_of
+from smoke_tests.training.trainer import NotFinite, Run
 
 FP8 = ("torchao.tensorwise", "torchao.rowwise")
 
@@ -60,8 +72,8 @@ def small(precision: str = "float32", steps: int = 6, **others: Any) -> Options:
 def trained(options: Options, say: Callable[[str], None] = lambda line: None) -> List[float]:
     """The losses of a run, from its first step or from where it was left."""
     run, _ = pretrain.start(options)
-    assert pretrain.train(run, say) == 0
-    return [row["loss"] for row in pretrain.read_log(Path(options.out) / "log.jsonl")]
+    assert trainer.train(run, say) == 0
+    return [row["loss"] for row in trainer.read_log(Path(options.out) / "log.jsonl")]
 
 
 def last_of(folder: Path) -> Path:
@@ -241,7 +253,7 @@ def test_clip_in_float32() -> None:
             parameter.grad = (scale * torch.randn(parameter.shape)).bfloat16()
         gradients = torch.cat([parameter.grad for parameter in parameters]).double()
         norm = float(gradients.norm())
-        found = float(pretrain.clip_in_float32([*parameters, torch.nn.Parameter(torch.zeros(3))], limit))
+        found = float(trainer.clip_in_float32([*parameters, torch.nn.Parameter(torch.zeros(3))], limit))
         assert found == pytest.approx(norm, rel=2.0**-20)
         clipped = torch.cat([parameter.grad for parameter in parameters]).double()
         assert clipped.tolist() == pytest.approx((gradients * min(1.0, limit / norm)).tolist(), rel=2.0**-8)
@@ -263,12 +275,12 @@ def test_rates() -> None:
                 if schedule == "cosine" and step >= warmup:
                     turned = math.cos(math.pi * (step - warmup) / (steps - warmup))
                     rate = top / 10 + (top - top / 10) * (1 + turned) / 2
-                assert pretrain.rate_at(step, options) == pytest.approx(rate, rel=1e-12)
-    assert pretrain.rate_at(5, small(warmup=5, steps=5)) == top  # of warm-up alone
+                assert trainer.rate_at(step, options) == pytest.approx(rate, rel=1e-12)
+    assert trainer.rate_at(5, small(warmup=5, steps=5)) == top  # of warm-up alone
     run = Run(small(steps=4))
     for step in range(3):
         rate = run.update(step)["lr"]
-        assert rate == pretrain.rate_at(step, run.options)
+        assert rate == trainer.rate_at(step, run.options)
         assert [group["lr"] for group in run.optimizer.param_groups] == [rate] * 2
 
 
@@ -469,8 +481,8 @@ def test_other_precision(tmp_path: Path) -> None:
         if precision == "bf16":
             for name, weight in checkpoint.weights_of(first.model).items():
                 assert torch.equal(weight, checkpoint.weights_of(run.model)[name])
-        assert pretrain.train(run, lambda line: None) == 0
-    assert [row["step"] for row in pretrain.read_log(tmp_path / "log.jsonl")] == list(range(6))
+        assert trainer.train(run, lambda line: None) == 0
+    assert [row["step"] for row in trainer.read_log(tmp_path / "log.jsonl")] == list(range(6))
 
 
 @proves("SIGTERM ends a run after its step, with a checkpoint from which it goes on", package="torch", since="2.4")
@@ -484,7 +496,7 @@ def test_signal(tmp_path: Path) -> None:
 
     assert threading.current_thread() is threading.main_thread()
     run, _ = pretrain.start(options)
-    assert pretrain.train(run, say) == 128 + signal.SIGTERM
+    assert trainer.train(run, say) == 128 + signal.SIGTERM
     assert said[-1] == "stopped after step 3 of 10000; --resume goes on"
     assert checkpoint.newest(tmp_path).name == "step-00000003.pt"  # type: ignore[union-attr]
 
@@ -507,8 +519,8 @@ def test_not_finite(tmp_path: Path) -> None:
     with pytest.raises(NotFinite, match=r"first gradient that is not finite is that of .*blocks.1.feed_forward"):
         run.update(0)
     hook.remove()
-    assert pretrain.spikes([5 - 0.01 * step for step in range(40)]) == []
-    assert pretrain.spikes([5 - 0.01 * step + (step == 35) for step in range(40)]) == [35]
+    assert trainer.spikes([5 - 0.01 * step for step in range(40)]) == []
+    assert trainer.spikes([5 - 0.01 * step + (step == 35) for step in range(40)]) == [35]
 
 
 @proves(
@@ -569,7 +581,7 @@ def test_refusals(tmp_path: Path) -> None:
         ("--guard 10 --precision bf16", "--guard"),
         ("--guard 2 --precision torchao.tensorwise", "--guard-steps"),
     ):
-        assert named in refusal_of(lambda words=words: pretrain.parse(words.split()))  # type: ignore[misc]
+        assert named in refusal_of(lambda words=words: parse(words.split()))  # type: ignore[misc]
     out = ["--out", str(tmp_path / "out"), "--device", "cpu"]
     for more, named in (
         (["--precision", "fp8"], "--precision fp8"),
@@ -899,7 +911,7 @@ def test_parity_runs(tmp_path: Path) -> None:
     beside = [found["arms"][arm]["beside"] for arm in arms]
     assert beside == [arms[0], arms[0], arms[2], arms[2], arms[0]]  # the last has its learning rate alone
     assert (tmp_path / "parity.svg").read_text().count("<polyline") == 15
-    pretrain.Log(tmp_path / "curves.jsonl").write(arm=arms[0], seed=2, text="another")
+    trainer.Log(tmp_path / "curves.jsonl").write(arm=arms[0], seed=2, text="another")
     with pytest.raises(TextError, match="read another text"):
         parity.run(tmp_path, arms, 4, 1.0, flags)
     with pytest.raises(TextError, match="different texts"):
@@ -1217,7 +1229,7 @@ def test_deterministic_on_gpu(tmp_path: Path) -> None:
     assert [process.wait() for process in started] == [0, 0]
     for way in ("", "-te-modules"):
         one, other = (
-            [row["loss"] for row in pretrain.read_log(tmp_path / (name + way) / "log.jsonl")]
+            [row["loss"] for row in trainer.read_log(tmp_path / (name + way) / "log.jsonl")]
             for name in ("one", "other")
         )
         assert one == other and len(one) == 8

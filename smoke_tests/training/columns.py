@@ -1,0 +1,141 @@
+"""Which implementation of each operator a run takes, and what cannot be trained together."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib import metadata
+from typing import Dict, Tuple
+
+import torch
+
+from smoke_tests.claims import holds
+from smoke_tests.operators.table import OPERATORS
+from smoke_tests.training import ms_amp
+from smoke_tests.training.llama import NAIVE
+from smoke_tests.training.options import Options, Refused
+from smoke_tests.training.precision import column_of
+
+# The implementation of each operator that "fused" takes: the first that is installed in a version that has it, the
+# fastest on a GPU first (bench/operators.py), but Transformer Engine's attention, which is made anew at each call. They
+# wait for nothing on the host, which a CUDA graph could not hold. Without a GPU it is torch's.
+FUSED = {
+    "attention": ("torch.cudnn", "flash-attn", "transformer-engine", "torch"),
+    "rms_norm": ("flash-attn", "liger-kernel", "apex", "torch"),
+    "rope": ("flash-attn", "liger-kernel", "torch"),
+    "swiglu": ("flash-attn", "liger-kernel", "torch"),
+    "cross_entropy": ("flash-attn", "xentropy-cuda-lib", "torch"),
+    "adamw": ("apex", "torch"),
+}
+ADAMW = "transformer-engine"  # the one that keeps what bfloat16 weights lack of float32
+# Those that --deterministic does without: cuDNN's attention is refused by torch then, xformers' copy of FlashAttention
+# adds in any order, and flash-attn's norm is tuned by time, so that another process may add in another order.
+INEXACT = {("attention", "torch.cudnn"), ("attention", "xformers.flash"), ("rms_norm", "flash-attn")}
+
+
+def _installed(name: str, column: str) -> bool:
+    """Whether an implementation of an operator is installed, in a version that has it."""
+    try:
+        version = metadata.version(column.partition(".")[0])
+    except metadata.PackageNotFoundError:
+        return False
+    entry = OPERATORS[name][column]
+    return holds(version, entry.since, entry.until)
+
+
+def _dtypes(name: str, column: str, cuda: bool) -> Tuple[str, ...]:
+    """What an implementation of an operator is proved with on this device; nothing where it is not installed."""
+    entry = OPERATORS[name][column]
+    return (entry.cuda if cuda else entry.cpu) if _installed(name, column) else ()
+
+
+def repeats(name: str, column: str) -> bool:
+    """Whether an implementation gives the same bits each time where torch is asked for that."""
+    if (name, column) == ("attention", "flash-attn"):
+        return bool(_dtypes(name, column, True)) and holds(metadata.version("flash-attn"), "2.4.1", "")
+    return (name, column) not in INEXACT
+
+
+def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, str]:
+    """Operator -> implementation for --ops, each proved with what it is given: bfloat16 if `half`, else float32.
+
+    AdamW's is float32 always. The refusal names the first word that is none.
+    """
+    exact = torch.are_deterministic_algorithms_enabled()
+    dtypes = {name: "bfloat16" if half and name != "adamw" else "float32" for name in FUSED}
+
+    def here(name: str, column: str) -> bool:
+        # A target may have flash-attn's kernels for two head sizes only.
+        if column == "flash-attn" and name == "attention" and head_size not in (64, 128):
+            return False
+        if column == "torch.cudnn" and head_size > 128:
+            return False
+        return dtypes[name] in _dtypes(name, column, cuda) and (repeats(name, column) or not exact)
+
+    if ops == "naive":
+        return {name: "naive" if name in NAIVE else "torch" for name in FUSED}
+    chosen = {
+        name: next((column for column in wanted if here(name, column)), "naive") for name, wanted in FUSED.items()
+    }
+    for pair in ops.split(",") if ops != "fused" else ():
+        name, _, column = pair.partition("=")
+        if name not in FUSED:
+            raise Refused(f"--ops: {name!r} is no operator; it is naive, fused, or pairs of {', '.join(FUSED)}")
+        known = [*OPERATORS[name], *(["naive"] if name in NAIVE else [])]
+        if column not in known:
+            raise Refused(f"--ops: {name} has no implementation {column!r}, but {', '.join(known)}")
+        proved = (dtypes[name],) if column == "naive" else _dtypes(name, column, cuda)
+        if column != "naive" and not _installed(name, column):
+            raise Refused(f"--ops: {pair} is not installed here in a version that has it")
+        if dtypes[name] not in proved:
+            others = f", but in {', '.join(proved)}" if proved else " or any other dtype"
+            raise Refused(f"--ops: {pair} is not proved on a {'GPU' if cuda else 'CPU'} in {dtypes[name]}{others}")
+        if exact and column != "naive" and not repeats(name, column):
+            raise Refused(f"--ops: {pair} and --deterministic do not go together: it may differ from run to run")
+        chosen[name] = column
+    if chosen["adamw"] == "naive":
+        raise Refused("--ops: no fused AdamW is installed for this device")
+    return chosen
+
+
+def refuse_with_ms_amp(options: Options, on_gpu: bool) -> None:
+    """Refused says what keeps a run from being made with MS-AMP."""
+    asked = f"--precision {options.precision}"
+    for name, why in ms_amp.WITHOUT.items():
+        if getattr(options, name):
+            raise Refused(f"--{name} and {asked} do not go together: {why}")
+    if options.gradient_accumulation_steps > 1:
+        raise Refused(f"--gradient-accumulation-steps: {asked} would round the sum of the gradients anew at each pass")
+    if "adamw=" in options.ops:
+        raise Refused(f"--ops: {asked} has an AdamW of its own")
+    if importlib.util.find_spec("msamp") is None:
+        raise Refused(f"{asked} needs the package ms-amp, which is not installed here")
+    if not on_gpu or torch.cuda.get_device_capability() < (8, 9):  # on an older one MS-AMP computes without FP8
+        raise Refused(f"{asked} needs a GPU with FP8")
+
+
+def refuse_bfloat16_weights(options: Options, on_gpu: bool) -> None:
+    """Refuse in one sentence what such weights cannot be."""
+    asked, either = "--weights bfloat16", "leave one of them out"
+    if options.precision in (*ms_amp.PRECISIONS, "float32"):
+        raise Refused(f"{asked} and --precision {options.precision}, which says what weights are: {either}")
+    if options.guard:
+        raise Refused(f"--guard and {asked}, whose last bit is more than a few steps change of a weight: {either}")
+    named = dict(pair.partition("=")[::2] for pair in options.ops.split(","))
+    if named.get("adamw", ADAMW) != ADAMW or options.ops == "naive":
+        raise Refused(f"--ops {options.ops} and {asked}, whose other bits {ADAMW}'s AdamW alone keeps: {either}")
+    if not on_gpu or not _dtypes("adamw", ADAMW, on_gpu):
+        raise Refused(f"{asked} needs a GPU and {ADAMW} 2, whose AdamW keeps their other bits: take float32")
+
+
+def refuse_te_modules(options: Options, on_gpu: bool) -> None:
+    """Refuse in one sentence what such modules cannot be."""
+    asked, either = "--te-modules", "leave one of them out"
+    if options.precision != "bf16" and not column_of(options.precision).startswith("transformer-engine"):
+        raise Refused(f"{asked} and --precision {options.precision}, whose layers are others: {either}")
+    if options.guard:
+        raise Refused(f"--guard and {asked}, which it cannot compute otherwise: {either}")
+    if options.ops == "naive" or "swiglu=" in options.ops:
+        raise Refused(f"--ops {options.ops} and {asked}, which have a SwiGLU of their own: {either}")
+    # Before 2.4 LayerNormMLP keeps the scales of its gradients in another order (checkpoint.products_of).
+    if not on_gpu or not _dtypes("swiglu", ADAMW, on_gpu) or not holds(metadata.version(ADAMW), "2.4", ""):
+        raise Refused(f"{asked} needs a GPU and transformer-engine 2.4")

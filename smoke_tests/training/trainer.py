@@ -1,0 +1,475 @@
+"""A model in training: its steps, its checkpoints, its logs, and the loop over all steps."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import random
+import resource
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
+
+import torch
+
+from smoke_tests import hardware
+from smoke_tests.operators.table import operator
+from smoke_tests.training import checkpoint, ms_amp, plot
+from smoke_tests.training.columns import (
+    ADAMW,
+    columns_of,
+    refuse_bfloat16_weights,
+    refuse_te_modules,
+    refuse_with_ms_amp,
+)
+from smoke_tests.training.guard import Guard
+from smoke_tests.training.llama import Llama, take_te_modules
+from smoke_tests.training.models import operations_per_token
+from smoke_tests.training.options import FREE, Options, Refused, flag_name, model_of
+from smoke_tests.training.precision import CUT, column_of, convert, inner, is_computed_otherwise, mantissas
+from smoke_tests.training.text import Text
+
+# Dense bfloat16 products, 10^12 operations per second, by NVIDIA's data sheets; MFU is the share of it.
+PEAK = {"A100": 312.0, "A800": 312.0, "H100": 989.0, "H800": 989.0, "H200": 989.0}
+
+
+class NotFinite(ArithmeticError):
+    """A step whose loss or gradient is infinite or no number: which, and where it began."""
+
+
+def clip_in_float32(parameters: Iterable[torch.nn.Parameter], most: float) -> torch.Tensor:
+    """torch's clip_grad_norm_, the norm of gradients in bfloat16 summed in float32."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float32) for one in gradients]).norm()
+    share = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch's
+    for one in gradients:
+        one.mul_(share)
+    return norm
+
+
+class Run:
+    """A model in training: its weights, its optimizer and the text, at one step."""
+
+    def __init__(self, options: Options) -> None:
+        """Everything as it is before the first step; Refused or TextError say what does not go together."""
+        self.options = options
+        cuda = torch.cuda.is_available()
+        self.device = options.device or ("cuda" if cuda else "cpu")
+        self.on_gpu = self.device == "cuda"
+        if self.on_gpu and not cuda:
+            raise Refused("--device cuda: torch finds no GPU here")
+        self.in_ms_amp = options.precision in ms_amp.PRECISIONS
+        if self.in_ms_amp:
+            refuse_with_ms_amp(options, self.on_gpu)
+        in_bfloat16 = options.weights == "bfloat16"
+        if in_bfloat16:
+            refuse_bfloat16_weights(options, self.on_gpu)
+        if options.te_modules:
+            refuse_te_modules(options, self.on_gpu)
+        if column_of(options.precision).startswith("transformer-engine") and not self.on_gpu:
+            raise Refused(f"--precision {options.precision} needs a GPU; torchao.tensorwise is emulated on a CPU")
+        if options.graphs and (not self.on_gpu or options.precision in CUT):
+            raise Refused("--graphs needs a GPU, and a precision that is not emulated")
+        if options.recompute and options.graphs:
+            raise Refused("--recompute and --graphs do not go together: what is computed again is not in the graph")
+        if options.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+            if not self.on_gpu:
+                torch.set_num_threads(1)
+        self.data = model_of(options)
+        shape = self.data.shape
+        self.text = Text.read(options.data, options.tokenizer, shape.vocabulary, shape.length, options.seed)
+        self.half = options.precision != "float32" and (
+            self.on_gpu or options.precision == "bf16" or options.precision in CUT
+        )
+        self.columns = columns_of(options.ops, self.on_gpu, shape.head_size, self.half)
+        random.seed(options.seed)
+        torch.manual_seed(options.seed)
+        with torch.device(self.device):
+            llama = Llama(self.data, self.columns, torch.bfloat16 if self.half else torch.float32)
+        if in_bfloat16:
+            for parameter in llama.parameters():
+                parameter.data = parameter.data.to(torch.bfloat16)
+        if options.te_modules:
+            take_te_modules(llama)
+            self.columns["swiglu"] = "transformer-engine"
+        if options.recompute:
+            llama.recompute = _recomputing(options.precision)
+        self.model = llama if self.in_ms_amp else convert(llama, options.precision)
+        if options.compile:
+            for block in inner(self.model).blocks:
+                block.forward = torch.compile(block.forward)
+        matrices = [parameter for parameter in self.model.parameters() if parameter.dim() > 1]
+        vectors = [parameter for parameter in self.model.parameters() if parameter.dim() == 1]
+        settings: Dict[str, Any] = {"lr": options.learning_rate, "betas": (options.beta1, options.beta2)}
+        settings.update(eps=options.eps, weight_decay=options.weight_decay)
+        groups: List[Dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        self.clip_grad_norm: Callable[..., Any] = torch.nn.utils.clip_grad_norm_
+        if self.in_ms_amp:
+            self.columns["adamw"], self.clip_grad_norm = options.precision, ms_amp.clip_grad_norm_
+            self.model, self.optimizer = ms_amp.prepared(llama, groups, options.precision, **settings)
+        elif in_bfloat16:
+            self.columns["adamw"], self.clip_grad_norm = ADAMW, clip_in_float32
+            settings.update(master_weights=True, store_param_remainders=True)
+            self.optimizer = operator("adamw", ADAMW)(groups, **settings)
+        else:
+            self.optimizer = operator("adamw", self.columns["adamw"])(groups, **settings)
+        self.step = 0  # how many are done
+        self._graph: Any = None
+
+    # --- a step ---
+
+    def update(self, step: int) -> Dict[str, float]:
+        """Do one step: its loss (nats per token), the gradient's norm, the learning rate.
+
+        NotFinite comes before the weights change.
+        """
+        rate = rate_at(step, self.options)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        of_loss = self.gradients(step)
+        of_norm = self.clip_grad_norm(self.model.parameters(), self.options.clip or math.inf)
+        loss, norm = float(of_loss), float(of_norm)  # waits for the GPU, once
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise NotFinite(
+                f"step {step}: the loss is {loss:.4g}, the gradient's norm {norm:.4g}; {self.culprit(step)}"
+            )
+        self.optimizer.step()
+        self.step = step + 1
+        return {"loss": loss, "norm": norm, "lr": rate}
+
+    def gradients(self, step: int, launched: bool = False) -> torch.Tensor:
+        """Compute the gradients of a step, in place of what was there; its loss, [].
+
+        launched: each kernel by itself, whatever the options say of graphs.
+        """
+        parts = self.options.gradient_accumulation_steps
+        replayed = self.options.graphs and not launched and not is_computed_otherwise(self.model)
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if self._graph is not None:
+                    parameter.grad.zero_()  # the graph adds to this very memory
+                else:
+                    parameter.grad = None
+        losses = []
+        for part in range(parts):
+            windows = self.text.windows((step * parts + part) * self.options.batch_size, self.options.batch_size)
+            losses.append(
+                self._replay(*windows) if replayed else self._micro(*(each.to(self.device) for each in windows))
+            )
+        return torch.stack(losses).sum()
+
+    def _micro(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Forward and backward of one pass; its share of the step's loss."""
+        # A graph may not hold the copy of a weight that autocast made before it.
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.half, cache_enabled=not self.options.graphs):
+            loss = self.model(tokens, targets) / self.options.gradient_accumulation_steps
+        loss.backward()
+        return loss.detach()
+
+    def _replay(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if self._graph is None:
+            held = tokens.to(self.device), targets.to(self.device)
+            scales = {name: values.clone() for name, values in checkpoint.fp8_state_of(self.model).items()}
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):  # what is chosen or allocated once is so before the graph
+                for _ in range(3):
+                    self._micro(*held)
+            torch.cuda.current_stream().wait_stream(stream)
+            now = checkpoint.fp8_state_of(self.model)
+            for name, values in scales.items():  # those of a checkpoint, which these passes moved
+                now[name].copy_(values)
+            for parameter in self.model.parameters():
+                parameter.grad.zero_()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                loss = self._micro(*held)
+            self._graph = graph, held, loss
+        graph, held, loss = self._graph
+        for memory, windows in zip(held, (tokens, targets)):
+            memory.copy_(windows.pin_memory(), non_blocking=True)  # the next are cut meanwhile
+        graph.replay()
+        return loss.clone()
+
+    def culprit(self, step: int) -> str:
+        """Compute a step again and name the first module whose output, or else whose gradient, is not finite."""
+        found: List[str] = []
+
+        def watch(name: str) -> Callable[..., None]:
+            def forward(_: torch.nn.Module, __: Any, output: Any) -> None:
+                tensor = output[0] if isinstance(output, tuple) else output
+                if not bool(torch.isfinite(tensor).all()):
+                    found.append(f"the first output that is not finite is that of {name}")
+                elif tensor.requires_grad:
+                    tensor.register_hook(lambda gradient: backward(gradient))
+
+            def backward(gradient: torch.Tensor) -> None:
+                if not bool(torch.isfinite(gradient).all()):
+                    found.append(f"the first gradient that is not finite is that of the output of {name}")
+
+            return forward
+
+        leaves = [(name, part) for name, part in inner(self.model).named_modules() if not list(part.children())]
+        hooks = [part.register_forward_hook(watch(name)) for name, part in leaves]
+        try:
+            self.gradients(step, launched=True)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for name, parameter in inner(self.model).named_parameters():
+            gradient = parameter.grad
+            if not found and gradient is not None and not bool(torch.isfinite(ms_amp.plain(gradient)).all()):
+                found.append(f"the first gradient that is not finite is that of {name}")
+        return found[0] if found else "computed again, everything is finite"
+
+    def loudest(self) -> str:
+        """The parameter with the largest share of the gradient's norm."""
+        named = ((name, parameter.grad) for name, parameter in inner(self.model).named_parameters())
+        norms = {name: float(ms_amp.plain(grad).norm()) ** 2 for name, grad in named if grad is not None}
+        name = max(norms, key=lambda name: norms[name])
+        return "{}, {:.0%} of the gradient's square".format(name, norms[name] / max(sum(norms.values()), 1e-30))
+
+    # --- to and from a file ---
+
+    def save(self) -> Path:
+        """Write a checkpoint of the step that was done last."""
+        options = dataclasses.asdict(self.options)
+        content = {
+            **checkpoint.state_of(self.model),
+            "optimizer": ms_amp.packed(self.optimizer) if self.in_ms_amp else self.optimizer.state_dict(),
+            "random": checkpoint.random_state(),
+            "options": {**options, "data": list(self.options.data)},
+            "text": self.text.identity(),
+        }
+        return checkpoint.save(Path(self.options.out), self.step, content, self.options.keep)
+
+    def load(self, path: Path) -> str:
+        """Go on from a checkpoint; a note if the scales of FP8 start anew."""
+        content = checkpoint.load(path)
+        had = content["options"]
+        for field in dataclasses.fields(Options):
+            now = getattr(self.options, field.name)
+            before = had.get(field.name, field.default)
+            fixed = field.name == "precision" and {before, now} & set(ms_amp.PRECISIONS)  # its optimizer is another
+            if (fixed or field.name not in FREE) and before != now:
+                raise Refused(f"--resume: {path} was made with {flag_name(field)} {before}, now it is {now}")
+        if content["text"] != self.text.identity():
+            raise Refused(f"--resume: {path} was made with another text")
+        if content["step"] > self.options.steps:
+            raise Refused(f"--steps {self.options.steps}: {path} is further already: name more")
+        anew = checkpoint.restore(self.model, content)
+        moments = content["optimizer"]
+        if self.in_ms_amp:
+            moments = ms_amp.unpacked(moments)
+        elif self.options.weights == "float32":  # else it is one and the same AdamW
+            moments = checkpoint.adamw_state(moments, self.optimizer, self.columns["adamw"], content["step"])
+        self.optimizer.load_state_dict(moments)
+        checkpoint.restore_random_state(content["random"])
+        self.step = content["step"]
+        return "its FP8 scales start anew" if anew else ""
+
+
+def _recomputing(precision: str) -> Callable[..., torch.Tensor]:
+    """What runs a block so that its activations are computed again in the backward pass."""
+    if column_of(precision).startswith("transformer-engine"):  # torch's would compute them again outside FP8
+        from transformer_engine.pytorch import checkpoint as te_checkpoint
+
+        return lambda block, x: te_checkpoint(block, x, use_reentrant=False)
+    from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+    return lambda block, x: torch_checkpoint(block, x, use_reentrant=False)
+
+
+def rate_at(step: int, options: Options) -> float:
+    """The learning rate of a step."""
+    if step < options.warmup:
+        return options.learning_rate * (step + 1) / options.warmup
+    if options.schedule == "constant":
+        return options.learning_rate
+    done = (step - options.warmup) / max(1, options.steps - options.warmup)
+    return options.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
+
+
+def spikes(losses: Sequence[float], window: int = 32) -> List[int]:
+    """The steps whose loss is six deviations (at least 0.3 nats) above the mean of the `window` before them."""
+    found = []
+    for step in range(window, len(losses)):
+        before = losses[step - window : step]
+        if losses[step] - statistics.mean(before) > max(0.3, 6 * statistics.pstdev(before)):
+            found.append(step)
+    return found
+
+
+# --- all steps ---
+
+
+class Log:
+    """Lines of JSON in a file, appended; what a killed process left of one is dropped."""
+
+    def __init__(self, path: Path, before: Optional[int] = None) -> None:
+        """before: keep only the lines of earlier steps, since those from there on will be done again."""
+        self.path = path
+        rows = [row for row in read_log(path) if before is None or row.get("step", 0) < before]
+        partial = path.with_name(path.name + checkpoint.PARTIAL)
+        with open(partial, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        os.replace(partial, path)
+
+    def write(self, **row: Any) -> None:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def read_log(path: Path) -> List[Dict[str, Any]]:
+    """The whole lines of a log; none if there is no such file."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:  # the line that a killed process was writing
+            break
+    return rows
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[List[int]]:
+    """The context in which SIGINT and SIGTERM are noted in a list instead of ending the process."""
+    noted: List[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda received, _: noted.append(received))
+    try:
+        yield noted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Progress:
+    """One line per step, over itself on a terminal: loss, tokens per second, MFU, memory, time left."""
+
+    def __init__(self, run: Run, say: Callable[[str], None]) -> None:
+        options = run.options
+        self.run, self.say, self.terminal = run, say, sys.stdout.isatty() and say is print
+        self.tokens = options.batch_size * options.gradient_accumulation_steps * run.text.length
+        self.operations = operations_per_token(run.data.shape)
+        name = hardware.short_name(torch.cuda.get_device_name()) if run.on_gpu else ""
+        self.peak = PEAK.get(name, 0.0) * 1e12
+        self.times: List[float] = []
+
+    def show(self, step: int, loss: float, seconds: float) -> None:
+        self.times = [*self.times[-19:], seconds]
+        options = self.run.options
+        last = step + 1 == options.steps
+        if not (self.terminal or last or step % options.log_every == 0):
+            return
+        typical = statistics.median(self.times)
+        rate = self.tokens / typical
+        parts = [f"step {step + 1}/{options.steps}", f"loss {loss:.3f}", f"{rate:,.0f} tokens/s"]
+        if self.peak:
+            parts.append(f"MFU {rate * self.operations / self.peak:.1%} of the bfloat16 peak")
+        parts.append(f"{memory_gib(self.run.on_gpu):.1f} GiB")
+        parts.append(f"{(options.steps - step - 1) * typical / 60:.1f} min left")
+        line = "  ".join(parts)
+        if self.terminal:
+            sys.stdout.write("\r" + line + "\x1b[K" + ("\n" if last else ""))
+            sys.stdout.flush()
+        else:
+            self.say(line)
+
+
+def memory_gib(on_gpu: bool) -> float:
+    """The most memory held so far, in GiB: of the GPU by tensors, else of this process."""
+    if on_gpu:
+        return float(torch.cuda.max_memory_allocated()) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def train(run: Run, say: Callable[[str], None] = print, until: Optional[float] = None) -> int:
+    """Train to the last step, to a signal, or to a moment (of time.monotonic()).
+
+    The exit code: 0, 1 if a step was not finite or the last checkpoint could not be written, 128 + number for a signal,
+    75 (try again) if the moment came first.
+    """
+    options, out = run.options, Path(run.options.out)
+    log, events = Log(out / "log.jsonl", before=run.step), Log(out / "events.jsonl")
+    losses = [row["loss"] for row in read_log(log.path)]
+    progress = Progress(run, say)
+    step_of = guarded(run, events, say) if options.guard else run.update
+    late = False
+    with stop_signals() as signals:
+        while run.step < options.steps and not signals and not late:
+            step, before = run.step, time.perf_counter()
+            try:
+                row = step_of(step)
+            except ArithmeticError as error:
+                events.write(event="not finite", step=step, text=str(error))
+                kept = checkpoint.newest(out)
+                say(
+                    f"fusebox: {error}; " + (f"{kept} is the last checkpoint" if kept else "there is no checkpoint yet")
+                )
+                return 1
+            seconds = time.perf_counter() - before
+            log.write(step=step, seconds=seconds, **row)
+            losses.append(row["loss"])
+            if spikes(losses[-33:]):
+                text = f"step {step}: the loss jumps to {losses[-1]:.3f}; the largest gradient is {run.loudest()}"
+                events.write(event="spike", step=step, text=text)
+                say(f"fusebox: {text}")
+            progress.show(step, losses[-1], seconds)
+            late = until is not None and time.monotonic() > until
+            if options.checkpoint_every and run.step % options.checkpoint_every == 0 and run.step < options.steps:
+                written(run, events, say)
+        whole = written(run, events, say)
+    title = f"{options.model}, {options.precision}: loss (nats per token)"
+    svg = plot.figure({title: {"loss": list(enumerate(losses))}})
+    (out / "loss.svg").write_text(svg, encoding="utf-8")
+    if run.step == options.steps or not whole:
+        return 0 if whole else 1
+    say(f"stopped after step {run.step} of {options.steps}; --resume goes on")
+    return 128 + signals[0] if signals else 75
+
+
+def guarded(run: Run, events: Log, say: Callable[[str], None]) -> Callable[[int], Dict[str, float]]:
+    """The step of a run under the guard."""
+    options = run.options
+    guard = Guard(
+        run.update,
+        run.model,
+        run.optimizer,
+        every=options.guard,
+        steps=options.guard_steps,
+        mantissas=mantissas(options.precision),
+        loss_of=lambda row: float(row["loss"]),
+    )
+
+    def update(step: int) -> Dict[str, float]:
+        row: Dict[str, float] = guard(step)
+        for event in guard.news():
+            events.write(event="guard", step=step, seconds=guard.seconds, **event)
+            if event["kind"] != "good":
+                say("fusebox: step {}: {}".format(step, event["text"]))
+        return row
+
+    return update
+
+
+def written(run: Run, events: Log, say: Callable[[str], None]) -> bool:
+    """Write a checkpoint; whether that went well. Training goes on without it."""
+    events.write(event="checkpoint begins", step=run.step, time=time.time())
+    try:
+        run.save()
+    except checkpoint.CheckpointError as error:
+        events.write(event="checkpoint failed", step=run.step, text=str(error))
+        say(f"fusebox: {error}")
+        return False
+    events.write(event="checkpoint ends", step=run.step, time=time.time())
+    return True
