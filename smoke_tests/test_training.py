@@ -12,7 +12,7 @@ import torch
 from smoke_tests.claims import every, long, needs, proves
 from smoke_tests.operators.kernels import assert_float8_products
 from smoke_tests.operators.table import operator, te_autocast, te_recipe
-from smoke_tests.training.comparison import FALL, Run, assert_follows, fall_of, plain_losses, same_run, spread
+from smoke_tests.training.comparison import FALL, ShortRun, assert_follows, fall_of, plain_losses, same_run, spread
 from smoke_tests.training.short_training import batches, standard_library_text
 
 __all__ = ["same_run"]  # a fixture
@@ -47,7 +47,7 @@ class FrozenScales:
     seed="A26",
     package="torch",
 )
-def test_llama_follows_high_precision(column: str, same_run: Run, measured: Dict[str, Any]) -> None:
+def test_llama_follows_high_precision(column: str, same_run: ShortRun, measured: Dict[str, Any]) -> None:
     losses = same_run.losses(column)
     measured["loss"], measured["plain"] = losses[-1], plain_losses(same_run)[-1]
     measured["seeds"] = spread(same_run)
@@ -59,7 +59,7 @@ def test_llama_follows_high_precision(column: str, same_run: Run, measured: Dict
     "the same check catches scales frozen at the first step, although the loss still falls by 2.5 nats per byte",
     package="torchao",
 )
-def test_frozen_scale_is_caught(same_run: Run, measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_scale_is_caught(same_run: ShortRun, measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from torchao.float8 import float8_scaling_utils
 
     frozen = FrozenScales(float8_scaling_utils.tensor_to_scale)

@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List
 
 import torch
 
-from smoke_tests.bench.llama import FUSED, NAIVE, Config, Llama, build, draw, flops, fused
+from smoke_tests.bench.ablated_llama import NAIVE, AblatedLlama, Config, build, draw, flops, fused
 from smoke_tests.bench.method import Arm, Cell, Check, graphed
 from smoke_tests.operators.bounds import relative_error
 from smoke_tests.operators.table import OPERATORS, rows, version_of_torch
@@ -88,7 +88,7 @@ def eager(releases: Dict[str, str], cuda: bool) -> Dict[str, Config]:
     """Naive, all fused, and all but one, as kernels launched one by one."""
     kernels = fused(releases, cuda)
     arms = {"naive": naive(), "fused": Config(kernels, merged=False)}
-    for name in FUSED:
+    for name in NAIVE:
         arms[f"fused without {name}"] = Config({**kernels, name: "naive"}, merged=False)
     arms["fused with float32 weights"] = Config(kernels, merged=False, weights="float32")
     return arms
@@ -102,7 +102,7 @@ def without(releases: Dict[str, str]) -> Dict[str, Config]:
 
 def plain(releases: Dict[str, str], cuda: bool) -> Dict[str, str]:
     """Attention as one kernel, and the rest as formulas that a compiler fuses."""
-    return {**dict.fromkeys(FUSED, "plain"), "attention": fused(releases, cuda)["attention"]}
+    return {**dict.fromkeys(NAIVE, "plain"), "attention": fused(releases, cuda)["attention"]}
 
 
 def compiled(releases: Dict[str, str], cuda: bool) -> Dict[str, Config]:
@@ -115,7 +115,7 @@ def compiled(releases: Dict[str, str], cuda: bool) -> Dict[str, Config]:
     arms["fused without attention compiled"] = Config({**ops, "attention": "naive"}, compile="blocks")
     arms["fused without merged projections compiled"] = Config(ops, compile="blocks", merged=False)
     arms["fused kernels compiled"] = Config(kernels, compile="blocks")
-    for name in FUSED if cuda else ():
+    for name in NAIVE if cuda else ():
         arms[f"fused kernels without {name} compiled"] = Config({**kernels, name: "naive"}, compile="blocks")
     return arms
 
@@ -213,10 +213,10 @@ class Batch:
         if device == "cuda":
             torch.cuda.empty_cache()
 
-    def model(self, config: Config) -> Llama:
+    def model(self, config: Config) -> AblatedLlama:
         return build(self.shape, config, self.weights, self.device)
 
-    def check(self, model: Llama, precision: str) -> List[Check]:
+    def check(self, model: AblatedLlama, precision: str) -> List[Check]:
         """The error of a gradient that comes through all layers."""
         for parameter in model.parameters():
             parameter.grad.zero_()
@@ -224,7 +224,7 @@ class Batch:
         return [Check(relative_error(gradient_of(model), self.truth), *BOUNDS[precision])]
 
 
-def gradient_of(model: Llama) -> torch.Tensor:
+def gradient_of(model: AblatedLlama) -> torch.Tensor:
     """The gradient of the first block's down projection."""
     names = ("blocks.0.down.weight", "blocks.0.layernorm_mlp.fc2_weight")
     (found,) = [parameter.grad for name, parameter in model.named_parameters() if name in names]
@@ -265,7 +265,7 @@ def micro_batch(batch: Batch, config: Config, base: str, pool: Any) -> Arm:
 ADAMW: Dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
-def optimizer_of(config: Config, model: Llama, releases: Dict[str, str], cuda: bool) -> torch.optim.Optimizer:
+def optimizer_of(config: Config, model: AblatedLlama, releases: Dict[str, str], cuda: bool) -> torch.optim.Optimizer:
     """torch's own loop for naive; else the fused one that keeps float32 master weights of bfloat16 ones."""
     parameters = list(model.parameters())
     if config.weights == "float32" or not cuda:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Dict, List
 
+from smoke_tests.bench.ablated_llama import Config, flops, fused
 from smoke_tests.bench.ablation import micro_batches, naive
-from smoke_tests.bench.llama import Config, flops, fused
 from smoke_tests.bench.method import Cell
 from smoke_tests.training.models import MODELS
 

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, NamedTuple
 
 import torch
 
-from smoke_tests.bench.llama import flops
+from smoke_tests.bench.ablated_llama import flops
 from smoke_tests.bench.method import Cell, Check, shown
 from smoke_tests.bench.rows import Row, ratio
 from smoke_tests.operators import kernels

@@ -15,20 +15,22 @@ from smoke_tests.training.llama import NAIVE
 from smoke_tests.training.options import Options, Refused
 from smoke_tests.training.precision import column_of
 
-# The implementation of each operator that "fused" takes: the first that is installed in a version that has it, the
-# fastest on a GPU first (bench/operators.py), but Transformer Engine's attention, which is made anew at each call. They
-# wait for nothing on the host, which a CUDA graph could not hold. Without a GPU it is torch's.
+# The implementations of each operator that "fused" means, the fastest on a GPU first (bench/operators.py), except that
+# Transformer Engine's attention, which makes its module at each call, comes later. A run takes the first that the
+# target has; without a GPU that is torch's. None waits for the host, because a CUDA graph could not hold that.
 FUSED = {
-    "attention": ("torch.cudnn", "flash-attn", "transformer-engine", "torch"),
-    "rms_norm": ("flash-attn", "liger-kernel", "apex", "torch"),
+    "attention": ("torch.cudnn", "flash-attn", "transformer-engine", "torch.flash", "torch"),
+    "rms_norm": ("flash-attn", "liger-kernel", "apex", "torch", "transformer-engine"),
     "rope": ("flash-attn", "liger-kernel", "torch"),
     "swiglu": ("flash-attn", "liger-kernel", "torch"),
     "cross_entropy": ("flash-attn", "xentropy-cuda-lib", "torch"),
     "adamw": ("apex", "torch"),
 }
-ADAMW = "transformer-engine"  # the one that keeps what bfloat16 weights lack of float32
-# Those that --deterministic does without: cuDNN's attention is refused by torch then, xformers' copy of FlashAttention
-# adds in any order, and flash-attn's norm is tuned by time, so that another process may add in another order.
+# The AdamW that keeps the 16 bits which bfloat16 weights lack of float32.
+ADAMW = "transformer-engine"
+# The implementations that --deterministic does without: torch refuses cuDNN's attention, xformers' copy of
+# FlashAttention adds in any order, and flash-attn tunes its norm by time, so that another process may add in another
+# order.
 INEXACT = {("attention", "torch.cudnn"), ("attention", "xformers.flash"), ("rms_norm", "flash-attn")}
 
 
@@ -63,18 +65,21 @@ def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, st
     exact = torch.are_deterministic_algorithms_enabled()
     dtypes = {name: "bfloat16" if half and name != "adamw" else "float32" for name in FUSED}
 
-    def here(name: str, column: str) -> bool:
+    def usable(name: str, column: str) -> bool:
         # A target may have flash-attn's kernels for two head sizes only.
         if column == "flash-attn" and name == "attention" and head_size not in (64, 128):
             return False
         if column == "torch.cudnn" and head_size > 128:
+            return False
+        # Its weight is a parameter; the gradient of a parameter's cast to bfloat16 would be lost.
+        if (name, column) == ("rms_norm", "transformer-engine") and half:
             return False
         return dtypes[name] in _dtypes(name, column, cuda) and (repeats(name, column) or not exact)
 
     if ops == "naive":
         return {name: "naive" if name in NAIVE else "torch" for name in FUSED}
     chosen = {
-        name: next((column for column in wanted if here(name, column)), "naive") for name, wanted in FUSED.items()
+        name: next((column for column in columns if usable(name, column)), "naive") for name, columns in FUSED.items()
     }
     for pair in ops.split(",") if ops != "fused" else ():
         name, _, column = pair.partition("=")

@@ -14,17 +14,10 @@ import torch
 import torch.nn.functional as F
 
 from smoke_tests.operators.table import operator, rotate_halves, rows, te_autocast, te_recipe
+from smoke_tests.training.columns import FUSED
 from smoke_tests.training.models import Shape, operations_per_token
 
-# What is taken of the table for "fused", the first that an environment has. Each is measured in bench/operators.py.
-FUSED = {
-    "attention": ("torch.cudnn", "flash-attn", "xformers.flash", "torch.flash", "torch"),
-    "rope": ("flash-attn", "rotary-emb", "transformer-engine", "torch"),
-    "rms_norm": ("flash-attn", "apex", "transformer-engine", "torch"),
-    "swiglu": ("liger-kernel", "flash-attn", "transformer-engine", "torch"),
-    "cross_entropy": ("flash-attn", "xentropy-cuda-lib", "torch"),  # liger-kernel's waits for the host
-}
-NAIVE = dict.fromkeys(FUSED, "naive")
+NAIVE = {name: "naive" for name in FUSED if name != "adamw"}
 
 
 class Config(NamedTuple):
@@ -54,10 +47,10 @@ class Config(NamedTuple):
 def fused(releases: Dict[str, str], cuda: bool, head_size: int = 64) -> Dict[str, str]:
     """Operator -> the column that stands for it fused in this environment."""
     dtype = torch.bfloat16
-    has = {name: [row.column for row in rows(name, releases, cuda) if row.dtype is dtype] for name in FUSED}
-    if head_size > 128 and "torch.flash" in has["attention"]:  # the others stop there, at least backward
-        has["attention"] = ["torch.flash"]
-    return {name: next(column for column in columns if column in has[name]) for name, columns in FUSED.items()}
+    available = {name: [row.column for row in rows(name, releases, cuda) if row.dtype is dtype] for name in NAIVE}
+    if head_size > 128 and "torch.flash" in available["attention"]:  # the others stop there, at least backward
+        available["attention"] = ["torch.flash"]
+    return {name: next(column for column in FUSED[name] if column in available[name]) for name in NAIVE}
 
 
 # --- naive operators, as models had them before anything was fused ---
@@ -175,7 +168,7 @@ class Norm(torch.nn.Module):  # type: ignore[misc]
         return self.call(x.flatten(0, -2), self.weight, 1e-5).view_as(x)
 
 
-class Block(torch.nn.Module):  # type: ignore[misc]
+class AblatedBlock(torch.nn.Module):  # type: ignore[misc]
     """x [b, l, w] -> the same shape; the projections are one each or merged."""
 
     def __init__(self, shape: Shape, config: Config) -> None:
@@ -212,8 +205,11 @@ def projected(layers: torch.nn.ModuleList, x: torch.Tensor, widths: List[int]) -
     return [layer(x) for layer in layers] if len(layers) > 1 else list(layers[0](x).split(widths, dim=-1))
 
 
-class Llama(torch.nn.Module):  # type: ignore[misc]
-    """tokens and labels [b, l] -> the loss."""
+class AblatedLlama(torch.nn.Module):  # type: ignore[misc]
+    """Tokens and labels [b, l] -> the loss.
+
+    Not training.llama.Llama, whose projections, residuals, formulas and layers no run of pretrain needs in other forms.
+    """
 
     def __init__(self, shape: Shape, config: Config) -> None:
         super().__init__()
@@ -230,7 +226,7 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
     @staticmethod
     def block(shape: Shape, config: Config) -> torch.nn.Module:
         if config.layers == "torch":
-            return Block(shape, config)
+            return AblatedBlock(shape, config)
         import transformer_engine.pytorch as te
 
         layer: torch.nn.Module = te.TransformerLayer(
@@ -277,11 +273,11 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
         return contextlib.nullcontext()
 
 
-def build(shape: Shape, config: Config, weights: Dict[str, torch.Tensor], device: str) -> Llama:
+def build(shape: Shape, config: Config, weights: Dict[str, torch.Tensor], device: str) -> AblatedLlama:
     """The model of a configuration with these weights, on a device; gradients are there, and zero."""
     dtype = getattr(torch, config.weights)
     with torch.device(device):
-        model: Llama = Llama(shape, config).to(dtype)
+        model: AblatedLlama = AblatedLlama(shape, config).to(dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weight_for(name, parameter.shape, weights, shape))
@@ -312,7 +308,7 @@ def draw(shape: Shape, device: str) -> Dict[str, torch.Tensor]:
     """
     std = 0.02 * min(1.0, (2048 / shape.width) ** 0.5)
     with torch.device(device), torch.no_grad():
-        model = Llama(shape, Config(NAIVE, merged=False))
+        model = AblatedLlama(shape, Config(NAIVE, merged=False))
         for parameter in model.parameters():
             if parameter.dim() == 2:
                 parameter.normal_(std=std)
