@@ -24,7 +24,7 @@ from smoke_tests.operators.bounds import E4M3, E5M2, assert_rounded_like, roundi
 from smoke_tests.operators.kernels import assert_float8_products
 from smoke_tests.operators.table import te_autocast, te_recipe
 from smoke_tests.training import checkpoint, pretrain, trainer
-from smoke_tests.training.comparison import Run, assert_follows, same_run, spread  # noqa: F401  (same_run is a fixture)
+from smoke_tests.training.comparison import ShortRun, assert_follows, same_run, spread  # noqa: F401  (same_run is a fixture)
 from smoke_tests.training.options import Options, parse
 from smoke_tests.training.precision import layers_of
 from smoke_tests.training.short_training import Prepare, Prepared
@@ -161,7 +161,7 @@ def at_level(level: str) -> Prepare:
     "fifth of what two seeds are apart of the run in bfloat16, without being the same",
     seed=("C03", "C24"),
 )
-def test_llama_learns(level: str, same_run: Run, measured: Dict[str, Any]) -> None:  # noqa: F811
+def test_llama_learns(level: str, same_run: ShortRun, measured: Dict[str, Any]) -> None:  # noqa: F811
     losses = same_run.losses("torch", prepare=at_level(level))
     measured["loss"], measured["seeds"] = losses[-1], spread(same_run)
     measured["gap"] = assert_follows(losses, same_run)
