@@ -145,16 +145,16 @@ def formulas(weights: Dict[str, torch.Tensor], model: Model, tokens: torch.Tenso
     return logits, references.cross_entropy(logits.flatten(0, 1), targets.flatten(), -100)
 
 
-@pytest.mark.parametrize("column", ["naive", "torch"])
+@pytest.mark.parametrize("operators", ["naive", "torch"])
 @proves(
     "the models compute the logits, the loss and every gradient of their formulas in float64, whatever the base of "
     "their rotary positions and the eps of their norms",
     package="torch",
     since="2.4",
 )
-def test_models_in_float64(column: str, measured: Dict[str, Any]) -> None:
+def test_models_in_float64(operators: str, measured: Dict[str, Any]) -> None:
     model = MODELS["tiny"]._replace(base=500.0, eps=0.25)
-    llama = Llama(model, dict.fromkeys(PARTS, column), torch.float32)
+    llama = Llama(model, dict.fromkeys(PARTS, operators), torch.float32)
     with torch.no_grad():  # so large that attention prefers, gates close, and norms scale
         for parameter in llama.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.5 if parameter.dim() == 1 else 0.15)
