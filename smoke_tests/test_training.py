@@ -130,7 +130,7 @@ def test_hare(device: str, one_process: None, measured: Dict[str, Any]) -> None:
 
     model = hare("flash_attention_2")
     layers = sum(isinstance(layer, te.Linear) for layer in model.modules())
-    measured["layers"], measured["parameters"] = layers, sum(one.numel() for one in model.parameters())
+    measured["layers"], measured["parameters"] = layers, sum(parameter.numel() for parameter in model.parameters())
     assert layers == 22 * 7 + 1
     assert measured["parameters"] == 1_123_117_056
     settings = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}

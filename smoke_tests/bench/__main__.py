@@ -68,15 +68,15 @@ def run(options: argparse.Namespace, start: float) -> int:
     if cuda and not torch.cuda.is_available():
         raise Refused(f"{described['target']} needs a GPU, and torch sees none here: run on a machine with one.")
     every = cells(described, cuda, options.quick)
-    wanted = [cell for start in options.only or [""] for cell in every if cell.key.startswith(start)]
-    wanted = list({cell.key: cell for cell in wanted}.values())
-    if not wanted:
+    chosen = [cell for start in options.only or [""] for cell in every if cell.key.startswith(start)]
+    chosen = list({cell.key: cell for cell in chosen}.values())
+    if not chosen:
         raise Refused(f"no cell starts with {' or '.join(options.only)}: --list shows their keys.")
     known = of_this_machine(read(options.out), described, options.quick)
-    failed = [cell for cell in wanted if failures(known.get(cell.key, {}), cell)]
-    missing = [cell for cell in wanted if cell not in failed and not whole(known.get(cell.key, {}), cell)] + failed
+    failed = [cell for cell in chosen if failures(known.get(cell.key, {}), cell)]
+    missing = [cell for cell in chosen if cell not in failed and not whole(known.get(cell.key, {}), cell)] + failed
     if options.list:
-        for cell in wanted:
+        for cell in chosen:
             print(f"{'to run' if cell in missing else 'there':<8}{cell.key}  {cell.seconds:.0f} s, {cell.gib:.0f} GiB")
         return 0
     if cuda and missing:
@@ -88,9 +88,9 @@ def run(options: argparse.Namespace, start: float) -> int:
 
 def cells(described: Dict[str, Any], cuda: bool, quick: bool) -> List[Cell]:
     """Every cell that this environment can have, the most telling of each section first."""
-    found = [cell for section in SECTIONS for cell in section.cells(machine.releases(described), cuda, quick)]
-    assert len({cell.key for cell in found}) == len(found), "two cells have one key"
-    return found
+    listed = [cell for section in SECTIONS for cell in section.cells(machine.releases(described), cuda, quick)]
+    assert len({cell.key for cell in listed}) == len(listed), "two cells have one key"
+    return listed
 
 
 def of_this_machine(rows: List[Row], described: Dict[str, Any], quick: bool) -> Dict[str, Row]:
@@ -133,17 +133,17 @@ def measured(
     for number, cell in enumerate(todo, 1):
         pace = max(spent / expected, 0.1) if expected else 1.0
         left = sum(other.seconds for other in todo[number - 1 :]) * pace
-        for row, seconds in attempts(cell, timer, effort, known.get(cell.key, {}), total):
+        for attempt, seconds in attempts(cell, timer, effort, known.get(cell.key, {}), total):
             if options.seconds and time.monotonic() - start + seconds * pace > options.seconds:
                 say(f"the time is over; {len(todo) - number + 1} cells are left: run again to go on.")
                 return 4
             begun = time.monotonic()
-            found = row()
+            row = attempt()
             took = time.monotonic() - begun
-            found.update(shard=head["shard"], quick=options.quick, seconds=round(took, 2))
-            append(options.out, found)
+            row.update(shard=head["shard"], quick=options.quick, seconds=round(took, 2))
+            append(options.out, row)
             spent, expected = spent + took, expected + seconds
-        result = f"{told(found, ceilings)}  {took:.1f} s, about {left / 60:.0f} min left"
+        result = f"{summary(row, ceilings)}  {took:.1f} s, about {left / 60:.0f} min left"
         say(f"[{number}/{len(todo)}] {cell.key}  {result}")
         if cuda and broken():
             raise Refused(f"the GPU is in error after {cell.key}: run again, that cell comes last then.")
@@ -217,7 +217,7 @@ def broken() -> bool:
     return False
 
 
-def told(row: Row, ceilings: Dict[str, float]) -> str:
+def summary(row: Row, ceilings: Dict[str, float]) -> str:
     """A row for who watches: the fastest arm, or what is wrong."""
     if "error" in row:
         return str(row["error"])

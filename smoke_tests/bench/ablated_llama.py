@@ -119,8 +119,8 @@ class ChunkedLoss(torch.autograd.Function):  # type: ignore[misc]
         loss = torch.zeros((), device=x.device)
         of_x, of_weight = torch.empty_like(x), torch.zeros_like(weight)
         for start in range(0, len(x), size):
-            part, wanted = x[start : start + size], labels[start : start + size]
-            lost, of_logits = LossOfLogits.call(part @ weight.t(), wanted, 1.0 / len(x))
+            part, targets = x[start : start + size], labels[start : start + size]
+            lost, of_logits = LossOfLogits.call(part @ weight.t(), targets, 1.0 / len(x))
             loss += lost
             torch.mm(of_logits, weight, out=of_x[start : start + size])
             of_weight.addmm_(of_logits.t(), part)

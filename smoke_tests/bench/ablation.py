@@ -36,16 +36,16 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
     """Micro-batches of 2 sequences by launch path; larger ones, where FP8 pays; AdamW; and whole steps."""
     if not cuda:
         shape = Shape(layers=2, heads=8, kv_heads=2, head_size=32, hidden=704, vocabulary=4096, length=256)
-        found = [("eager", 2, eager(releases, cuda))] + ([] if quick else [("compiled", 2, compiled(releases, cuda))])
+        groups = [("eager", 2, eager(releases, cuda))] + ([] if quick else [("compiled", 2, compiled(releases, cuda))])
     else:
         shape = MODELS["z2all-1.26b"].shape
-        found = [("graphed", 8, best(releases)), ("eager", 2, eager(releases, cuda))]
-        found += [("without", 2, without(releases)), ("compiled", 2, compiled(releases, cuda))]
-        found += [("fp8", 8, fp8(releases)), ("loss", 8, losses(releases))]
-        found += [("layout", 8, layouts(releases))] if "transformer-engine" in releases else []
-        found = [("quick", 2, short(releases))] if quick else found
+        groups = [("graphed", 8, best(releases)), ("eager", 2, eager(releases, cuda))]
+        groups += [("without", 2, without(releases)), ("compiled", 2, compiled(releases, cuda))]
+        groups += [("fp8", 8, fp8(releases)), ("loss", 8, losses(releases))]
+        groups += [("layout", 8, layouts(releases))] if "transformer-engine" in releases else []
+        groups = [("quick", 2, short(releases))] if quick else groups
     made = []
-    for name, batch, configs in found:
+    for name, batch, configs in groups:
         if len(configs) < 2:  # an older torch has nothing to compare here
             continue
         facts = {"model": "1.26B" if cuda else "tiny", "batch": batch, "tokens": batch * shape.length, **flops(shape)}
@@ -227,8 +227,8 @@ class Batch:
 def gradient_of(model: AblatedLlama) -> torch.Tensor:
     """The gradient of the first block's down projection."""
     names = ("blocks.0.down.weight", "blocks.0.layernorm_mlp.fc2_weight")
-    (found,) = [parameter.grad for name, parameter in model.named_parameters() if name in names]
-    return found.detach()
+    (gradient,) = [parameter.grad for name, parameter in model.named_parameters() if name in names]
+    return gradient.detach()
 
 
 def micro_batches(shape: Shape, configs: Dict[str, Config], size: int, device: str) -> Makers:

@@ -36,7 +36,7 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
     ]
     if quick:
         core, grid = [("1.3B", 2048, 4), ("6.7B", 2048, 4)], []
-    found = []
+    listed = []
     for size, length, batch in core + [cell for cell in grid if cell not in core]:
         hidden, heads = SIZES[size]
         tokens = length * batch
@@ -45,8 +45,8 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
         facts = {"model": size, "hidden": hidden, "heads": heads, "length": length, "batch": batch}
         part = "core" if (size, length, batch) in core else "grid"
         make = partial(_arms, hidden, heads, length, batch)
-        found.append(Cell(f"block/{part}/{size}/{length}x{batch}", facts, make, seconds, gib))
-    return found
+        listed.append(Cell(f"block/{part}/{size}/{length}x{batch}", facts, make, seconds, gib))
+    return listed
 
 
 def flops(hidden: int, length: int, tokens: int) -> float:
@@ -70,8 +70,8 @@ def _arms(hidden: int, heads: int, length: int, batch: int) -> Dict[str, Callabl
     leaves = (x, *layer.parameters())
 
     def check(results: Any, precision: str) -> List[Check]:
-        found = results[0].detach()[:POSITIONS, :1].float() - start
-        return [Check(relative_error(found, truth), *BOUNDS[precision])]
+        result = results[0].detach()[:POSITIONS, :1].float() - start
+        return [Check(relative_error(result, truth), *BOUNDS[precision])]
 
     def arm(precision: str, graph: bool) -> Arm:
         recipe = te_recipe("delayed") if precision == "fp8" else None

@@ -55,17 +55,17 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
         widths = (1024, 2048, 4096, 8192)
         sweep = [(m, k, n) for m in (16384, 4096) for k in widths for n in widths]
         sweep = [size for size in sweep if size in ((16384, 2048, 2048), (4096, 4096, 4096))] if quick else sweep
-    found = []
+    listed = []
     for name, size in seeds.items():
         for way in ("both",) if quick and cuda else ("both", "forward"):
-            found.append(_cell(f"linear/seed/{name}/{way}", size, way, columns, cuda, compiled=cuda and not quick))
+            listed.append(_cell(f"linear/seed/{name}/{way}", size, way, columns, cuda, compiled=cuda and not quick))
     for size in sweep:
-        found.append(_cell("linear/sweep/{}x{}x{}/both".format(*size), size, "both", _quantized(columns), cuda, False))
+        listed.append(_cell("linear/sweep/{}x{}x{}/both".format(*size), size, "both", _quantized(columns), cuda, False))
     if cuda and not quick:
         for width in (1024, 2048, 4096):
             size = (16384, width, width)
-            found.append(_cell(f"linear/compiled/{width}/both", size, "both", columns, cuda, compiled=True))
-    return found
+            listed.append(_cell(f"linear/compiled/{width}/both", size, "both", columns, cuda, compiled=True))
+    return listed
 
 
 def _quantized(columns: List[str]) -> List[str]:
@@ -119,18 +119,18 @@ class Problem:
     def truth(self, dtype: torch.dtype) -> List[torch.Tensor]:
         """Some rows of x weight^T, and of both gradients, in float64, of the operands rounded to dtype."""
         x, weight, gradient = (each.to(dtype) for each in (self.x, self.weight, self.gradient))
-        found = [x[self.rows].double() @ weight.double().t()]
+        truths = [x[self.rows].double() @ weight.double().t()]
         if self.both:
-            found.append(gradient[self.rows].double() @ weight.double())
-            found.append(gradient[:, self.columns].double().t() @ x.double())
-        return found
+            truths.append(gradient[self.rows].double() @ weight.double())
+            truths.append(gradient[:, self.columns].double().t() @ x.double())
+        return truths
 
     def check(self, results: Any, precision: str) -> List[Check]:
         """The error of each result against float64."""
         dtype = torch.float32 if precision in ("fp32", "tf32") else torch.bfloat16
         places = (self.rows, self.rows, self.columns)
-        found = [result.detach()[place] for result, place in zip(results, places)]
-        return [Check(relative_error(*pair), *BOUNDS[precision]) for pair in zip(found, self.truth(dtype))]
+        sample = [result.detach()[place] for result, place in zip(results, places)]
+        return [Check(relative_error(*pair), *BOUNDS[precision]) for pair in zip(sample, self.truth(dtype))]
 
 
 def _arm(problem: Problem, precision: str, column: str, compile: bool, graph: bool, base: str) -> Arm:

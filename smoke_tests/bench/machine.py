@@ -102,9 +102,9 @@ def _product(device: str, precision: str, size: Tuple[int, int, int]) -> Arm:
     m, k, n = size
     a, b = torch.randn(m, k, device=device), torch.randn(n, k, device=device)
     if precision == "fp8":
-        multiply, one = operator("scaled_mm", "torch"), torch.ones((), device=device)
+        multiply, scale = operator("scaled_mm", "torch"), torch.ones((), device=device)
         a, b = a.to(torch.float8_e4m3fn), b.to(torch.float8_e4m3fn)
-        return Arm(lambda: multiply(a, b, one, one, torch.bfloat16), precision, flops=2.0 * m * k * n)
+        return Arm(lambda: multiply(a, b, scale, scale, torch.bfloat16), precision, flops=2.0 * m * k * n)
     if precision == "bf16":
         a, b = a.bfloat16(), b.bfloat16()
     return Arm(lambda: torch.matmul(a, b.t()), precision, flops=2.0 * m * k * n)
@@ -113,7 +113,7 @@ def _product(device: str, precision: str, size: Tuple[int, int, int]) -> Arm:
 def limits(timer: Timer, described: Dict[str, Any]) -> Limits:
     """Bytes/s of a copy and FLOP/s of a product in each precision: the fastest call of the best shape."""
     device = "cuda" if timer.cuda else "cpu"
-    found: Limits = {}
+    measured: Limits = {}
     sizes = (
         [(8192, 8192, 8192), (16384, 8192, 8192), (8192, 8192, 4096)]
         if timer.cuda
@@ -125,17 +125,17 @@ def limits(timer: Timer, described: Dict[str, Any]) -> Limits:
         return min(gpu for gpu, _ in interleaved(timer, {"": arm}, effort)[""]) / 1e3
 
     copy = _copy(device, (2 << 30) if timer.cuda else (64 << 20))
-    found["copy"] = copy.bytes / best(copy)
-    wanted = ["bf16", "fp32"] + (["tf32"] if timer.cuda else [])
+    measured["copy"] = copy.bytes / best(copy)
+    precisions = ["bf16", "fp32"] + (["tf32"] if timer.cuda else [])
     multiplies = list(rows("scaled_mm", releases(described), timer.cuda))
     if timer.cuda and torch.cuda.get_device_capability() >= (8, 9) and multiplies:
-        wanted.append("fp8")
-    for precision in wanted:
+        precisions.append("fp8")
+    for precision in precisions:
         with tf32(precision == "tf32"):
             small = precision == "fp32" and timer.cuda
             arms = [_product(device, precision, size) for size in ([(4096, 4096, 4096)] if small else sizes)]
-            found[precision] = max(arm.flops / best(arm) for arm in arms)
-    return found
+            measured[precision] = max(arm.flops / best(arm) for arm in arms)
+    return measured
 
 
 class tf32:

@@ -179,25 +179,25 @@ def measure(cell: Cell, timer: Timer, effort: Effort) -> Row:
 
     An arm that cannot be made or called is in the row with its error; it does not cost the others.
     """
-    found: Dict[str, Row] = {}
+    rows: Dict[str, Row] = {}
     arms: Dict[str, Arm] = {}
     for name, make in cell.arms().items():
         try:
             arm = make()
-            found[name] = _first_calls(arm, timer.cuda)
+            rows[name] = _first_calls(arm, timer.cuda)
             arms[name] = arm
         except Exception as error:
             if timer.cuda:
                 torch.cuda.synchronize()  # a broken device ends the run: nothing after it would be true
-            found[name] = {"error": one_line(error)}
+            rows[name] = {"error": one_line(error)}
     samples = interleaved(timer, arms, effort._replace(pairs=cell.pairs or effort.pairs)) if arms else {}
     seen = {name: [max(pair) for pair in pairs] for name, pairs in samples.items()}
     for name, arm in arms.items():
-        found[name].update(_numbers(arm, samples[name], timer.cuda))
+        rows[name].update(_numbers(arm, samples[name], timer.cuda))
         if arm.base in arms and arm.base != name:
-            found[name].update(zip(("ratio", "low", "high"), ratio(seen[arm.base], seen[name])))
-            found[name].update(base=arm.base, comparable=arm.comparable)
-    return {"key": cell.key, "facts": cell.facts, "pairs": cell.pairs or effort.pairs, "arms": found}
+            rows[name].update(zip(("ratio", "low", "high"), ratio(seen[arm.base], seen[name])))
+            rows[name].update(base=arm.base, comparable=arm.comparable)
+    return {"key": cell.key, "facts": cell.facts, "pairs": cell.pairs or effort.pairs, "arms": rows}
 
 
 def _first_calls(arm: Arm, cuda: bool) -> Row:
@@ -246,5 +246,5 @@ def shown(value: float) -> float:
 
 def one_line(error: BaseException) -> str:
     """An exception in one line: its kind and the first line of what it says."""
-    said = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {said[:200]}"
+    line = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {line[:200]}"

@@ -47,33 +47,35 @@ def cases(cuda: bool, quick: bool) -> List[Case]:
     else:
         n, widths, hidden = 16384, [2048, 8192], [5632, 14336]
         heads, vocabularies = [(8, 32, 8, 2048, 64), (2, 32, 8, 8192, 128)], [64320, 128256]
-    found = []
+    listed = []
     for f in widths:
-        found.append(Case("rms_norm", [(n, f), (f,)], 2, 5))
-        found.append(Case("add_rms_norm", [(n, f), (n, f), (f,)], 4, 8))
-    found += [Case("swiglu", [(n, h), (n, h)], 3, 8) for h in hidden]
-    found += [Case("rope", [(b, h, length, d)], 2, 4) for b, h, _, length, d in heads]
-    found += [Case("cross_entropy", [(n // 2, v)], 1, 2) for v in vocabularies]
+        listed.append(Case("rms_norm", [(n, f), (f,)], 2, 5))
+        listed.append(Case("add_rms_norm", [(n, f), (n, f), (f,)], 4, 8))
+    listed += [Case("swiglu", [(n, h), (n, h)], 3, 8) for h in hidden]
+    listed += [Case("rope", [(b, h, length, d)], 2, 4) for b, h, _, length, d in heads]
+    listed += [Case("cross_entropy", [(n // 2, v)], 1, 2) for v in vocabularies]
     for v in vocabularies[:1]:
         product = 2.0 * n // 2 * widths[0] * v
-        found.append(
+        listed.append(
             Case("linear_cross_entropy", [(n // 2, widths[0]), (v, widths[0])], product, 3 * product, v, False)
         )
     for b, h, k, length, d in heads:
         flops = 2.0 * b * h * length * length * d  # half of it for the causal mask
-        found.append(
+        listed.append(
             Case("attention", [(b, h, length, d), (b, k, length, d), (b, k, length, d)], flops, 3.5 * flops, 0, False)
         )
     f, h = widths[0], hidden[0]
-    found.append(
+    listed.append(
         Case("mlp", [(n, f), (h, f), (h, f), (f, h), (h,), (h,), (f,)], 6.0 * n * f * h, 18.0 * n * f * h, 0, False)
     )
-    return [case for number, case in enumerate(found) if not quick or case.name not in [c.name for c in found[:number]]]
+    return [
+        case for number, case in enumerate(listed) if not quick or case.name not in [c.name for c in listed[:number]]
+    ]
 
 
 def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
     """Forward, and forward with gradients, of every case; and one step of each optimizer."""
-    found = []
+    listed = []
     for case in cases(cuda, quick):
         dtype = torch.bfloat16 if cuda else torch.float32
         columns = list(dict.fromkeys(row.column for row in rows(case.name, releases, cuda) if row.dtype is dtype))
@@ -84,12 +86,12 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
             )
             make = partial(_arms, case, way == "both", columns, dtype, "cuda" if cuda else "cpu")
             if columns:
-                found.append(Cell(f"operators/{case.name}/{case.size}/{way}", facts, make, 6.0 if cuda else 3.0, gib))
+                listed.append(Cell(f"operators/{case.name}/{case.size}/{way}", facts, make, 6.0 if cuda else 3.0, gib))
     columns = list(dict.fromkeys(row.column for row in rows("adamw", releases, cuda)))
     count = 64 if cuda else 2
     facts = {"operator": "adamw", "size": f"{count * 4}M", "way": "forward"}
     make = partial(_optimizers, columns, count, "cuda" if cuda else "cpu")
-    return [*found, Cell("operators/adamw/step", facts, make, 8.0, count * len(columns) * 0.07)]
+    return [*listed, Cell("operators/adamw/step", facts, make, 8.0, count * len(columns) * 0.07)]
 
 
 def bind(name: str, entry: Any, case: Case, labels: torch.Tensor, device: str) -> Bound:
@@ -180,20 +182,20 @@ class Problem:
         exact = dtype is torch.float32 or case.name == "cross_entropy"
         floor = 0.0 if exact else bounds.rounding_noise(bounds.MANTISSA[dtype])[0]
         most = bounds.ceiling(dtype, ROUNDINGS)
-        found = []
+        checks = []
         scale = 1.0
         if truth.dim() == 0:  # the mean over the rows that are looked at; theirs is a part of the mean over all
             scale = len(rows) / len(self.labels)
         else:
-            found.append(Check(bounds.relative_error(results[0].detach()[place[0]], truth.detach()), floor, most))
+            checks.append(Check(bounds.relative_error(results[0].detach()[place[0]], truth.detach()), floor, most))
         if self.both:
             assert self.gradient is not None
             gradient = self.gradient if truth.dim() == 0 else self.gradient[place[0]]
-            wanted = [leaves[index] for index in looked_at]
-            truths = torch.autograd.grad(truth, wanted, gradient.double() * scale)
+            inputs = [leaves[index] for index in looked_at]
+            truths = torch.autograd.grad(truth, inputs, gradient.double() * scale)
             parts = [results[1 + index][place[index]] for index in looked_at]
-            found += [Check(bounds.relative_error(*pair), floor, most) for pair in zip(parts, truths)]
-        return found
+            checks += [Check(bounds.relative_error(*pair), floor, most) for pair in zip(parts, truths)]
+        return checks
 
     def part(self) -> Tuple[List[Any], Tuple[int, ...]]:
         """Where to look in each input, and which inputs have such a place: rows, or the heads of one group."""
@@ -223,9 +225,9 @@ def _optimizers(columns: List[str], count: int, device: str) -> Dict[str, Callab
 
         def check(_: Any) -> List[Check]:
             # After that step and the one that was just called.
-            start, found = starts[0][:64].double(), parameters[0][:64].detach().double()
+            start, updated = starts[0][:64].double(), parameters[0][:64].detach().double()
             truth = references.adamw(start, [gradient[:64].double()] * 2, **ADAMW)
-            return [Check(bounds.relative_error(found - start, truth - start), 0.0, 1e-3)]
+            return [Check(bounds.relative_error(updated - start, truth - start), 0.0, 1e-3)]
 
         return Arm(optimizer.step, "fp32", "torch.foreach", bytes=28.0 * count * 2048 * 2048, check=check)
 

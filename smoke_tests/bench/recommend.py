@@ -83,16 +83,16 @@ def recommend(
     ]
     answer: Dict[str, Any] = {"package": package, "launch": launch, "tokens": tokens, "layers": {}}
     for layer, (k, n) in layers.items():
-        found = smaller(measured, tokens, k, n)
+        match = smaller(measured, tokens, k, n)
         entry: Dict[str, Any] = {"in": k, "out": n, "fp8": False}
         if k % 16 or n % 16 or tokens % 16:
             entry["why"] = "FP8 products take multiples of 16 only"
         elif layer in ("head", "lm_head") and not head:
             entry["why"] = "the head stays in high precision"
-        elif found is None:
+        elif match is None:
             entry["why"] = "smaller than what was measured"
         else:
-            _, arm, key = found
+            _, arm, key = match
             entry.update(fp8=arm["low"] >= 1.0, ratio=round(arm["ratio"], 3), low=round(arm["low"], 3), row=key)
         answer["layers"][layer] = entry
     return answer
@@ -104,8 +104,8 @@ def usable(arm: Optional[Row]) -> bool:
 
 def smaller(measured: List[Tuple[Row, Row, str]], m: int, k: int, n: int) -> Optional[Tuple[Row, Row, str]]:
     """The largest measured product that is no larger in any size."""
-    fits = [one for one in measured if one[0]["m"] <= m and one[0]["k"] <= k and one[0]["n"] <= n]
-    return max(fits, key=lambda one: one[0]["m"] * one[0]["k"] * one[0]["n"], default=None)
+    fits = [row for row in measured if row[0]["m"] <= m and row[0]["k"] <= k and row[0]["n"] <= n]
+    return max(fits, key=lambda row: row[0]["m"] * row[0]["k"] * row[0]["n"], default=None)
 
 
 def layer_filter(answer: Dict[str, Any]) -> Callable[[Any, str], bool]:

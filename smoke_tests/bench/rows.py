@@ -33,13 +33,13 @@ def append(path: Path, row: Row) -> None:
 
 def read(path: Path) -> List[Row]:
     """Every whole row of a file, in order; a line that a dying machine cut off is none. No file: no rows."""
-    found = []
+    rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
-            found.append(json.loads(line))
+            rows.append(json.loads(line))
         except ValueError:
             continue
-    return found
+    return rows
 
 
 def latest(rows: Iterable[Row]) -> Dict[str, Row]:

@@ -82,13 +82,13 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
     gpus = torch.cuda.device_count() if cuda else 0
     if "torchtitan" not in releases or quick:
         return []
-    found = [
+    groups = [
         ("fsdp/8B", 14, {**recipes("llama-8b"), **recomputed("llama-8b")}),
         ("layouts/8B", 4, LAYOUTS),
         ("fsdp/1.8B", 60, recipes("llama-1b8")),
     ]
     made = []
-    for name, steps, arms in found:
+    for name, steps, arms in groups:
         arms = {arm: job for arm, job in arms.items() if (job.run, gpus) in ON_ONE_HOST}
         if arms:
             run = next(iter(arms.values())).run
@@ -100,9 +100,10 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
 
 def facts(run: str, gpus: int) -> Dict[str, Any]:
     """What a step of one GPU is; the runs that are measured beside this one have the same batch."""
-    said = ON_ONE_HOST[run, gpus].split()
+    arguments = ON_ONE_HOST[run, gpus].split()
     flavor, length, batch = (
-        said[said.index(key) + 1] for key in ("--model.flavor", "--training.seq_len", "--training.global_batch_size")
+        arguments[arguments.index(key) + 1]
+        for key in ("--model.flavor", "--training.seq_len", "--training.global_batch_size")
     )
     shape = MODELS[f"llama-3-{flavor.lower()}"].shape._replace(length=int(length))
     tokens = int(batch) * shape.length / gpus
@@ -146,8 +147,8 @@ def trained(job: Job, gpus: int, steps: int, folder: Path) -> Row:
     with jobs.Job(jobs.torchrun("engine.py", [*DEVICE, *arguments], gpus), folder / "log", alone=True) as started:
         code = started.ended(LIMIT)
         if code != 0:
-            said = SAID.search(started.said())
-            raise RuntimeError(said[0] if said else f"the job ended with code {code}")
+            message = SAID.search(started.said())
+            raise RuntimeError(message[0] if message else f"the job ended with code {code}")
     ranks = [jobs.noted(folder, rank) for rank in range(gpus)]
     losses = next(ranked for ranked in ranks if ranked[0]["loss"] > 0)  # in a pipeline the last stage sees it
     first = LOOKED if steps > 2 * LOOKED else 1

@@ -42,9 +42,9 @@ def save(folder: Path, step: int, content: Dict[str, Any], keep: int) -> Path:
     except (OSError, RuntimeError) as error:  # torch's writer turns what the disk says into its own
         if partial.exists():
             partial.unlink()
-        kept = f"{last.name} is still there" if last else "there is none yet"
+        left = f"{last.name} is still there" if last else "there is none yet"
         raise CheckpointError(
-            f"the checkpoint of step {step} cannot be written to {folder} ({reason(error)}); {kept}"
+            f"the checkpoint of step {step} cannot be written to {folder} ({reason(error)}); {left}"
         ) from None
     for old in sorted(folder.glob("step-*.pt"))[:-keep]:
         old.unlink()
@@ -103,7 +103,7 @@ def fp8_state_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
 
     Transformer Engine's state dict holds its own as a pickle, which it refuses to load from 2.18 on; these are tensors.
     """
-    found = ms_amp.scales_of(inner(model))
+    state = ms_amp.scales_of(inner(model))
     for name, layer in inner(model).named_modules():
         products = products_of(name, layer)
         for way in ("scaling_fwd", "scaling_bwd"):
@@ -112,8 +112,8 @@ def fp8_state_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
                 held = getattr(scaling, part, None)
                 if isinstance(held, torch.Tensor):
                     each = held.chunk(len(products), dim=-1)
-                    found.update({f"{own}.{way}.{part}": values for own, values in zip(products, each)})
-    return found
+                    state.update({f"{own}.{way}.{part}": values for own, values in zip(products, each)})
+    return state
 
 
 def products_of(name: str, layer: torch.nn.Module) -> List[str]:

@@ -35,10 +35,10 @@ def wrong_elements(rank: int, world: int, device: str) -> Dict[str, int]:
     """Collective and dtype -> how many elements, of all sizes, are not what they must be; and how many there were."""
     wrong: Dict[str, int] = {"checked": 0}
 
-    def check(name: str, found: torch.Tensor, expected: torch.Tensor) -> None:
-        key = f"{name} {found.dtype}".replace("torch.", "")
-        wrong[key] = wrong.get(key, 0) + int((found != expected).sum())
-        wrong["checked"] += found.numel()
+    def check(name: str, result: torch.Tensor, expected: torch.Tensor) -> None:
+        key = f"{name} {result.dtype}".replace("torch.", "")
+        wrong[key] = wrong.get(key, 0) + int((result != expected).sum())
+        wrong["checked"] += result.numel()
 
     for dtype in DTYPES:
         for size in SIZES:
@@ -49,7 +49,7 @@ def wrong_elements(rank: int, world: int, device: str) -> Dict[str, int]:
             check("all-reduce", reduced, total)
             gathered = torch.empty(size * world, dtype=dtype, device=device)
             dist.all_gather_into_tensor(gathered, everyones[rank][:size].clone())
-            check("all-gather", gathered, torch.cat([one[:size] for one in everyones]))
+            check("all-gather", gathered, torch.cat([sent[:size] for sent in everyones]))
             scattered = torch.empty(size, dtype=dtype, device=device)
             dist.reduce_scatter_tensor(scattered, everyones[rank])
             check("reduce-scatter", scattered, total[rank * size : (rank + 1) * size])
@@ -83,9 +83,9 @@ def bandwidths(mib: int, world: int, device: str) -> Dict[str, float]:
         "reduce-scatter": seconds(lambda: dist.reduce_scatter_tensor(part, whole), device),
     }
     crossing = whole.numel() * whole.element_size() * (world - 1) / world / 1e9  # GB that each GPU sends and receives
-    found = {name: crossing / taken * (2 if name == "all-reduce" else 1) for name, taken in times.items()}
+    rates = {name: crossing / taken * (2 if name == "all-reduce" else 1) for name, taken in times.items()}
     in_float8 = seconds(lambda: dist.all_gather_into_tensor(codes, code), device)
-    return {**found, "float8 faster": times["all-gather"] / in_float8}
+    return {**rates, "float8 faster": times["all-gather"] / in_float8}
 
 
 def gathered_bytes(recipe: str, device: str, emulate: bool) -> Tuple[int, float]:
@@ -146,12 +146,12 @@ def main() -> None:
     if not on_cpu:
         torch.cuda.set_device(device)
     dist.init_process_group("gloo" if on_cpu else "nccl", device_id=None if on_cpu else torch.device(device))
-    found: Dict[str, Any] = {"wrong": wrong_elements(rank, world, device), "identity": identity(device)}
-    found["bandwidth"] = bandwidths(4 if on_cpu else 512, world, device)
+    report: Dict[str, Any] = {"wrong": wrong_elements(rank, world, device), "identity": identity(device)}
+    report["bandwidth"] = bandwidths(4 if on_cpu else 512, world, device)
     recipes = ("none", "tensorwise", "tensorwise-gathered")
-    found["gathered"] = {recipe: gathered_bytes(recipe, device, emulate=on_cpu) for recipe in recipes}
+    report["gathered"] = {recipe: gathered_bytes(recipe, device, emulate=on_cpu) for recipe in recipes}
     with open(Path(sys.argv[1]) / f"rank{rank}.json", "w") as file:
-        json.dump(found, file)
+        json.dump(report, file)
     dist.destroy_process_group()
 
 

@@ -82,7 +82,7 @@ def applied(path: str, options: Any) -> Any:
                 raise Unmapped(f"--deepspeed {path}: bf16.enabled is {value}, and --precision is {options.precision}")
         elif name == "train_batch_size":
             total = value
-        elif not any(value == one and type(value) is type(one) for one in known):
+        elif not any(value == each and type(value) is type(each) for each in known):
             allowed = f"only {' or '.join(map(str, known))} is" if known else "it is not"
             raise Unmapped(f"--deepspeed {path}: {name} is {value!r}, and {allowed} supported: remove it")
     options = dataclasses.replace(options, **changed)

@@ -105,8 +105,8 @@ def main(arguments: List[str]) -> int:
     try:
         if path is None:
             raise Refused(f"{asked.folder} holds no checkpoint")
-        wanted = dict.fromkeys((asked.precision, "bf16"))
-        readers = {name: opened(path, name, asked.ops, asked.device) for name in wanted}
+        precisions = dict.fromkeys((asked.precision, "bf16"))
+        readers = {name: opened(path, name, asked.ops, asked.device) for name in precisions}
         options = readers["bf16"].options
         folder, shape = options.tokenizer, model_of(options).shape
         prompt = encoder(folder)(asked.prompt).tolist()

@@ -92,16 +92,16 @@ class Job:
 
     def processes(self, variable: str = "") -> List[int]:
         """The process ids of all of it that still run, or of those with a variable such as "RANK=1"."""
-        wanted = {f"FUSEBOX_JOB={self.log}".encode(), variable.encode()} - {b""}
-        found = []
+        marks = {f"FUSEBOX_JOB={self.log}".encode(), variable.encode()} - {b""}
+        ids = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
-                said = path.read_bytes().split(b"\0")
+                variables = path.read_bytes().split(b"\0")
             except OSError:  # it has ended, or is another user's
                 continue
-            if wanted <= set(said):
-                found.append(int(path.parent.name))
-        return found
+            if marks <= set(variables):
+                ids.append(int(path.parent.name))
+        return ids
 
     def said(self) -> str:
         """All that it printed."""

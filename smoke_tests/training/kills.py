@@ -51,8 +51,8 @@ def killed(out: Path, steps: int, inside: bool, draw: random.Random, flags: Sequ
         command(out, steps, *flags), cwd=str(CHECKOUT), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     began = time.monotonic()
-    wanted = draw.randrange(2, steps - 2)
-    while process.poll() is None and (newest(out) is None or (inside and len(read_log(out / "log.jsonl")) < wanted)):
+    least = draw.randrange(2, steps - 2)
+    while process.poll() is None and (newest(out) is None or (inside and len(read_log(out / "log.jsonl")) < least)):
         time.sleep(0.001)
     if inside:
         while process.poll() is None and not any(out.glob("*" + PARTIAL)):
@@ -80,7 +80,7 @@ def trial(
     death = killed(folder, len(reference), inside, draw, flags)
     losses = finish(folder, len(reference), *flags, "--resume")
     shutil.rmtree(folder)  # its checkpoints
-    apart = max(abs(one - other) for one, other in zip(losses, reference))
+    apart = max(abs(loss - other) for loss, other in zip(losses, reference))
     return {**death, "bit-equal": losses == reference, "apart": apart}
 
 

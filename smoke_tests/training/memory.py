@@ -23,13 +23,15 @@ def bytes_per_parameter(
     """
     if precision in ms_amp.PRECISIONS:
         raise ValueError(f"{precision} chooses its own dtypes: ask memory.held() of a run")
-    one, two = (float(torch.empty((), dtype=getattr(torch, dtype)).element_size()) for dtype in (weights, moments))
+    of_weight, of_moment = (
+        float(torch.empty((), dtype=getattr(torch, dtype)).element_size()) for dtype in (weights, moments)
+    )
     column, copies = column_of(precision), 0.0  # torchao casts a weight where it is used, forward and backward
     if column.startswith("transformer-engine"):
         copies = 2.0  # the weight in FP8, and its transpose
     elif column == "torch" and weights == "float32" and precision != "float32":
         copies = 2.0  # autocast's bfloat16
-    return {"weights": one, "gradients": one, "moments": 2 * two + 2.0 * remainders, "copies": copies}
+    return {"weights": of_weight, "gradients": of_weight, "moments": 2 * of_moment + 2.0 * remainders, "copies": copies}
 
 
 def held(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Dict[str, float]:

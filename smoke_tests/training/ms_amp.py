@@ -66,15 +66,15 @@ def like(weights: Dict[str, torch.Tensor], own: Dict[str, Any]) -> Dict[str, Any
 
 def scales_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
     """What MS-AMP's layers know of the tensors before, by name: these very tensors; empty in another precision."""
-    found = {}
+    scales = {}
     for name, layer in model.named_modules():
         metas = getattr(layer, "scaling_metas", None) or {}
         for what, meta in metas.items():
             for part in ("scale", "scale_inv", "amax", "amax_counter"):
-                found[f"{name}.{what}.{part}"] = getattr(meta, part)
+                scales[f"{name}.{what}.{part}"] = getattr(meta, part)
         if metas:  # of the weight before it was rounded; its scale in FP8 follows from that
-            found[f"{name}.weight.amax"] = layer.weight.meta.amax
-    return found
+            scales[f"{name}.weight.amax"] = layer.weight.meta.amax
+    return scales
 
 
 def packed(optimizer: torch.optim.Optimizer) -> Dict[str, Any]:

@@ -45,7 +45,7 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
     folder.mkdir(parents=True, exist_ok=True)
     log = trainer.Log(folder / "curves.jsonl")
     todo = [(seed, arm) for seed in range(seeds) for arm in arms]
-    todo.sort(key=lambda one: one[1].startswith("ms-amp"))  # it changes torch for what this process trains after it
+    todo.sort(key=lambda pair: pair[1].startswith("ms-amp"))  # it changes torch for what this process trains after it
     for seed, arm in todo:
         if seed in curves(folder).get(arm, {}):
             continue
@@ -73,15 +73,15 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
 
 def curves(folder: Path) -> Curves:
     """What was run so far."""
-    found: Curves = {}
+    by_arm: Curves = {}
     for row in trainer.read_log(folder / "curves.jsonl"):
-        found.setdefault(row["arm"], {})[row["seed"]] = row
-    return found
+        by_arm.setdefault(row["arm"], {})[row["seed"]] = row
+    return by_arm
 
 
-def texts(found: Curves) -> Set[str]:
+def texts(by_arm: Curves) -> Set[str]:
     """The identities of the texts that were read, as far as they were noted."""
-    return {row["text"] for runs in found.values() for row in runs.values() if "text" in row}
+    return {row["text"] for runs in by_arm.values() for row in runs.values() if "text" in row}
 
 
 # --- what they say ---
@@ -118,32 +118,32 @@ def judged(values: Sequence[float], margin: float = MARGIN) -> Dict[str, Any]:
     return {"above": mean, "interval": [low, high], "verdict": verdict}
 
 
-def references(found: Curves) -> Dict[str, str]:
+def references(by_arm: Curves) -> Dict[str, str]:
     """The arm that each is compared with: the first of its learning rate, or of all where it is the only one of it."""
     by_rate: Dict[float, List[str]] = {}
-    rates = {arm: next(iter(runs.values()))["options"]["learning_rate"] for arm, runs in found.items()}
+    rates = {arm: next(iter(runs.values()))["options"]["learning_rate"] for arm, runs in by_arm.items()}
     for arm, rate in rates.items():
         by_rate.setdefault(rate, []).append(arm)
-    first = next(iter(found))
+    first = next(iter(by_arm))
     return {arm: by_rate[rate][0] if len(by_rate[rate]) > 1 else first for arm, rate in rates.items()}
 
 
 def report(folder: Path, window: int) -> Dict[str, Any]:
     """Compare every arm with the first one of its learning rate and plot all of them."""
-    found = curves(folder)
-    if len(texts(found)) > 1:
+    by_arm = curves(folder)
+    if len(texts(by_arm)) > 1:
         raise TextError(f"{folder} holds runs that read different texts: give each its own folder")
-    beside = references(found)
-    result: Dict[str, Any] = {"reference": next(iter(found)), "window": window, "margin": MARGIN, "arms": {}}
+    beside = references(by_arm)
+    result: Dict[str, Any] = {"reference": next(iter(by_arm)), "window": window, "margin": MARGIN, "arms": {}}
     panels: Dict[str, plot.Curves] = {}
     above = "above " + " or ".join(dict.fromkeys(beside.values()))
     titles = (f"loss (nats per token), mean of {window} steps", above, "norm of the gradient")
-    for arm, runs in found.items():
+    for arm, runs in by_arm.items():
         first = beside[arm]
-        seeds = sorted(set(runs) & set(found[first]))
-        losses, others = ([side[seed]["loss"] for seed in seeds] for side in (runs, found[first]))
-        rough = sum(len(trainer.spikes(one)) for one in losses)
-        end = statistics.mean(one[-1] for one in losses)
+        seeds = sorted(set(runs) & set(by_arm[first]))
+        losses, others = ([side[seed]["loss"] for seed in seeds] for side in (runs, by_arm[first]))
+        rough = sum(len(trainer.spikes(curve)) for curve in losses)
+        end = statistics.mean(curve[-1] for curve in losses)
         result["arms"][arm] = {"beside": first, "seeds": seeds, "spikes": rough, "end": end}
         if min(map(len, losses)) < 2 * window:
             raise Refused(f"{arm} has {min(map(len, losses))} steps, too few: name a --window of half of them or less")

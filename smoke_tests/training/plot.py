@@ -21,10 +21,10 @@ def figure(panels: Dict[str, Curves]) -> str:
 
 
 def _panel(title: str, curves: Curves, down: int) -> str:
-    kept: Dict[str, List[Tuple[float, float]]] = {
+    finite: Dict[str, List[Tuple[float, float]]] = {
         name: [(x, y) for x, y in points if math.isfinite(y)] for name, points in curves.items()
     }
-    flat = [point for points in kept.values() for point in points] or [(0.0, 0.0)]
+    flat = [point for points in finite.values() for point in points] or [(0.0, 0.0)]
     (left, right), (low, high) = ((min(values), max(values)) for values in zip(*flat))
     right, high = max(right, left + 1e-9), max(high, low + 1e-9)
 
@@ -40,7 +40,7 @@ def _panel(title: str, curves: Curves, down: int) -> str:
         parts.append(f'<text x="{LEFT - 6}" y="{upward(y) + 4:.1f}" text-anchor="end">{y:g}</text>')
     for x in ticks(left, right):
         parts.append(f'<text x="{across(x):.1f}" y="{HEIGHT - TOP + 16}" text-anchor="middle">{x:g}</text>')
-    for index, (name, points) in enumerate(kept.items()):
+    for index, (name, points) in enumerate(finite.items()):
         colour = COLOURS[index % len(COLOURS)]
         line = " ".join(f"{across(x):.1f},{upward(y):.1f}" for x, y in points)
         parts.append(f'<polyline fill="none" stroke="{colour}" points="{line}"/>')

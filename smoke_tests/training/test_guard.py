@@ -125,12 +125,12 @@ def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     package="torchao",
 )
 def test_no_false_alarm(seed: int, measured: Dict[str, Any]) -> None:
-    found: List[Dict[str, Any]] = []
+    events: List[Dict[str, Any]] = []
     for precision in guard_proof.PRECISIONS:
-        found += guard_proof.guarded_run(seed, precision, steps=20)["events"]
-    assert [event["kind"] for event in found] == ["good"] * 2
+        events += guard_proof.guarded_run(seed, precision, steps=20)["events"]
+    assert [event["kind"] for event in events] == ["good"] * 2
     for key in ("losses", "one", "all"):
-        measured[key] = max(event[key] for event in found)
+        measured[key] = max(event[key] for event in events)
 
 
 @needs(sm=(8, 9))
@@ -157,7 +157,7 @@ def test_guard_on_gpu(device: str, measured: Dict[str, Any], monkeypatch: pytest
         events += [(event["kind"], step, event) for event in guard.news()]
     measured["share"] = guard.seconds / (time.perf_counter() - began)
     kinds = [kind for kind, _, _ in events]
-    said = "; ".join("{} at {}: {}".format(kind, step, event["text"]) for kind, step, event in events)
-    assert kinds == ["good", "good", "fallback", "away", "return", "good"], said
+    history = "; ".join("{} at {}: {}".format(kind, step, event["text"]) for kind, step, event in events)
+    assert kinds == ["good", "good", "fallback", "away", "return", "good"], history
     for key in ("losses", "one", "all"):
         measured[key] = max(event[key] for kind, _, event in events if kind in ("good", "return"))

@@ -199,10 +199,10 @@ def test_accumulates(measured: Dict[str, Any]) -> None:
     for parts in (1, 2, 3, 4):
         run = Run(small(batch_size=windows // parts, gradient_accumulation_steps=parts))
         loss = run.gradients(1)
-        found = torch.cat([parameter.grad.flatten() for parameter in run.model.parameters()])
-        whole = (loss, found.double()) if whole is None else whole
+        gradient = torch.cat([parameter.grad.flatten() for parameter in run.model.parameters()])
+        whole = (loss, gradient.double()) if whole is None else whole
         assert float(loss) == pytest.approx(float(whole[0]), rel=2.0**-20)
-        measured[f"{parts} parts"] = bounds.relative_error(found, whole[1])
+        measured[f"{parts} parts"] = bounds.relative_error(gradient, whole[1])
         # Of sums of 12 * 64 terms in another order.
         assert measured[f"{parts} parts"] <= windows * run.text.length * 2.0**-24
 
@@ -217,8 +217,8 @@ def test_accumulates(measured: Dict[str, Any]) -> None:
 def test_update(share: float, measured: Dict[str, Any]) -> None:
     rate = 3e-3
     run = Run(small(learning_rate=rate, schedule="constant", warmup=0, weight_decay=0.1))
-    before = {name: weight.double() for name, weight in checkpoint.weights_of(run.model).items()}
-    before = {name: weight.clone() for name, weight in before.items()}
+    before = {name: start.double() for name, start in checkpoint.weights_of(run.model).items()}
+    before = {name: start.clone() for name, start in before.items()}
     limit, history = 0.0, []
     for step in range(3):
         run.gradients(step)
@@ -234,10 +234,10 @@ def test_update(share: float, measured: Dict[str, Any]) -> None:
         decay = 0.1 if parameter.dim() > 1 else 0.0
         given = [each[name] for each in history]
         true = references.adamw(before[name], given, rate, (0.9, 0.95), 1e-8, decay)
-        found = parameter.detach()
+        weight = parameter.detach()
         allowed = 3 * 2.0**-24 * (2.5 * torch.maximum(before[name].abs(), true.abs()) + 40 * rate)
         # torch divides by the norm and a millionth more.
-        excess = float(((found - true).abs() / (allowed + rate * 1e-6)).max())
+        excess = float(((weight - true).abs() / (allowed + rate * 1e-6)).max())
         assert excess <= 1, f"{name} is {excess:.3g} times as far from float64 as rounding explains"
 
 
@@ -253,8 +253,8 @@ def test_clip_in_float32() -> None:
             parameter.grad = (scale * torch.randn(parameter.shape)).bfloat16()
         gradients = torch.cat([parameter.grad for parameter in parameters]).double()
         norm = float(gradients.norm())
-        found = float(trainer.clip_in_float32([*parameters, torch.nn.Parameter(torch.zeros(3))], limit))
-        assert found == pytest.approx(norm, rel=2.0**-20)
+        clipped_norm = float(trainer.clip_in_float32([*parameters, torch.nn.Parameter(torch.zeros(3))], limit))
+        assert clipped_norm == pytest.approx(norm, rel=2.0**-20)
         clipped = torch.cat([parameter.grad for parameter in parameters]).double()
         assert clipped.tolist() == pytest.approx((gradients * min(1.0, limit / norm)).tolist(), rel=2.0**-8)
 
@@ -344,9 +344,9 @@ def test_adamw_takes_over(column: str, device: str, measured: Dict[str, Any]) ->
             (earlier if step < 3 else later).step()
         for parameter, start, given in zip(parameters, starts, zip(*history)):
             true = references.adamw(start.double(), [each.double() for each in given], **bounds.ADAMW)
-            found = parameter.detach().cpu()
+            weight = parameter.detach().cpu()
             allowed = 5 * 2.0**-24 * (2.5 * torch.maximum(start.abs(), true.abs()) + 40 * bounds.ADAMW["lr"])
-            excess = float(((found - true).abs() / allowed).max())
+            excess = float(((weight - true).abs() / allowed).max())
             measured["excess"] = max(excess, measured.get("excess", 0.0))
             assert excess <= 1, f"from {first} to {then}, {excess:.3g} times as far from float64 as rounding explains"
 
@@ -395,8 +395,8 @@ def test_text(tmp_path: Path) -> None:
     assert text.held_out == whole // 100 == 2 and text.count == whole - 2
     unseen = [tokens[4 * index : 4 * index + 5] for index in range(whole - 2, whole)]
     for count in (1, 2, 9):
-        found, behind = text.unseen(count)
-        assert torch.cat([found, behind[:, -1:]], 1).tolist() == unseen[:count]
+        unseen_tokens, behind = text.unseen(count)
+        assert torch.cat([unseen_tokens, behind[:, -1:]], 1).tolist() == unseen[:count]
     epochs = [text.windows(epoch * text.count, text.count) for epoch in (0, 1)]
     seen = [sorted(torch.cat([first, behind[:, -1:]], 1).tolist()) for first, behind in epochs]
     assert seen[0] == seen[1] == sorted(tokens[4 * index : 4 * index + 5] for index in range(text.count))
@@ -449,8 +449,8 @@ def test_full_disk(tmp_path: Path) -> None:
     options = small(out=str(tmp_path))
     run, _ = pretrain.start(options)
     run.update(0)
-    kept = run.save()
-    before = kept.read_bytes()
+    saved = run.save()
+    before = saved.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
     try:
@@ -459,11 +459,11 @@ def test_full_disk(tmp_path: Path) -> None:
             run.save()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert sorted(path.name for path in tmp_path.glob("step-*")) == [kept.name]
-    assert kept.read_bytes() == before
-    kept.write_bytes(before[: len(before) // 2])
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [saved.name]
+    assert saved.read_bytes() == before
+    saved.write_bytes(before[: len(before) // 2])
     with pytest.raises(CheckpointError, match="is no checkpoint"):
-        checkpoint.load(kept)
+        checkpoint.load(saved)
 
 
 @proves(
@@ -487,17 +487,17 @@ def test_other_precision(tmp_path: Path) -> None:
 
 @proves("SIGTERM ends a run after its step, with a checkpoint from which it goes on", package="torch", since="2.4")
 def test_signal(tmp_path: Path) -> None:
-    options, said = small(out=str(tmp_path), steps=10_000, log_every=1), []
+    options, lines = small(out=str(tmp_path), steps=10_000, log_every=1), []
 
     def say(line: str) -> None:
-        said.append(line)
+        lines.append(line)
         if line.startswith("step 3/"):
             signal.raise_signal(signal.SIGTERM)
 
     assert threading.current_thread() is threading.main_thread()
     run, _ = pretrain.start(options)
     assert trainer.train(run, say) == 128 + signal.SIGTERM
-    assert said[-1] == "stopped after step 3 of 10000; --resume goes on"
+    assert lines[-1] == "stopped after step 3 of 10000; --resume goes on"
     assert checkpoint.newest(tmp_path).name == "step-00000003.pt"  # type: ignore[union-attr]
 
 
@@ -616,8 +616,8 @@ def test_refusals(tmp_path: Path) -> None:
     trained(small(steps=3, out=str(tmp_path / "further")))
     assert "--steps 2" in refusal_of(lambda: pretrain.start(small(steps=2, out=str(tmp_path / "further"), resume=True)))
     lines[1].write_text("another text, long enough for two windows\n" * 99)
-    told, moved = checkpoint.load(last_of(tmp_path / "further")), str(tmp_path / "moved.pt")
-    torch.save({**told, "options": {**told["options"], "data": [str(lines[1])]}}, moved)
+    content, moved = checkpoint.load(last_of(tmp_path / "further")), str(tmp_path / "moved.pt")
+    torch.save({**content, "options": {**content["options"], "data": [str(lines[1])]}}, moved)
     assert "another text" in refusal_of(lambda: infer.main([moved, "--device=cpu", "--tokens=1"]))
     run = Run(small())
     run.options.precision = "ms-amp.O1"
@@ -640,7 +640,7 @@ def test_columns() -> None:
     assert attention(128) == "torch.cudnn" != attention(256)
     assert attention(128, half=False) == "naive"
     single = columns_of("fused", True, 64, half=False)
-    assert all("float32" in OPERATORS[name][one].cuda for name, one in single.items() if one != "naive")
+    assert all("float32" in OPERATORS[name][column].cuda for name, column in single.items() if column != "naive")
     assert "attention=torch.cudnn is not proved on a GPU in float32" in refused("attention=torch.cudnn", half=False)
     assert "attention=torch is not proved on a GPU" in refused("attention=torch")
     with mock.patch.dict(OPERATORS["rope"], {"nothing": OPERATORS["rope"]["torch"]}):
@@ -663,13 +663,13 @@ def test_cut_mantissa() -> None:
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     finite = every[torch.isfinite(every)]
     for bits in (3, 4, 5, 6):
-        found = round_mantissa(finite, bits).double()
+        cut = round_mantissa(finite, bits).double()
         exact = finite.double()
         exponent = torch.frexp(exact)[1].clamp(min=-125) - 1  # |x| = m 2^exponent, 1 <= m < 2, or a subnormal
         step = torch.tensor([math.ldexp(1.0, power - bits) for power in exponent.tolist()], dtype=torch.float64)
         truth = (exact / step).round() * step  # round() takes ties to even
         truth = torch.where(truth.abs() >= 2.0**128, math.inf * exact.sign(), truth)
-        assert torch.equal(found, truth), bits
+        assert torch.equal(cut, truth), bits
     ends = torch.tensor([math.inf, -math.inf, math.nan], dtype=torch.bfloat16)
     assert torch.equal(round_mantissa(ends, 3)[:2], ends[:2])
     assert bool(round_mantissa(ends, 3)[2].isnan())
@@ -700,8 +700,8 @@ def test_rounded_layers() -> None:
                 tensor.grad = None
             output = compute(layer, x)
             output.backward(gradient)
-            for found, exact in zip((output.detach(), x.grad, layer.weight.grad), true):
-                assert bounds.relative_error(found, exact) <= 48 * 2.0**-24
+            for result, exact in zip((output.detach(), x.grad, layer.weight.grad), true):
+                assert bounds.relative_error(result, exact) <= 48 * 2.0**-24
             with torch.autocast("cpu", torch.bfloat16):
                 assert compute(layer, x).dtype is torch.bfloat16
     layers = layers_of(Llama(MODELS["tiny"], columns_of("naive", False, 16, half=False), torch.float32))
@@ -848,9 +848,9 @@ def test_parity(measured: Dict[str, Any]) -> None:
 def test_parity_interval() -> None:
     for count, quantile in ((5, 2.776), (6, 2.571), (31, 2.042), (40, 2.042)):
         values = [draw + 1.0 for draw in torch.randn(count, dtype=torch.float64).tolist()]
-        found, mean = parity.judged(values), sum(values) / count
+        judged, mean = parity.judged(values), sum(values) / count
         reach = quantile * (sum((each - mean) ** 2 for each in values) / (count - 1) / count) ** 0.5
-        assert found["above"] == pytest.approx(mean) and found["interval"] == pytest.approx(
+        assert judged["above"] == pytest.approx(mean) and judged["interval"] == pytest.approx(
             [mean - reach, mean + reach]
         )
 
@@ -903,12 +903,12 @@ def test_parity_runs(tmp_path: Path) -> None:
     arms = ["float32/naive", "torchao.rowwise/fused", "bf16/fused@0.001", "e8m3/fused@0.001", "e8m3/fused@0.002"]
     assert parity.run(tmp_path, arms, 2, 0.0, flags) == 75
     assert parity.run(tmp_path, arms, 2, 1.0, flags) == 0
-    found = parity.report(tmp_path, 4)
+    report = parity.report(tmp_path, 4)
     assert [sorted(runs) for runs in parity.curves(tmp_path).values()] == [[0, 1]] * 5
     assert all(len(row["loss"]) == 12 for runs in parity.curves(tmp_path).values() for row in runs.values())
-    assert list(found["arms"]) == arms and "differences" not in found["arms"][arms[0]]
-    assert len(found["arms"][arms[1]]["differences"]) == 2 and "verdict" not in found["arms"][arms[1]]
-    beside = [found["arms"][arm]["beside"] for arm in arms]
+    assert list(report["arms"]) == arms and "differences" not in report["arms"][arms[0]]
+    assert len(report["arms"][arms[1]]["differences"]) == 2 and "verdict" not in report["arms"][arms[1]]
+    beside = [report["arms"][arm]["beside"] for arm in arms]
     assert beside == [arms[0], arms[0], arms[2], arms[2], arms[0]]  # the last has its learning rate alone
     assert (tmp_path / "parity.svg").read_text().count("<polyline") == 15
     trainer.Log(tmp_path / "curves.jsonl").write(arm=arms[0], seed=2, text="another")
@@ -1036,7 +1036,7 @@ def test_fp8_run(way: str, device: str, measured: Dict[str, Any]) -> None:
     (run, losses), (control, plain) = hare(**WAYS[way]), hare_in_bf16()
     measured["plain"], measured["loss"] = plain[-1], losses[-1]
     # At one step, where the loss falls fast, they were up to 0.30 apart on an H200: no bound on the largest is claimed.
-    measured["apart"] = statistics.median(abs(one - other) for one, other in zip(plain, losses))
+    measured["apart"] = statistics.median(abs(loss - other) for loss, other in zip(plain, losses))
     assert min(curve[0] - curve[-1] for curve in (plain, losses)) > 1
     assert 1e-4 < measured["apart"] < 0.15  # nearer than this no FP8 is
     each = 4 if run.options.recompute else 3  # the product forward is computed again
@@ -1118,9 +1118,9 @@ def test_memory_on_gpu(device: str, measured: Dict[str, Any]) -> None:
         run = Run(small(precision, weights=weights, **HARE))
         run.update(0)
         paper = memory.bytes_per_parameter(precision, weights, remainders=weights == "bfloat16")
-        found = (torch.cuda.memory_allocated() - before) / run.data.parameters
-        measured[f"{precision}, {weights}"] = found
-        assert found == pytest.approx(sum(paper.values()) - paper["copies"], rel=0.05)
+        bytes_held = (torch.cuda.memory_allocated() - before) / run.data.parameters
+        measured[f"{precision}, {weights}"] = bytes_held
+        assert bytes_held == pytest.approx(sum(paper.values()) - paper["copies"], rel=0.05)
         del run
 
 
@@ -1140,8 +1140,8 @@ def test_fastest(tmp_path: Path, measured: Dict[str, Any]) -> None:
         "fp8", steps=30, weights="bfloat16", te_modules=True, graphs=True, out=str(tmp_path), **TINYLLAMA
     )  # fmt: skip
     plain, (run, _) = Run(small("fp8", steps=30, **TINYLLAMA)), pretrain.start(options)
-    losses = [[one.update(step)["loss"] for step in range(30)] for one in (plain, run)]
-    measured["apart"] = statistics.median(abs(one - other) for one, other in zip(*losses))
+    losses = [[each.update(step)["loss"] for step in range(30)] for each in (plain, run)]
+    measured["apart"] = statistics.median(abs(loss - second) for loss, second in zip(*losses))
     assert min(curve[0] - curve[-1] for curve in losses) > 1
     assert measured["apart"] < 0.1
     saved = checkpoint.load(run.save())
@@ -1155,8 +1155,8 @@ def test_fastest(tmp_path: Path, measured: Dict[str, Any]) -> None:
         assert scales.keys() == saved["fp8"].keys()
         assert all(torch.equal(scales[name].cpu(), each) for name, each in saved["fp8"].items())
         before, now = (
-            torch.cat([state["master_param"].flatten() for state in one["state"].values()]).cpu()
-            for one in (saved["optimizer"], again.optimizer.state_dict())
+            torch.cat([state["master_param"].flatten() for state in optimizer["state"].values()]).cpu()
+            for optimizer in (saved["optimizer"], again.optimizer.state_dict())
         )
         assert before.dtype is torch.int16 and bool(before.any())
         assert torch.equal(before, now)
@@ -1185,8 +1185,8 @@ def test_scales_of_te_modules() -> None:
     largest = {key: values.amax(0).tolist() for key, values in history.items() if key.endswith("amax_history")}
     assert largest[f"{name}.down.scaling_bwd.amax_history"][0] == seen[0]
     for product, weight in (("gate_up", layer.fc1_weight), ("down", layer.fc2_weight)):
-        found = largest[f"{name}.{product}.scaling_fwd.amax_history"][1]  # of input, weight, output
-        assert found == pytest.approx(float(weight.detach().abs().max()), rel=1e-2)
+        amax = largest[f"{name}.{product}.scaling_fwd.amax_history"][1]  # of input, weight, output
+        assert amax == pytest.approx(float(weight.detach().abs().max()), rel=1e-2)
 
 
 @needs(sm=(8, 0))
@@ -1201,7 +1201,7 @@ def test_float32_on_gpu(measured: Dict[str, Any]) -> None:
     fused, naive = (Run(small("float32", steps=10, **{**TINYLLAMA, "ops": ops})) for ops in ("fused", "naive"))
     assert fused.columns["attention"] == "naive" and fused.columns != naive.columns
     losses = [[run.update(step)["loss"] for step in range(10)] for run in (fused, naive)]
-    measured["apart"] = max(abs(one - other) for one, other in zip(*losses))
+    measured["apart"] = max(abs(loss - other) for loss, other in zip(*losses))
     assert losses[0][0] - losses[0][-1] > 0.5
     assert measured["apart"] < 1e-3
 
@@ -1228,8 +1228,8 @@ def test_deterministic_on_gpu(tmp_path: Path) -> None:
         started.append(subprocess.Popen(command, cwd=str(kills.CHECKOUT), env=apart, stdout=subprocess.DEVNULL))
     assert [process.wait() for process in started] == [0, 0]
     for way in ("", "-te-modules"):
-        one, other = (
+        first, second = (
             [row["loss"] for row in trainer.read_log(tmp_path / (name + way) / "log.jsonl")]
             for name in ("one", "other")
         )
-        assert one == other and len(one) == 8
+        assert first == second and len(first) == 8

@@ -46,10 +46,10 @@ class NotFinite(ArithmeticError):
 def clip_in_float32(parameters: Iterable[torch.nn.Parameter], most: float) -> torch.Tensor:
     """torch's clip_grad_norm_, the norm of gradients in bfloat16 summed in float32."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.stack([torch.linalg.vector_norm(one, dtype=torch.float32) for one in gradients]).norm()
+    norm = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]).norm()
     share = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch's
-    for one in gradients:
-        one.mul_(share)
+    for gradient in gradients:
+        gradient.mul_(share)
     return norm
 
 
@@ -201,19 +201,19 @@ class Run:
 
     def culprit(self, step: int) -> str:
         """Compute a step again and name the first module whose output, or else whose gradient, is not finite."""
-        found: List[str] = []
+        reports: List[str] = []
 
         def watch(name: str) -> Callable[..., None]:
             def forward(_: torch.nn.Module, __: Any, output: Any) -> None:
                 tensor = output[0] if isinstance(output, tuple) else output
                 if not bool(torch.isfinite(tensor).all()):
-                    found.append(f"the first output that is not finite is that of {name}")
+                    reports.append(f"the first output that is not finite is that of {name}")
                 elif tensor.requires_grad:
                     tensor.register_hook(lambda gradient: backward(gradient))
 
             def backward(gradient: torch.Tensor) -> None:
                 if not bool(torch.isfinite(gradient).all()):
-                    found.append(f"the first gradient that is not finite is that of the output of {name}")
+                    reports.append(f"the first gradient that is not finite is that of the output of {name}")
 
             return forward
 
@@ -226,9 +226,9 @@ class Run:
                 hook.remove()
         for name, parameter in inner(self.model).named_parameters():
             gradient = parameter.grad
-            if not found and gradient is not None and not bool(torch.isfinite(ms_amp.plain(gradient)).all()):
-                found.append(f"the first gradient that is not finite is that of {name}")
-        return found[0] if found else "computed again, everything is finite"
+            if not reports and gradient is not None and not bool(torch.isfinite(ms_amp.plain(gradient)).all()):
+                reports.append(f"the first gradient that is not finite is that of {name}")
+        return reports[0] if reports else "computed again, everything is finite"
 
     def loudest(self) -> str:
         """The parameter with the largest share of the gradient's norm."""
@@ -254,10 +254,10 @@ class Run:
     def load(self, path: Path) -> str:
         """Go on from a checkpoint; a note if the scales of FP8 start anew."""
         content = checkpoint.load(path)
-        had = content["options"]
+        saved = content["options"]
         for field in dataclasses.fields(Options):
             now = getattr(self.options, field.name)
-            before = had.get(field.name, field.default)
+            before = saved.get(field.name, field.default)
             fixed = field.name == "precision" and {before, now} & set(ms_amp.PRECISIONS)  # its optimizer is another
             if (fixed or field.name not in FREE) and before != now:
                 raise Refused(f"--resume: {path} was made with {flag_name(field)} {before}, now it is {now}")
@@ -300,12 +300,12 @@ def rate_at(step: int, options: Options) -> float:
 
 def spikes(losses: Sequence[float], window: int = 32) -> List[int]:
     """The steps whose loss is six deviations (at least 0.3 nats) above the mean of the `window` before them."""
-    found = []
+    steps = []
     for step in range(window, len(losses)):
         before = losses[step - window : step]
         if losses[step] - statistics.mean(before) > max(0.3, 6 * statistics.pstdev(before)):
-            found.append(step)
-    return found
+            steps.append(step)
+    return steps
 
 
 # --- all steps ---
@@ -412,9 +412,9 @@ def train(run: Run, say: Callable[[str], None] = print, until: Optional[float] =
                 row = step_of(step)
             except ArithmeticError as error:
                 events.write(event="not finite", step=step, text=str(error))
-                kept = checkpoint.newest(out)
+                last = checkpoint.newest(out)
                 say(
-                    f"fusebox: {error}; " + (f"{kept} is the last checkpoint" if kept else "there is no checkpoint yet")
+                    f"fusebox: {error}; " + (f"{last} is the last checkpoint" if last else "there is no checkpoint yet")
                 )
                 return 1
             seconds = time.perf_counter() - before
