@@ -22,8 +22,18 @@ from smoke_tests.training.llama import RMSNorm, Rotary
 from smoke_tests.training.options import Options
 
 TRAINING = "training"
-PRETRAIN = "training/test_pretrain.py::test_"
+# The claims of this folder, by file.
+CHECKPOINT = "training/test_checkpoint.py::test_"
+GPU_RUNS = "training/test_gpu_runs.py::test_"
 GUARD = "training/test_guard.py::test_"
+INFER = "training/test_infer.py::test_"
+LLAMA = "training/test_llama.py::test_"
+PARITY = "training/test_parity.py::test_"
+PRECISION = "training/test_precision.py::test_"
+PRETRAIN = "training/test_pretrain.py::test_"
+SHARDED = "training/test_sharded.py::test_"
+TEXT = "training/test_text.py::test_"
+TRAINER = "training/test_trainer.py::test_"
 
 
 def trained(kind: str, test: str) -> Callable[[Call], Call]:
@@ -31,7 +41,7 @@ def trained(kind: str, test: str) -> Callable[[Call], Call]:
 
     def note(plant: Call) -> Call:
         name = plant.__name__.replace("_", " ")
-        FAULTS.append(Fault(name, kind, "", TRAINING, "", (PRETRAIN + test,), lambda _: plant()))
+        FAULTS.append(Fault(name, kind, "", TRAINING, "", (test,), lambda _: plant()))
         return plant
 
     return note
@@ -63,23 +73,23 @@ def each_pass(change: Callable[[Call, List[Any]], torch.Tensor]) -> ContextManag
     return mock.patch.object(trainer.Run, "gradients", gradients)
 
 
-@trained("accumulation", "accumulates")
+@trained("accumulation", TRAINER + "accumulates")
 def second_of_three_passes_is_done_again_as_the_third() -> ContextManager[Any]:
     return each_pass(lambda micro, windows: micro(*windows[1 if len(windows) == 3 else -1]))
 
 
-@trained("accumulation", "accumulates")
+@trained("accumulation", TRAINER + "accumulates")
 def second_of_three_passes_is_dropped() -> ContextManager[Any]:
     return each_pass(lambda micro, windows: torch.zeros(()) if len(windows) == 2 else micro(*windows[-1]))
 
 
-@trained("clipping", "update")
+@trained("clipping", TRAINER + "update")
 def gradients_are_never_clipped() -> ContextManager[Any]:
     own: Call = vars(torch.nn.utils)["clip_grad_norm_"]
     return mock.patch.object(torch.nn.utils, "clip_grad_norm_", lambda parameters, _: own(parameters, math.inf))
 
 
-@trained("clipping", "clip_in_float32")
+@trained("clipping", TRAINER + "clip_in_float32")
 def gradients_in_bfloat16_are_scaled_up_to_the_limit() -> ContextManager[Any]:
     def clip(parameters: Any, most: float) -> torch.Tensor:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -91,7 +101,7 @@ def gradients_in_bfloat16_are_scaled_up_to_the_limit() -> ContextManager[Any]:
     return mock.patch.object(trainer, "clip_in_float32", clip)
 
 
-@trained("schedule", "rates")
+@trained("schedule", TRAINER + "rates")
 def cosine_never_decays() -> ContextManager[Any]:
     own = trainer.rate_at
 
@@ -101,7 +111,7 @@ def cosine_never_decays() -> ContextManager[Any]:
     return mock.patch.object(trainer, "rate_at", constant)
 
 
-@trained("schedule", "rates")
+@trained("schedule", TRAINER + "rates")
 def warm_up_begins_at_zero() -> ContextManager[Any]:
     own = trainer.rate_at
     early = lambda step, options: own(step, options) * (step / (step + 1) if step < options.warmup else 1)  # noqa: E731
@@ -119,12 +129,12 @@ def groups(change: Callable[[Dict[str, Any], Dict[str, Any]], Any]) -> ContextMa
     return mock.patch.object(trainer.Run, "__init__", begin)
 
 
-@trained("decay", "update")
+@trained("decay", TRAINER + "update")
 def norms_decay() -> ContextManager[Any]:
     return groups(lambda matrices, vectors: vectors.update(weight_decay=matrices["weight_decay"]))
 
 
-@trained("decay", "update")
+@trained("decay", TRAINER + "update")
 def matrices_do_not_decay() -> ContextManager[Any]:
     return groups(lambda matrices, vectors: matrices.update(weight_decay=0.0))
 
@@ -138,17 +148,17 @@ def of_another_model(part: Any, change: Callable[[Any], Any]) -> ContextManager[
     return mock.patch.object(part, "__init__", lambda self, model, columns: own(self, change(model), columns))
 
 
-@trained("another formula", "models_in_float64")
+@trained("another formula", LLAMA + "models_in_float64")
 def base_of_the_rotary_positions_is_always_10000() -> ContextManager[Any]:
     return of_another_model(Rotary, lambda model: model._replace(base=1e4))
 
 
-@trained("eps", "models_in_float64")
+@trained("eps", LLAMA + "models_in_float64")
 def eps_of_the_norms_is_always_a_hundred_thousandth() -> ContextManager[Any]:
     return of_another_model(RMSNorm, lambda model: model._replace(eps=1e-5))
 
 
-@patched("another formula", PRETRAIN + "hugging_face", "transformers")
+@patched("another formula", LLAMA + "hugging_face", "transformers")
 def a_mistral_has_another_base_of_its_rotary_positions(_: str) -> ContextManager[Any]:
     own = hugging_face.to_mistral
     return mock.patch.object(hugging_face, "to_mistral", lambda weights, model: own(weights, model._replace(base=1e4)))
@@ -170,7 +180,7 @@ def taken_over(change: Callable[[Dict[str, Any]], Any]) -> ContextManager[Any]:
     return mock.patch.object(checkpoint, "adamw_state", changed)
 
 
-@trained("stale state", "adamw_takes_over")
+@trained("stale state", CHECKPOINT + "adamw_takes_over")
 def count_of_steps_begins_anew() -> ContextManager[Any]:
     own = checkpoint.adamw_state
     return mock.patch.object(
@@ -178,12 +188,12 @@ def count_of_steps_begins_anew() -> ContextManager[Any]:
     )
 
 
-@trained("stale state", "adamw_takes_over")
+@trained("stale state", CHECKPOINT + "adamw_takes_over")
 def first_moment_begins_anew() -> ContextManager[Any]:
     return taken_over(lambda state: state.update(exp_avg=torch.zeros_like(state["exp_avg"])))
 
 
-@trained("stale state", "adamw_takes_over")
+@trained("stale state", CHECKPOINT + "adamw_takes_over")
 def second_moment_begins_anew() -> ContextManager[Any]:
     return taken_over(lambda state: state.update(exp_avg_sq=torch.zeros_like(state["exp_avg_sq"])))
 
@@ -191,7 +201,7 @@ def second_moment_begins_anew() -> ContextManager[Any]:
 # --- Transformer Engine, in a run and over many steps ---
 
 
-@patched("another kernel", PRETRAIN + "fp8_run", "transformer-engine")
+@patched("another kernel", GPU_RUNS + "fp8_run", "transformer-engine")
 def one_layer_is_left_in_bfloat16(_: str) -> ContextManager[Any]:
     own: Call = vars(trainer)["convert"]
 
@@ -284,7 +294,7 @@ def every_step_corrects_its_bias_as_the_first(_: str) -> ContextManager[Any]:
 class Ruled(NamedTuple):
     """Definitions of a module of this folder that the rule changes, and the claims that concern them.
 
-    tests: in test_pretrain.py, or FILE::TEST.
+    tests: as FILE::TEST.
     """
 
     module: str
@@ -295,7 +305,7 @@ class Ruled(NamedTuple):
 # What decides a number; what an experiment chooses (short_training's settings, a start's deviation) is no formula, and
 # what only sizes a layer ends in a crash.
 RULED = (
-    Ruled("short_training", ("batches",), ("batches",)),
+    Ruled("short_training", ("batches",), (TEXT + "batches",)),
     Ruled(
         "llama",
         (
@@ -306,19 +316,25 @@ RULED = (
             "Block.forward",
             "Llama.forward",
         ),
-        ("models_in_float64", "cache"),
+        (LLAMA + "models_in_float64", INFER + "cache"),
     ),
-    Ruled("llama", ("eager_attention", "Block.extend"), ("models_in_float64", "cache")),
+    Ruled("llama", ("eager_attention", "Block.extend"), (LLAMA + "models_in_float64", INFER + "cache")),
     Ruled(
-        "precision", ("mantissas", "factors", "RoundedProduct.forward", "RoundedProduct.backward"), ("rounded_layers",)
+        "precision",
+        ("mantissas", "factors", "RoundedProduct.forward", "RoundedProduct.backward"),
+        (PRECISION + "rounded_layers",),
     ),
-    Ruled("precision", ("round_mantissa",), ("cut_mantissa",)),
-    Ruled("checkpoint", ("adamw_state",), ("adamw_takes_over",)),
-    Ruled("checkpoint", ("restore_random_state",), ("random_state",)),
-    Ruled("trainer", ("rate_at",), ("rates",)),
-    Ruled("trainer", ("clip_in_float32",), ("clip_in_float32",)),
-    Ruled("trainer", ("spikes",), ("not_finite",)),
-    Ruled("trainer", ("Run.gradients", "Run._micro", "Run.update"), ("accumulates", "update", "rates", "not_finite")),
+    Ruled("precision", ("round_mantissa",), (PRECISION + "cut_mantissa",)),
+    Ruled("checkpoint", ("adamw_state",), (CHECKPOINT + "adamw_takes_over",)),
+    Ruled("checkpoint", ("restore_random_state",), (CHECKPOINT + "random_state",)),
+    Ruled("trainer", ("rate_at",), (TRAINER + "rates",)),
+    Ruled("trainer", ("clip_in_float32",), (TRAINER + "clip_in_float32",)),
+    Ruled("trainer", ("spikes",), (TRAINER + "not_finite",)),
+    Ruled(
+        "trainer",
+        ("Run.gradients", "Run._micro", "Run.update"),
+        (TRAINER + "accumulates", TRAINER + "update", TRAINER + "rates", TRAINER + "not_finite"),
+    ),
     Ruled("guard", ("distances",), (GUARD + "distances",)),
     Ruled(
         "guard",
@@ -335,20 +351,20 @@ RULED = (
         ),
         (GUARD + "states",),
     ),
-    Ruled("infer", ("generate",), ("generate",)),
-    Ruled("infer", ("perplexity",), ("perplexity_in_closed_form",)),
-    Ruled("text", ("documents",), ("text", "documents")),
-    Ruled("text", ("Text.__init__", "Text.read", "Text.unseen", "encoder", "decoder"), ("text",)),
-    Ruled("text", ("Text.windows", "Text._place", "Text._cut"), ("text", "order")),
-    Ruled("hugging_face", ("to_mistral", "from_mistral", "rows_of"), ("hugging_face",)),
-    Ruled("memory", ("bytes_per_parameter", "held"), ("memory",)),
-    Ruled("models", ("parameters_of",), ("models",)),
-    Ruled("models", ("operations_per_token",), ("memory",)),
-    Ruled("parity", ("smoothed", "differences", "judged"), ("parity", "parity_interval")),
-    Ruled("parity", ("references", "texts"), ("parity_compares",)),
-    Ruled("sharded", ("train",), ("sharded_alone",)),
+    Ruled("infer", ("generate",), (INFER + "generate",)),
+    Ruled("infer", ("perplexity",), (INFER + "perplexity_in_closed_form",)),
+    Ruled("text", ("documents",), (TEXT + "text", TEXT + "documents")),
+    Ruled("text", ("Text.__init__", "Text.read", "Text.unseen", "encoder", "decoder"), (TEXT + "text",)),
+    Ruled("text", ("Text.windows", "Text._place", "Text._cut"), (TEXT + "text", TEXT + "order")),
+    Ruled("hugging_face", ("to_mistral", "from_mistral", "rows_of"), (LLAMA + "hugging_face",)),
+    Ruled("memory", ("bytes_per_parameter", "held"), (TRAINER + "memory",)),
+    Ruled("models", ("parameters_of",), (LLAMA + "models",)),
+    Ruled("models", ("operations_per_token",), (TRAINER + "memory",)),
+    Ruled("parity", ("smoothed", "differences", "judged"), (PARITY + "parity", PARITY + "parity_interval")),
+    Ruled("parity", ("references", "texts"), (PARITY + "parity_compares",)),
+    Ruled("sharded", ("train",), (SHARDED + "sharded_alone",)),
     Ruled("ms_amp", ("clip_grad_norm_", "scales_of", "packed", "unpacked"), ("test_msamp.py::test_checkpoint",)),
-    Ruled("deepspeed_config", ("applied",), ("deepspeed",)),
+    Ruled("deepspeed_config", ("applied",), (PRETRAIN + "deepspeed",)),
 )
 
 

@@ -1,0 +1,56 @@
+"""Runs of the tiny model that take a second, and what tests ask of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import pytest
+
+from smoke_tests.training import (
+    checkpoint,
+    deepspeed_config,
+    pretrain,
+    trainer,
+)
+from smoke_tests.training.options import Options, Refused
+
+FP8 = ("torchao.tensorwise", "torchao.rowwise")
+
+
+PARTS = ("attention", "rms_norm", "rope", "swiglu", "cross_entropy")
+
+
+def small(precision: str = "float32", steps: int = 6, **others: Any) -> Options:
+    """A run of the tiny model that takes a second."""
+    fields: Dict[str, Any] = {
+        "batch_size": 2,
+        "warmup": 2,
+        "checkpoint_every": 2,
+        "device": "cpu",
+        "learning_rate": 3e-3,
+    }
+    return Options(**{**fields, "precision": precision, "steps": steps, **others})
+
+
+def trained(options: Options, say: Callable[[str], None] = lambda line: None) -> List[float]:
+    """The losses of a run, from its first step or from where it was left."""
+    run, _ = pretrain.start(options)
+    assert trainer.train(run, say) == 0
+    return [row["loss"] for row in trainer.read_log(Path(options.out) / "log.jsonl")]
+
+
+def last_of(folder: Path) -> Path:
+    """The newest checkpoint of a run."""
+    last = checkpoint.newest(folder)
+    assert last is not None
+    return last
+
+
+def refusal_of(call: Callable[[], Any]) -> str:
+    """The one sentence that a call ends with."""
+    with pytest.raises((SystemExit, Refused, deepspeed_config.Unmapped)) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text and "Traceback" not in text
+    return text

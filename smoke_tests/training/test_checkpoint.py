@@ -1,0 +1,172 @@
+"""Checkpoints: a run goes on from them after any stop, in another precision or with another AdamW."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import random
+import resource
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+import torch
+
+from smoke_tests.claims import every, long, proves
+from smoke_tests.operators import bounds, references
+from smoke_tests.operators.table import operator
+from smoke_tests.training import (
+    checkpoint,
+    kills,
+    pretrain,
+    trainer,
+)
+from smoke_tests.training.checkpoint import CheckpointError
+from smoke_tests.training.options import Options
+from smoke_tests.training.small_runs import FP8, small, trained
+from smoke_tests.training.trainer import Run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@proves(
+    "a run resumed at any step has the losses of one that was never stopped, to the last bit, with FP8's state",
+    package="torchao",
+)
+def test_resume(tmp_path: Path) -> None:
+    whole = trained(small(FP8[0], out=str(tmp_path / "whole")))
+    for done in (1, 3, 5):
+        options = small(FP8[0], out=str(tmp_path / str(done)), checkpoint_every=1)
+        run, _ = pretrain.start(options)
+        for step in range(done):
+            run.update(step)
+        run.save()
+        assert trained(dataclasses.replace(options, resume=True)) == whole[done:]
+
+
+@every("adamw")
+@proves("AdamW goes on from torch's state, and torch's from its own: the next steps agree with float64")
+def test_adamw_takes_over(column: str, device: str, measured: Dict[str, Any]) -> None:
+    for first, then in (("torch", column), (column, "torch")):
+        starts = [torch.randn(24, 16), torch.randn(40)]
+        # Of all sizes, down to those against which eps counts.
+        history = [
+            [torch.randn_like(start) * 10 ** torch.empty_like(start).uniform_(-10, 0) for start in starts]
+            for _ in range(5)
+        ]
+        parameters = [torch.nn.Parameter(start.to(device, copy=True)) for start in starts]
+        groups = [{"params": [parameter]} for parameter in parameters]
+        earlier, later = (
+            operator("adamw", name)([dict(each) for each in groups], **bounds.ADAMW) for name in (first, then)
+        )
+        for step, gradients in enumerate(history):
+            if step == 3:
+                saved = io.BytesIO()
+                torch.save(earlier.state_dict(), saved)
+                saved.seek(0)
+                moments = torch.load(saved, map_location="cpu")
+                later.load_state_dict(checkpoint.adamw_state(moments, later, then, step))
+            for parameter, gradient in zip(parameters, gradients):
+                parameter.grad = gradient.to(device, copy=True)
+            (earlier if step < 3 else later).step()
+        for parameter, start, given in zip(parameters, starts, zip(*history)):
+            true = references.adamw(start.double(), [each.double() for each in given], **bounds.ADAMW)
+            weight = parameter.detach().cpu()
+            allowed = 5 * 2.0**-24 * (2.5 * torch.maximum(start.abs(), true.abs()) + 40 * bounds.ADAMW["lr"])
+            excess = float(((weight - true).abs() / allowed).max())
+            measured["excess"] = max(excess, measured.get("excess", 0.0))
+            assert excess <= 1, f"from {first} to {then}, {excess:.3g} times as far from float64 as rounding explains"
+
+
+@proves(
+    "a run goes on with another AdamW than its checkpoint's: the moments are taken over, and how many steps are done",
+    package="deepspeed",
+    since="0.19",
+)
+def test_other_adamw(tmp_path: Path) -> None:
+    whole = trained(small(out=str(tmp_path / "whole"), ops="adamw=torch"))
+    for first, then in (("deepspeed.cpu", "torch"), ("torch", "deepspeed.cpu")):
+        options = small(out=str(tmp_path / first), ops=f"adamw={first}")
+        run, _ = pretrain.start(options)
+        for step in range(3):
+            run.update(step)
+        run.save()
+        resumed = trained(dataclasses.replace(options, ops=f"adamw={then}", resume=True))
+        assert resumed == pytest.approx(whole[3:], abs=2e-3)  # at a count that begins anew they are farther apart
+
+
+@long
+@proves(
+    "a deterministic run killed while it writes a checkpoint goes on, every later loss equal to the last bit",
+    package="torchao",
+)
+def test_kill(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    fields: Dict[str, Any] = {"precision": FP8[0], "steps": 8, "checkpoint_every": 2, "device": "cpu"}
+    draw = random.Random(0)
+    for trial in range(9):  # a write takes milliseconds and can be over when the signal comes
+        killed = tmp_path / str(trial)
+        death = kills.killed(killed, fields["steps"], inside=True, draw=draw)
+        if death["inside a write"]:
+            break
+    measured["inside"] = " ".join(death["inside a write"])
+    assert measured["inside"] and not death["had ended"]
+    options = Options(out=str(killed), deterministic=True, resume=True, **fields)
+    try:  # in this process, on one thread as well
+        resumed = trained(options)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert resumed == trained(Options(out=str(tmp_path / "whole"), **fields))
+
+
+@proves(
+    "a full disk is named, the last good checkpoint stays, and the run ends with its failure",
+    package="torch",
+    since="2.4",
+)
+def test_full_disk(tmp_path: Path) -> None:
+    options = small(out=str(tmp_path))
+    run, _ = pretrain.start(options)
+    run.update(0)
+    saved = run.save()
+    before = saved.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        run.update(1)
+        with pytest.raises(CheckpointError, match=r"step 2 .*File too large.*step-00000001.pt is still"):
+            run.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == [saved.name]
+    assert saved.read_bytes() == before
+    saved.write_bytes(before[: len(before) // 2])
+    with pytest.raises(CheckpointError, match="is no checkpoint"):
+        checkpoint.load(saved)
+
+
+@proves(
+    "an FP8 run goes on in bfloat16 and back from its checkpoint, no weight changed",
+    package="torchao",
+)
+def test_other_precision(tmp_path: Path) -> None:
+    options = small(FP8[1], out=str(tmp_path), steps=2)
+    trained(options)
+    first = Run(options)
+    first.load(checkpoint.newest(tmp_path))  # type: ignore[arg-type]
+    for precision in ("bf16", FP8[1]):
+        options = dataclasses.replace(options, precision=precision, resume=True, steps=options.steps + 2)
+        run, _ = pretrain.start(options)
+        if precision == "bf16":
+            for name, weight in checkpoint.weights_of(first.model).items():
+                assert torch.equal(weight, checkpoint.weights_of(run.model)[name])
+        assert trainer.train(run, lambda line: None) == 0
+    assert [row["step"] for row in trainer.read_log(tmp_path / "log.jsonl")] == list(range(6))
+
+
+@proves("the generators go on from their saved state as if nothing was between", package="torch", since="2.4")
+def test_random_state() -> None:
+    random.gauss(0, 1)  # of the pair that it draws, one is left
+    saved = checkpoint.random_state()
+    drawn = [[random.gauss(0, 1), random.random(), float(torch.rand(()))] for _ in range(3)]
+    checkpoint.restore_random_state(saved)
+    assert drawn == [[random.gauss(0, 1), random.random(), float(torch.rand(()))] for _ in range(3)]

@@ -1,0 +1,196 @@
+"""The steps of a run: gradients, clipping, AdamW, learning rate, memory, signals, and a loss that is not finite."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from pathlib import Path
+from typing import Any, Dict
+
+import pytest
+import torch
+
+from smoke_tests.claims import proves
+from smoke_tests.operators import bounds, references
+from smoke_tests.training import (
+    checkpoint,
+    memory,
+    pretrain,
+    trainer,
+)
+from smoke_tests.training.models import MODELS, operations_per_token
+from smoke_tests.training.small_runs import FP8, small, trained
+from smoke_tests.training.trainer import NotFinite, Run
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@proves(
+    "a run learns real text, and recomputed activations change no bit",
+    seed="B03",
+    package="torch",
+    since="2.4",
+)
+def test_run(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    losses = trained(small(steps=40, batch_size=8, out=str(tmp_path / "one")))
+    measured["first"], measured["last"] = losses[0], losses[-1]
+    assert abs(losses[0] - math.log(256)) < 0.3
+    assert losses[-1] < 4
+    assert "<polyline" in (tmp_path / "one/loss.svg").read_text()
+    again = trained(small(steps=4, batch_size=8, recompute=True, out=str(tmp_path / "four")))
+    assert again == trained(small(steps=4, batch_size=8, out=str(tmp_path / "five")))
+
+
+@proves(
+    "the gradient of a step in one to four passes is that of its whole batch, each window once",
+    package="torch",
+    since="2.4",
+)
+def test_accumulates(measured: Dict[str, Any]) -> None:
+    whole, windows = None, 12
+    for parts in (1, 2, 3, 4):
+        run = Run(small(batch_size=windows // parts, gradient_accumulation_steps=parts))
+        loss = run.gradients(1)
+        gradient = torch.cat([parameter.grad.flatten() for parameter in run.model.parameters()])
+        whole = (loss, gradient.double()) if whole is None else whole
+        assert float(loss) == pytest.approx(float(whole[0]), rel=2.0**-20)
+        measured[f"{parts} parts"] = bounds.relative_error(gradient, whole[1])
+        # Of sums of 12 * 64 terms in another order.
+        assert measured[f"{parts} parts"] <= windows * run.text.length * 2.0**-24
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1e3])
+@proves(
+    "a step's update is AdamW's in float64 for the gradient as clipping leaves it, which scales one above the limit "
+    "to it and no other; matrices decay, and vectors do not",
+    package="torch",
+    since="2.4",
+)
+def test_update(share: float, measured: Dict[str, Any]) -> None:
+    rate = 3e-3
+    run = Run(small(learning_rate=rate, schedule="constant", warmup=0, weight_decay=0.1))
+    before = {name: start.double() for name, start in checkpoint.weights_of(run.model).items()}
+    before = {name: start.clone() for name, start in before.items()}
+    limit, history = 0.0, []
+    for step in range(3):
+        run.gradients(step)
+        gradients = {name: each.grad.double() for name, each in run.model.named_parameters()}
+        norm = float(torch.cat([each.flatten() for each in gradients.values()]).norm())
+        limit = limit or share * norm  # 0: none
+        run.options.clip = limit
+        measured["norm"] = run.update(step)["norm"]
+        assert measured["norm"] == pytest.approx(norm, rel=2.0**-20)
+        factor = limit / norm if 0 < limit < norm else 1.0
+        history.append({name: each * factor for name, each in gradients.items()})
+    for name, parameter in run.model.named_parameters():
+        decay = 0.1 if parameter.dim() > 1 else 0.0
+        given = [each[name] for each in history]
+        true = references.adamw(before[name], given, rate, (0.9, 0.95), 1e-8, decay)
+        weight = parameter.detach()
+        allowed = 3 * 2.0**-24 * (2.5 * torch.maximum(before[name].abs(), true.abs()) + 40 * rate)
+        # torch divides by the norm and a millionth more.
+        excess = float(((weight - true).abs() / (allowed + rate * 1e-6)).max())
+        assert excess <= 1, f"{name} is {excess:.3g} times as far from float64 as rounding explains"
+
+
+@proves(
+    "gradients in bfloat16 are clipped to the limit by their norm in float32, and left alone below it",
+    package="torch",
+    since="2.4",
+)
+def test_clip_in_float32() -> None:
+    for limit, scale in ((0.5, 1.0), (1e4, 1.0), (0.5, 2.0**-12)):
+        parameters = [torch.nn.Parameter(torch.zeros(size, dtype=torch.bfloat16)) for size in (300, 70)]
+        for parameter in parameters:
+            parameter.grad = (scale * torch.randn(parameter.shape)).bfloat16()
+        gradients = torch.cat([parameter.grad for parameter in parameters]).double()
+        norm = float(gradients.norm())
+        clipped_norm = float(trainer.clip_in_float32([*parameters, torch.nn.Parameter(torch.zeros(3))], limit))
+        assert clipped_norm == pytest.approx(norm, rel=2.0**-20)
+        clipped = torch.cat([parameter.grad for parameter in parameters]).double()
+        assert clipped.tolist() == pytest.approx((gradients * min(1.0, limit / norm)).tolist(), rel=2.0**-8)
+
+
+@proves(
+    "the learning rate of each step is the schedule's in closed form: it rises in equal parts to its highest, stays or "
+    "falls as a cosine to a tenth",
+    package="torch",
+    since="2.4",
+)
+def test_rates() -> None:
+    top = 3e-3
+    for warmup, steps in ((0, 7), (4, 11)):
+        for schedule in ("cosine", "constant"):
+            options = small(schedule=schedule, warmup=warmup, steps=steps)
+            for step in range(steps + 1):
+                rate = top * min(1.0, (step + 1) / max(1, warmup))
+                if schedule == "cosine" and step >= warmup:
+                    turned = math.cos(math.pi * (step - warmup) / (steps - warmup))
+                    rate = top / 10 + (top - top / 10) * (1 + turned) / 2
+                assert trainer.rate_at(step, options) == pytest.approx(rate, rel=1e-12)
+    assert trainer.rate_at(5, small(warmup=5, steps=5)) == top  # of warm-up alone
+    run = Run(small(steps=4))
+    for step in range(3):
+        rate = run.update(step)["lr"]
+        assert rate == trainer.rate_at(step, run.options)
+        assert [group["lr"] for group in run.optimizer.param_groups] == [rate] * 2
+
+
+@proves("SIGTERM ends a run after its step, with a checkpoint from which it goes on", package="torch", since="2.4")
+def test_signal(tmp_path: Path) -> None:
+    options, lines = small(out=str(tmp_path), steps=10_000, log_every=1), []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if line.startswith("step 3/"):
+            signal.raise_signal(signal.SIGTERM)
+
+    assert threading.current_thread() is threading.main_thread()
+    run, _ = pretrain.start(options)
+    assert trainer.train(run, say) == 128 + signal.SIGTERM
+    assert lines[-1] == "stopped after step 3 of 10000; --resume goes on"
+    assert checkpoint.newest(tmp_path).name == "step-00000003.pt"  # type: ignore[union-attr]
+
+
+@proves(
+    "a loss that is not finite ends the run before a weight changes, and is named by step and layer",
+    package="torch",
+    since="2.4",
+)
+def test_not_finite(tmp_path: Path) -> None:
+    run = Run(small())
+    layer = run.model.blocks[1].feed_forward.down
+    hook = layer.register_forward_hook(lambda layer, inputs, output: output * math.nan)
+    before = {name: weight.clone() for name, weight in checkpoint.weights_of(run.model).items()}
+    with pytest.raises(NotFinite, match=r"step 0: .* output that is not finite is that of blocks.1.feed_forward.down"):
+        run.update(0)
+    hook.remove()
+    assert all(torch.equal(weight, before[name]) for name, weight in checkpoint.weights_of(run.model).items())
+    hook = layer.register_full_backward_hook(lambda layer, inputs, outputs: (inputs[0] * math.inf,))
+    with pytest.raises(NotFinite, match=r"first gradient that is not finite is that of .*blocks.1.feed_forward"):
+        run.update(0)
+    hook.remove()
+    assert trainer.spikes([5 - 0.01 * step for step in range(40)]) == []
+    assert trainer.spikes([5 - 0.01 * step + (step == 35) for step in range(40)]) == [35]
+
+
+@proves(
+    "weights, gradients and moments hold the bytes per parameter of the sum on paper",
+    seed="B05",
+    package="torchao",
+)
+def test_memory(measured: Dict[str, Any]) -> None:
+    for precision in ("bf16", *FP8):
+        run = Run(small(precision))
+        run.update(0)
+        paper, held = memory.bytes_per_parameter(precision), memory.held(run.model, run.optimizer)
+        assert held == pytest.approx({name: paper[name] for name in held})
+        measured[precision] = sum(paper.values())
+    with pytest.raises(ValueError, match="chooses its own"):
+        memory.bytes_per_parameter("ms-amp.O2")
+    seed_001 = memory.bytes_per_parameter("bf16", weights="bfloat16", moments="float32")
+    assert seed_001["weights"] + seed_001["moments"] == 10  # of Z2all's 1,255,499,776: 12.0 GiB, the seed's 12250 MB
+    # 6 x (1,255,499,776 - 64,320 x 2,048) + 12 x 22 x 2,048 x 2,048: the input embedding is no product.
+    assert operations_per_token(MODELS["z2all-1.26b"].shape) == 7_849_930_752
+    assert 10 * MODELS["z2all-1.26b"].parameters / 2**20 == pytest.approx(12250, rel=0.03)
