@@ -647,7 +647,7 @@ def base_ignored(make: Call) -> Call:
     return rebased(make, lambda size, base: make(size, 10000.0))
 
 
-DECODER = "training/test_pretrain.py::test_"
+DECODER = "training/test_llama.py::test_"
 
 
 @patched("another formula", DECODER + "decoder_turns_by_its_base", "torch")
