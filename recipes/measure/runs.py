@@ -1,7 +1,7 @@
 """Runs on several GPUs: recipes/runs.toml describes each once; here are the engine's arguments, and what starts it.
 
-The engine is torchtitan with smoke_tests/training/engine.py, started by torchrun: alone on one or several hosts, by
-Slurm with enroot and pyxis, or by Kubernetes as a JobSet or a PyTorchJob. All five start the same command.
+The engine is torchtitan with smoke_tests/training/distributed/engine.py, started by torchrun: alone on one or several
+hosts, by Slurm with enroot and pyxis, or by Kubernetes as a JobSet or a PyTorchJob. All five start the same command.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Count = Annotated[int, Field(ge=1)]
 Float8 = Literal["none", "tensorwise", "tensorwise-gathered", "rowwise"]
 Launcher = Literal["torchrun", "slurm", "jobset", "pytorchjob"]
 TARGET = "cu13.0-torch2.11-dist"
-ENGINE = "smoke_tests.training.engine"  # a module: each process needs a PYTHONPATH with the folder of smoke_tests/
+ENGINE = "smoke_tests.training.distributed.engine"  # a module, which each process finds by its PYTHONPATH
 IMAGE_FOLDER = "/opt/fusebox"  # of smoke_tests/ in an image
 PORT = 29400
 RESTARTS = 3  # of the whole job, each from the last checkpoint
@@ -171,7 +171,7 @@ def load(root: Path = ROOT) -> dict[str, Run]:
 
 
 def module(root: Path = ROOT) -> str:
-    """smoke_tests/training/engine_arguments.py: the same for the claims, which know no recipes."""
+    """smoke_tests/training/distributed/engine_arguments.py: the same for the claims, which know no recipes."""
     lines = [
         '"""The runs of recipes/runs.toml as the engine is told them; rendered by `nox -s render`."""\n',
         "# fmt: off",

@@ -43,7 +43,7 @@ def blocks(facts: Facts) -> dict[str, str]:
 
 def told(root: Path) -> tuple[Path, str]:
     """The runs as the claims are told them, and the text that file should have."""
-    return root / "smoke_tests" / "training" / "engine_arguments.py", runs.module(root)
+    return root / "smoke_tests" / "training" / "distributed" / "engine_arguments.py", runs.module(root)
 
 
 def every(catalogue: Catalogue) -> list[tuple[Path, str]]:

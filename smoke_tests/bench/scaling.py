@@ -21,12 +21,12 @@ from smoke_tests.bench.ablated_llama import flops
 from smoke_tests.bench.method import Cell, Check, shown
 from smoke_tests.bench.rows import Row, ratio
 from smoke_tests.operators import kernels
-from smoke_tests.training import jobs
-from smoke_tests.training.engine_arguments import FLOAT8, ON_ONE_HOST
+from smoke_tests.training.distributed import jobs
+from smoke_tests.training.distributed.engine_arguments import FLOAT8, ON_ONE_HOST
 from smoke_tests.training.models import MODELS
 
 LIMIT = 300  # seconds that a job may take
-LOOKED = 5  # microbatches until the kernels are noted, see training/engine.py
+LOOKED = 5  # microbatches until the kernels are noted, see training/distributed/engine.py
 SAID = re.compile(r"(?!\S*ChildFailed)(?<![\w.])[\w.]+Error: .*")  # of a rank, not of torchrun
 DEVICE: List[str] = []  # "--cpu" here trains over gloo: how this is tried without a GPU
 

@@ -31,7 +31,7 @@ LLAMA = "training/test_llama.py::test_"
 PARITY = "training/test_parity.py::test_"
 PRECISION = "training/test_precision.py::test_"
 PRETRAIN = "training/test_pretrain.py::test_"
-SHARDED = "training/test_sharded.py::test_"
+SHARDED = "training/distributed/test_sharded.py::test_"
 TEXT = "training/test_text.py::test_"
 TRAINER = "training/test_trainer.py::test_"
 
@@ -294,7 +294,7 @@ def every_step_corrects_its_bias_as_the_first(_: str) -> ContextManager[Any]:
 class Ruled(NamedTuple):
     """Definitions of a module of this folder that the rule changes, and the claims that concern them.
 
-    tests: as FILE::TEST.
+    module: its path here without ".py". tests: as FILE::TEST.
     """
 
     module: str
@@ -362,7 +362,7 @@ RULED = (
     Ruled("models", ("operations_per_token",), (TRAINER + "memory",)),
     Ruled("parity", ("smoothed", "differences", "judged"), (PARITY + "parity", PARITY + "parity_interval")),
     Ruled("parity", ("references", "texts"), (PARITY + "parity_compares",)),
-    Ruled("sharded", ("train",), (SHARDED + "sharded_alone",)),
+    Ruled("distributed/sharded", ("train",), (SHARDED + "sharded_alone",)),
     Ruled("ms_amp", ("clip_grad_norm_", "scales_of", "packed", "unpacked"), ("test_msamp.py::test_checkpoint",)),
     Ruled("deepspeed_config", ("applied",), (PRETRAIN + "deepspeed",)),
 )
@@ -370,7 +370,7 @@ RULED = (
 
 def function_of(module: str, name: str) -> Any:
     """The function of that name, as "Run.update", in a module of this folder."""
-    place: Any = importlib.import_module(f"smoke_tests.training.{module}")
+    place: Any = importlib.import_module("smoke_tests.training." + module.replace("/", "."))
     for part in name.split("."):
         place = getattr(place, part)
     return inspect.unwrap(getattr(place, "__func__", place))  # of a class method, its function

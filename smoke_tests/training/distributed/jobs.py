@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional, Sequence, Type
 from smoke_tests import claims
 
 PORT = 29400
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 # An Ethernet link between two network namespaces, in a user namespace where whoever runs this may make them.
 CABLE = r"""
 set -e

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     since="2.13",  # not tried with an older one
 )
 def test_sharded_alone(tmp_path: Path) -> None:
-    from smoke_tests.training import sharded
+    from smoke_tests.training.distributed import sharded
 
     steps = 11  # two checkpoints, and one step more
     torch.manual_seed(0)

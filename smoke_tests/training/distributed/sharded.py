@@ -1,7 +1,8 @@
 """The small Llama, its parameters and optimizer states sharded by FSDP2 over the processes that torchrun started.
 
-`python -m smoke_tests.training.sharded FOLDER STEPS` writes the loss of each step to FOLDER/rank<N>.jsonl, saves every
-fifth step, and goes on from the newest checkpoint. One process alone shards nothing: the others are compared with it.
+`python -m smoke_tests.training.distributed.sharded FOLDER STEPS` writes the loss of each step to FOLDER/rank<N>.jsonl,
+saves every fifth step, and goes on from the newest checkpoint. One process alone shards nothing: the others are
+compared with it.
 """
 
 from __future__ import annotations
