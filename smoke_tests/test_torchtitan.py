@@ -16,8 +16,8 @@ from typing import Any, Dict, List
 import pytest
 
 from smoke_tests.claims import needs, proves
-from smoke_tests.training import jobs
-from smoke_tests.training.engine_arguments import ARGUMENTS, FLOAT8, RUNS
+from smoke_tests.training.distributed import jobs
+from smoke_tests.training.distributed.engine_arguments import ARGUMENTS, FLOAT8, RUNS
 
 DEVICE: List[str] = []  # "--cpu" here trains over gloo: how these tests are tried without a GPU
 START, STEPS = 10, 60
@@ -180,7 +180,7 @@ def test_a_rank_is_killed(one: Path, tmp_path: Path, measured: Dict[str, Any]) -
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=[needs(gpus=4)])], ids=["2 GPUs", "4 GPUs"])
 def exchanged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> List[Dict[str, Any]]:
-    """What each rank of one run of training/collectives.py found, on that many GPUs."""
+    """What each rank of one run of training/distributed/collectives.py found, on that many GPUs."""
     folder, processes = tmp_path_factory.mktemp("collectives"), request.param
     command = jobs.torchrun("collectives.py", [str(folder), *DEVICE], processes)
     with jobs.Job(command, folder / "log", alone=True) as job:
@@ -243,7 +243,7 @@ def links() -> float:
 @needs(gpus=2)
 @proves("FSDP2 gathers exactly half of the bytes where torchao has it gather weights in float8, and as many where not")
 def test_bytes_of_the_gathered_weights(exchanged: List[Dict[str, Any]], measured: Dict[str, Any]) -> None:
-    from smoke_tests.training.collectives import LAYERS, WIDTH
+    from smoke_tests.training.distributed.collectives import LAYERS, WIDTH
 
     for one in exchanged:
         sent = {recipe: count for recipe, (count, _) in one["gathered"].items()}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict
 
 from smoke_tests.claims import long, proves
-from smoke_tests.training import jobs, sharded
+from smoke_tests.training.distributed import jobs, sharded
 
 STEPS, LOST_AT, EVERY = 50, 22, 5
 
