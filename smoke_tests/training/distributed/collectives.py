@@ -1,8 +1,8 @@
 """What goes between GPUs: every element of the collectives, their bandwidth, and FSDP2's bytes in float8.
 
 `python -m smoke_tests.training.distributed.collectives FOLDER [--cpu]`, started by torchrun, writes
-FOLDER/rank<N>.json. Bandwidth is the bus's, in GB/s: what the links of one GPU carry, which compares with the link's own
-for any number of GPUs.
+FOLDER/rank<N>.json. Bandwidth is the bus's, in GB/s: what the links of one GPU carry, which compares with the
+link's own for any number of GPUs.
 """
 
 from __future__ import annotations
