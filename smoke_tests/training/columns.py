@@ -13,7 +13,7 @@ from smoke_tests.operators.table import OPERATORS
 from smoke_tests.training import ms_amp
 from smoke_tests.training.llama import NAIVE
 from smoke_tests.training.options import Options, Refused
-from smoke_tests.training.precision import column_of
+from smoke_tests.training.precision import CUT, column_of
 
 # The implementations of each operator that "fused" means, the fastest on a GPU first (bench/operators.py), except that
 # Transformer Engine's attention, which makes its module at each call, comes later. A run takes the first that the
@@ -100,6 +100,24 @@ def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, st
     if chosen["adamw"] == "naive":
         raise Refused("--ops: no fused AdamW is installed for this device")
     return chosen
+
+
+def refuse(options: Options, on_gpu: bool) -> None:
+    """Refuse a run that cannot be made, for the first reason that holds."""
+    if on_gpu and not torch.cuda.is_available():
+        raise Refused("--device cuda: torch finds no GPU here")
+    if options.precision in ms_amp.PRECISIONS:
+        refuse_with_ms_amp(options, on_gpu)
+    if options.weights == "bfloat16":
+        refuse_bfloat16_weights(options, on_gpu)
+    if options.te_modules:
+        refuse_te_modules(options, on_gpu)
+    if column_of(options.precision).startswith("transformer-engine") and not on_gpu:
+        raise Refused(f"--precision {options.precision} needs a GPU; torchao.tensorwise is emulated on a CPU")
+    if options.graphs and (not on_gpu or options.precision in CUT):
+        raise Refused("--graphs needs a GPU, and a precision that is not emulated")
+    if options.recompute and options.graphs:
+        raise Refused("--recompute and --graphs do not go together: what is computed again is not in the graph")
 
 
 def refuse_with_ms_amp(options: Options, on_gpu: bool) -> None:

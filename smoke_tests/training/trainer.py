@@ -21,13 +21,7 @@ import torch
 from smoke_tests import hardware
 from smoke_tests.operators.table import operator
 from smoke_tests.training import checkpoint, ms_amp, plot
-from smoke_tests.training.columns import (
-    ADAMW,
-    columns_of,
-    refuse_bfloat16_weights,
-    refuse_te_modules,
-    refuse_with_ms_amp,
-)
+from smoke_tests.training.columns import ADAMW, columns_of, refuse
 from smoke_tests.training.guard import Guard
 from smoke_tests.training.llama import Llama, take_te_modules
 from smoke_tests.training.models import operations_per_token
@@ -59,25 +53,10 @@ class Run:
     def __init__(self, options: Options) -> None:
         """Everything as it is before the first step; Refused or TextError say what does not go together."""
         self.options = options
-        cuda = torch.cuda.is_available()
-        self.device = options.device or ("cuda" if cuda else "cpu")
+        self.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.on_gpu = self.device == "cuda"
-        if self.on_gpu and not cuda:
-            raise Refused("--device cuda: torch finds no GPU here")
         self.in_ms_amp = options.precision in ms_amp.PRECISIONS
-        if self.in_ms_amp:
-            refuse_with_ms_amp(options, self.on_gpu)
-        in_bfloat16 = options.weights == "bfloat16"
-        if in_bfloat16:
-            refuse_bfloat16_weights(options, self.on_gpu)
-        if options.te_modules:
-            refuse_te_modules(options, self.on_gpu)
-        if column_of(options.precision).startswith("transformer-engine") and not self.on_gpu:
-            raise Refused(f"--precision {options.precision} needs a GPU; torchao.tensorwise is emulated on a CPU")
-        if options.graphs and (not self.on_gpu or options.precision in CUT):
-            raise Refused("--graphs needs a GPU, and a precision that is not emulated")
-        if options.recompute and options.graphs:
-            raise Refused("--recompute and --graphs do not go together: what is computed again is not in the graph")
+        refuse(options, self.on_gpu)
         if options.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
@@ -92,9 +71,22 @@ class Run:
         self.columns = columns_of(options.ops, self.on_gpu, shape.head_size, self.half)
         random.seed(options.seed)
         torch.manual_seed(options.seed)
+        llama = self._llama()
+        self.model = llama if self.in_ms_amp else convert(llama, options.precision)
+        if options.compile:
+            for block in inner(self.model).blocks:
+                block.forward = torch.compile(block.forward)
+        self.clip_grad_norm: Callable[..., Any] = torch.nn.utils.clip_grad_norm_
+        self.optimizer = self._optimizer()
+        self.step = 0  # how many are done
+        self._graph: Any = None
+
+    def _llama(self) -> Llama:
+        """The model with fresh weights in their dtype, before its linear layers are converted."""
+        options = self.options
         with torch.device(self.device):
             llama = Llama(self.data, self.columns, torch.bfloat16 if self.half else torch.float32)
-        if in_bfloat16:
+        if options.weights == "bfloat16":
             for parameter in llama.parameters():
                 parameter.data = parameter.data.to(torch.bfloat16)
         if options.te_modules:
@@ -102,27 +94,25 @@ class Run:
             self.columns["swiglu"] = "transformer-engine"
         if options.recompute:
             llama.recompute = _recomputing(options.precision)
-        self.model = llama if self.in_ms_amp else convert(llama, options.precision)
-        if options.compile:
-            for block in inner(self.model).blocks:
-                block.forward = torch.compile(block.forward)
+        return llama
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """AdamW of the model's parameters; matrices decay, and vectors do not. MS-AMP replaces the model, too."""
+        options = self.options
         matrices = [parameter for parameter in self.model.parameters() if parameter.dim() > 1]
         vectors = [parameter for parameter in self.model.parameters() if parameter.dim() == 1]
         settings: Dict[str, Any] = {"lr": options.learning_rate, "betas": (options.beta1, options.beta2)}
         settings.update(eps=options.eps, weight_decay=options.weight_decay)
         groups: List[Dict[str, Any]] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-        self.clip_grad_norm: Callable[..., Any] = torch.nn.utils.clip_grad_norm_
         if self.in_ms_amp:
             self.columns["adamw"], self.clip_grad_norm = options.precision, ms_amp.clip_grad_norm_
-            self.model, self.optimizer = ms_amp.prepared(llama, groups, options.precision, **settings)
-        elif in_bfloat16:
+            self.model, optimizer = ms_amp.prepared(self.model, groups, options.precision, **settings)
+            return optimizer
+        if options.weights == "bfloat16":
             self.columns["adamw"], self.clip_grad_norm = ADAMW, clip_in_float32
             settings.update(master_weights=True, store_param_remainders=True)
-            self.optimizer = operator("adamw", ADAMW)(groups, **settings)
-        else:
-            self.optimizer = operator("adamw", self.columns["adamw"])(groups, **settings)
-        self.step = 0  # how many are done
-        self._graph: Any = None
+        optimizer = operator("adamw", self.columns["adamw"])(groups, **settings)
+        return optimizer
 
     # --- a step ---
 
