@@ -45,22 +45,22 @@ def _installed(name: str, column: str) -> bool:
 
 
 def _dtypes(name: str, column: str, cuda: bool) -> Tuple[str, ...]:
-    """What an implementation of an operator is proved with on this device; nothing where it is not installed."""
+    """The dtypes that an implementation is proved with on this device; none if it is not installed."""
     entry = OPERATORS[name][column]
     return (entry.cuda if cuda else entry.cpu) if _installed(name, column) else ()
 
 
 def repeats(name: str, column: str) -> bool:
-    """Whether an implementation gives the same bits each time where torch is asked for that."""
+    """Whether an implementation gives the same bits every time once torch uses deterministic algorithms."""
     if (name, column) == ("attention", "flash-attn"):
         return bool(_dtypes(name, column, True)) and holds(metadata.version("flash-attn"), "2.4.1", "")
     return (name, column) not in INEXACT
 
 
 def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, str]:
-    """Operator -> implementation for --ops, each proved with what it is given: bfloat16 if `half`, else float32.
+    """Operator -> implementation for --ops, each proved in the dtype of its input: bfloat16 if `half`, else float32.
 
-    AdamW's is float32 always. The refusal names the first word that is none.
+    AdamW always gets float32. Refused names the first pair of --ops that cannot be followed.
     """
     exact = torch.are_deterministic_algorithms_enabled()
     dtypes = {name: "bfloat16" if half and name != "adamw" else "float32" for name in FUSED}
@@ -84,10 +84,10 @@ def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, st
     for pair in ops.split(",") if ops != "fused" else ():
         name, _, column = pair.partition("=")
         if name not in FUSED:
-            raise Refused(f"--ops: {name!r} is no operator; it is naive, fused, or pairs of {', '.join(FUSED)}")
+            raise Refused(f"--ops: {name!r} is not an operator; use naive, fused, or pairs for {', '.join(FUSED)}")
         known = [*OPERATORS[name], *(["naive"] if name in NAIVE else [])]
         if column not in known:
-            raise Refused(f"--ops: {name} has no implementation {column!r}, but {', '.join(known)}")
+            raise Refused(f"--ops: {name} has no implementation {column!r}; choose one of {', '.join(known)}")
         proved = (dtypes[name],) if column == "naive" else _dtypes(name, column, cuda)
         if column != "naive" and not _installed(name, column):
             raise Refused(f"--ops: {pair} is not installed here in a version that has it")
@@ -95,7 +95,9 @@ def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, st
             others = f", but in {', '.join(proved)}" if proved else " or any other dtype"
             raise Refused(f"--ops: {pair} is not proved on a {'GPU' if cuda else 'CPU'} in {dtypes[name]}{others}")
         if exact and column != "naive" and not repeats(name, column):
-            raise Refused(f"--ops: {pair} and --deterministic do not go together: it may differ from run to run")
+            raise Refused(
+                f"--ops: {pair} and --deterministic cannot be combined: its results may differ from run to run"
+            )
         chosen[name] = column
     if chosen["adamw"] == "naive":
         raise Refused("--ops: no fused AdamW is installed for this device")
@@ -117,48 +119,52 @@ def refuse(options: Options, on_gpu: bool) -> None:
     if options.graphs and (not on_gpu or options.precision in CUT):
         raise Refused("--graphs needs a GPU, and a precision that is not emulated")
     if options.recompute and options.graphs:
-        raise Refused("--recompute and --graphs do not go together: what is computed again is not in the graph")
+        raise Refused("--recompute and --graphs cannot be combined: a graph does not hold what is computed again")
 
 
 def refuse_with_ms_amp(options: Options, on_gpu: bool) -> None:
-    """Refused says what keeps a run from being made with MS-AMP."""
+    """Refuse a run that MS-AMP cannot make."""
     asked = f"--precision {options.precision}"
     for name, why in ms_amp.WITHOUT.items():
         if getattr(options, name):
-            raise Refused(f"--{name} and {asked} do not go together: {why}")
+            raise Refused(f"--{name} and {asked} cannot be combined: {why}")
     if options.gradient_accumulation_steps > 1:
-        raise Refused(f"--gradient-accumulation-steps: {asked} would round the sum of the gradients anew at each pass")
+        raise Refused(f"--gradient-accumulation-steps: {asked} would round the sum of the gradients again at each pass")
     if "adamw=" in options.ops:
-        raise Refused(f"--ops: {asked} has an AdamW of its own")
+        raise Refused(f"--ops: {asked} brings its own AdamW: remove adamw= from --ops")
     if importlib.util.find_spec("msamp") is None:
         raise Refused(f"{asked} needs the package ms-amp, which is not installed here")
-    if not on_gpu or torch.cuda.get_device_capability() < (8, 9):  # on an older one MS-AMP computes without FP8
+    if not on_gpu or torch.cuda.get_device_capability() < (8, 9):  # on an older GPU MS-AMP computes without FP8
         raise Refused(f"{asked} needs a GPU with FP8")
 
 
 def refuse_bfloat16_weights(options: Options, on_gpu: bool) -> None:
-    """Refuse in one sentence what such weights cannot be."""
-    asked, either = "--weights bfloat16", "leave one of them out"
+    """Refuse what weights in bfloat16 cannot be combined with."""
+    asked, either = "--weights bfloat16", "remove one of them"
     if options.precision in (*ms_amp.PRECISIONS, "float32"):
-        raise Refused(f"{asked} and --precision {options.precision}, which says what weights are: {either}")
+        raise Refused(f"{asked} and --precision {options.precision}, which sets the dtype of weights itself: {either}")
     if options.guard:
-        raise Refused(f"--guard and {asked}, whose last bit is more than a few steps change of a weight: {either}")
+        raise Refused(f"--guard and {asked}, whose last bit is larger than the change of a few steps: {either}")
     named = dict(pair.partition("=")[::2] for pair in options.ops.split(","))
     if named.get("adamw", ADAMW) != ADAMW or options.ops == "naive":
-        raise Refused(f"--ops {options.ops} and {asked}, whose other bits {ADAMW}'s AdamW alone keeps: {either}")
+        raise Refused(f"--ops {options.ops} and {asked}, whose remaining bits only {ADAMW}'s AdamW keeps: {either}")
     if not on_gpu or not _dtypes("adamw", ADAMW, on_gpu):
-        raise Refused(f"{asked} needs a GPU and {ADAMW} 2, whose AdamW keeps their other bits: take float32")
+        raise Refused(
+            f"{asked} needs a GPU and {ADAMW} 2, whose AdamW keeps their remaining bits: use --weights float32"
+        )
 
 
 def refuse_te_modules(options: Options, on_gpu: bool) -> None:
-    """Refuse in one sentence what such modules cannot be."""
-    asked, either = "--te-modules", "leave one of them out"
+    """Refuse what Transformer Engine's modules cannot be combined with."""
+    asked, either = "--te-modules", "remove one of them"
     if options.precision != "bf16" and not column_of(options.precision).startswith("transformer-engine"):
-        raise Refused(f"{asked} and --precision {options.precision}, whose layers are others: {either}")
+        raise Refused(
+            f"{asked} and --precision {options.precision}, whose layers are not Transformer Engine's: {either}"
+        )
     if options.guard:
-        raise Refused(f"--guard and {asked}, which it cannot compute otherwise: {either}")
+        raise Refused(f"--guard and {asked}, which the guard cannot compute in high precision: {either}")
     if options.ops == "naive" or "swiglu=" in options.ops:
-        raise Refused(f"--ops {options.ops} and {asked}, which have a SwiGLU of their own: {either}")
+        raise Refused(f"--ops {options.ops} and {asked}, which bring their own SwiGLU: {either}")
     # Before 2.4 LayerNormMLP keeps the scales of its gradients in another order (checkpoint.products_of).
     if not on_gpu or not _dtypes("swiglu", ADAMW, on_gpu) or not holds(metadata.version(ADAMW), "2.4", ""):
         raise Refused(f"{asked} needs a GPU and transformer-engine 2.4")

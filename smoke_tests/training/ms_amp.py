@@ -15,10 +15,10 @@ import torch
 PRECISIONS = ("ms-amp.O1", "ms-amp.O2")
 # What does not go with it, and why.
 WITHOUT = {
-    "recompute": "its layers keep their inputs all the same",
-    "compile": "its weights are no tensors of torch",
+    "recompute": "its layers keep their inputs anyway",
+    "compile": "its weights are not torch tensors",
     "graphs": "its layers decide on the host, and replace their gradients",
-    "guard": "its layers cannot be computed otherwise",
+    "guard": "its layers cannot compute in high precision",
 }
 
 

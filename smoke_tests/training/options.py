@@ -1,4 +1,4 @@
-"""What a run of pretrain.py is asked for: one field per flag, and the command line that fills the fields in."""
+"""The options of a training run: one field per command line flag, and the parser that fills them in."""
 
 from __future__ import annotations
 
@@ -18,61 +18,65 @@ class Refused(ValueError):
 
 
 def flag(default: Any, text: str, **named: Any) -> Any:
-    """A field that is a command line flag with this help."""
+    """A field that becomes a command line flag with this help; least, above and below bound its value."""
     return dataclasses.field(default=default, metadata={"help": text, **named})
 
 
 @dataclasses.dataclass
 class Options:
-    """What a run is asked for; each field is a flag."""
+    """The options of a run; each field is a flag."""
 
-    model: str = flag("tiny", "which model", choices=list(MODELS))
+    model: str = flag("tiny", "name of the model", choices=list(MODELS))
     precision: str = flag(
         "bf16",
-        "of the linear layers; fp8 is transformer-engine.delayed",
+        "precision of the linear layers; fp8 means transformer-engine.delayed",
         choices=(*PRECISIONS, *ms_amp.PRECISIONS),
     )
     weights: str = flag(
         "float32",
-        "their dtype, and that of gradients; of bfloat16 ones AdamW keeps the other 16 bits of float32",
+        "dtype of weights and gradients; with bfloat16, AdamW keeps the remaining 16 bits of float32",
         choices=("float32", "bfloat16"),
     )
-    ops: str = flag("fused", "naive, fused, or pairs: attention=flash-attn,rope=torch (the rest stays fused)")
-    te_modules: bool = flag(False, "a block's norms, gate and products as Transformer Engine's modules")
-    batch_size: int = flag(8, "windows of a forward pass", least=1)
-    gradient_accumulation_steps: int = flag(1, "forward passes of a step", least=1)
-    length: int = flag(0, "tokens of a window; 0: the model's", least=0)
-    layers: int = flag(0, "layers, to try a part of a model; 0: the model's", least=0)
-    steps: int = flag(200, "of the whole run", least=1)
-    seed: int = flag(0, "of weights and order", least=0)
-    data: Tuple[str, ...] = flag((), "text or .jsonl files; without, the standard library's sources")
-    tokenizer: str = flag("", "folder of a Hugging Face tokenizer; without, tokens are bytes")
-    learning_rate: float = flag(6e-4, "at its highest", above=0.0)
-    schedule: str = flag(
-        "cosine", "cosine (down to a tenth) or constant, after the warm-up", choices=("cosine", "constant")
+    ops: str = flag(
+        "fused", "naive, fused, or pairs such as attention=flash-attn,rope=torch (other operators stay fused)"
     )
-    warmup: int = flag(20, "steps until the learning rate is reached", least=0)
-    weight_decay: float = flag(0.1, "of matrices", least=0.0)
-    beta1: float = flag(0.9, "of AdamW", least=0.0, below=1.0)
-    beta2: float = flag(0.95, "of AdamW", least=0.0, below=1.0)
-    eps: float = flag(1e-8, "of AdamW", above=0.0)
+    te_modules: bool = flag(False, "compute the norms, gate and products of a block in Transformer Engine's modules")
+    batch_size: int = flag(8, "windows per forward pass", least=1)
+    gradient_accumulation_steps: int = flag(1, "forward passes per step", least=1)
+    length: int = flag(0, "tokens per window; 0: as the model has", least=0)
+    layers: int = flag(0, "number of layers, to try a part of a model; 0: as the model has", least=0)
+    steps: int = flag(200, "steps of the whole run", least=1)
+    seed: int = flag(0, "seed of the weights and of the order of windows", least=0)
+    data: Tuple[str, ...] = flag((), "text or .jsonl files; by default the sources of the standard library")
+    tokenizer: str = flag("", "folder of a Hugging Face tokenizer; by default tokens are bytes")
+    learning_rate: float = flag(6e-4, "highest learning rate", above=0.0)
+    schedule: str = flag(
+        "cosine", "after the warm-up: cosine (falls to a tenth) or constant", choices=("cosine", "constant")
+    )
+    warmup: int = flag(20, "steps until the highest learning rate", least=0)
+    weight_decay: float = flag(0.1, "weight decay of matrices", least=0.0)
+    beta1: float = flag(0.9, "first beta of AdamW", least=0.0, below=1.0)
+    beta2: float = flag(0.95, "second beta of AdamW", least=0.0, below=1.0)
+    eps: float = flag(1e-8, "epsilon of AdamW", above=0.0)
     clip: float = flag(1.0, "largest norm of the gradient; 0: none", least=0.0)
-    recompute: bool = flag(False, "keep no activations of a block (activation checkpointing)")
-    compile: bool = flag(False, "compile each block by torch.compile")
+    recompute: bool = flag(False, "recompute the activations of each block in the backward pass")
+    compile: bool = flag(False, "compile each block with torch.compile")
     graphs: bool = flag(False, "replay forward and backward as a CUDA graph")
-    deterministic: bool = flag(False, "only algorithms that repeat to the last bit; one thread on a CPU")
-    guard: int = flag(0, "compare with high precision every N steps and fall back where they differ; 0: never", least=0)
-    guard_steps: int = flag(4, "steps of such a comparison", least=1)
-    deepspeed: str = flag("", "a DeepSpeed configuration; it wins over flags")
-    out: str = flag("", "folder; by default runs/MODEL-PRECISION-SEED")
-    resume: bool = flag(False, "go on with the newest checkpoint in --out")
-    checkpoint_every: int = flag(100, "steps; 0: at the end only", least=0)
-    keep: int = flag(2, "how many checkpoints stay", least=1)
-    log_every: int = flag(10, "steps between lines where the output is no terminal", least=1)
-    device: str = flag("", "cuda or cpu; by default cuda where there is a GPU", choices=("", "cuda", "cpu"))
+    deterministic: bool = flag(False, "use only algorithms that repeat to the last bit; one thread on a CPU")
+    guard: int = flag(
+        0, "every N steps, compare FP8 with high precision, and fall back if they differ; 0: never", least=0
+    )
+    guard_steps: int = flag(4, "steps per comparison", least=1)
+    deepspeed: str = flag("", "DeepSpeed configuration file, which overrides flags")
+    out: str = flag("", "output folder; by default runs/MODEL-PRECISION-SEED")
+    resume: bool = flag(False, "continue from the newest checkpoint in --out")
+    checkpoint_every: int = flag(100, "steps between checkpoints; 0: only at the end", least=0)
+    keep: int = flag(2, "number of checkpoints to keep", least=1)
+    log_every: int = flag(10, "steps between lines if the output is not a terminal", least=1)
+    device: str = flag("", "cuda or cpu; by default cuda if there is a GPU", choices=("", "cuda", "cpu"))
 
 
-# What a resumed run may have otherwise than the one that wrote the checkpoint.
+# The options that a resumed run may change.
 FREE = {
     "precision",
     "ops",
@@ -87,11 +91,11 @@ FREE = {
     "out",
     "resume",
 }
-FREE |= {"checkpoint_every", "keep", "log_every", "device", "data", "tokenizer"}  # of the text its hash is compared
+FREE |= {"checkpoint_every", "keep", "log_every", "device", "data", "tokenizer"}  # the text is compared by its hash
 
 
 def model_of(options: Options) -> Model:
-    """The model that a run is of: the named one, or a part of it."""
+    """The model of a run: the named model, or a part of it."""
     model = MODELS[options.model]
     shape = model.shape._replace(
         length=options.length or model.shape.length, layers=options.layers or model.shape.layers
@@ -100,7 +104,7 @@ def model_of(options: Options) -> Model:
 
 
 class Parser(argparse.ArgumentParser):
-    """One that says what is wrong in one sentence."""
+    """A parser that ends with one sentence about what is wrong."""
 
     def error(self, message: str) -> NoReturn:
         sys.exit(f"fusebox: {message}; --help lists all flags")
@@ -112,7 +116,7 @@ def flag_name(field: Any) -> str:
 
 
 def parse(arguments: Sequence[str]) -> Options:
-    """Options from flags; exits with one sentence where they are wrong."""
+    """Parse flags into options; exits with one sentence if a flag is wrong."""
     parser = Parser(prog="pretrain", description="Pre-train a Llama.", allow_abbrev=False)
     for field in dataclasses.fields(Options):
         more = {"choices": field.metadata["choices"]} if "choices" in field.metadata else {}
@@ -129,14 +133,14 @@ def parse(arguments: Sequence[str]) -> Options:
     if wrong := out_of_bounds(options):
         parser.error(wrong)
     if options.guard and options.guard_steps > options.guard:
-        parser.error(f"--guard-steps is {options.guard_steps}, more than the {options.guard} of --guard")
+        parser.error(f"--guard-steps is {options.guard_steps}, which is more than --guard {options.guard}")
     if options.guard and column_of(options.precision) == "torch":
-        parser.error(f"--guard watches FP8, and --precision {options.precision} has none")
+        parser.error(f"--guard compares FP8, and --precision {options.precision} computes none")
     return options
 
 
 def out_of_bounds(options: Options) -> str:
-    """The first option that is none of the numbers it may be, and what it has to be; else nothing."""
+    """A sentence about the first option that is out of its bounds; empty if there is none."""
     bounds: Dict[str, Tuple[str, Callable[[Any, Any], bool]]] = {
         "least": ("at least", operators.ge),
         "above": ("more than", operators.gt),
@@ -147,5 +151,5 @@ def out_of_bounds(options: Options) -> str:
         for name, (words, holds_for) in bounds.items():
             bound = field.metadata.get(name)
             if bound is not None and not holds_for(value, bound):
-                return f"{flag_name(field)} is {value}, and has to be {words} {bound}"
+                return f"{flag_name(field)} is {value}, but must be {words} {bound}"
     return ""
