@@ -95,9 +95,7 @@ def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, st
             others = f", but in {', '.join(proved)}" if proved else " or any other dtype"
             raise Refused(f"--ops: {pair} is not proved on a {'GPU' if cuda else 'CPU'} in {dtypes[name]}{others}")
         if exact and column != "naive" and not repeats(name, column):
-            raise Refused(
-                f"--ops: {pair} and --deterministic cannot be combined: its results may differ from run to run"
-            )
+            raise Refused(f"--ops: {pair} and --deterministic cannot be combined: it may differ from run to run")
         chosen[name] = column
     if chosen["adamw"] == "naive":
         raise Refused("--ops: no fused AdamW is installed for this device")
@@ -149,18 +147,14 @@ def refuse_bfloat16_weights(options: Options, on_gpu: bool) -> None:
     if named.get("adamw", ADAMW) != ADAMW or options.ops == "naive":
         raise Refused(f"--ops {options.ops} and {asked}, whose remaining bits only {ADAMW}'s AdamW keeps: {either}")
     if not on_gpu or not _dtypes("adamw", ADAMW, on_gpu):
-        raise Refused(
-            f"{asked} needs a GPU and {ADAMW} 2, whose AdamW keeps their remaining bits: use --weights float32"
-        )
+        raise Refused(f"{asked} needs a GPU and {ADAMW} 2, whose AdamW keeps the other bits: use float32")
 
 
 def refuse_te_modules(options: Options, on_gpu: bool) -> None:
     """Refuse what Transformer Engine's modules cannot be combined with."""
     asked, either = "--te-modules", "remove one of them"
     if options.precision != "bf16" and not column_of(options.precision).startswith("transformer-engine"):
-        raise Refused(
-            f"{asked} and --precision {options.precision}, whose layers are not Transformer Engine's: {either}"
-        )
+        raise Refused(f"{asked} and --precision {options.precision}, which has other layers: {either}")
     if options.guard:
         raise Refused(f"--guard and {asked}, which the guard cannot compute in high precision: {either}")
     if options.ops == "naive" or "swiglu=" in options.ops:

@@ -1,6 +1,6 @@
 """Generate from a checkpoint: `python -m smoke_tests.training.infer runs/NAME --precision fp8 --prompt "def "`.
 
-Says how fast that is, and how the checkpoint does on text that it was not trained on, in that precision and in bf16.
+Prints the speed, and the perplexity of text that the model was not trained on, in that precision and in bf16.
 """
 
 from __future__ import annotations

@@ -37,9 +37,7 @@ class Options:
         "dtype of weights and gradients; with bfloat16, AdamW keeps the remaining 16 bits of float32",
         choices=("float32", "bfloat16"),
     )
-    ops: str = flag(
-        "fused", "naive, fused, or pairs such as attention=flash-attn,rope=torch (other operators stay fused)"
-    )
+    ops: str = flag("fused", "naive, fused, or pairs such as attention=flash-attn,rope=torch (the rest stays fused)")
     te_modules: bool = flag(False, "compute the norms, gate and products of a block in Transformer Engine's modules")
     batch_size: int = flag(8, "windows per forward pass", least=1)
     gradient_accumulation_steps: int = flag(1, "forward passes per step", least=1)
@@ -63,9 +61,7 @@ class Options:
     compile: bool = flag(False, "compile each block with torch.compile")
     graphs: bool = flag(False, "replay forward and backward as a CUDA graph")
     deterministic: bool = flag(False, "use only algorithms that repeat to the last bit; one thread on a CPU")
-    guard: int = flag(
-        0, "every N steps, compare FP8 with high precision, and fall back if they differ; 0: never", least=0
-    )
+    guard: int = flag(0, "every N steps, compare FP8 with high precision and fall back if they differ; 0: off", least=0)
     guard_steps: int = flag(4, "steps per comparison", least=1)
     deepspeed: str = flag("", "DeepSpeed configuration file, which overrides flags")
     out: str = flag("", "output folder; by default runs/MODEL-PRECISION-SEED")

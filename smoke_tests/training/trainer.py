@@ -34,11 +34,11 @@ PEAK = {"A100": 312.0, "A800": 312.0, "H100": 989.0, "H800": 989.0, "H200": 989.
 
 
 class NotFinite(ArithmeticError):
-    """A step whose loss or gradient is infinite or no number: which, and where it began."""
+    """A step whose loss or gradient is infinite or NaN: which step, and in which module that began."""
 
 
 def clip_in_float32(parameters: Iterable[torch.nn.Parameter], most: float) -> torch.Tensor:
-    """torch's clip_grad_norm_, the norm of gradients in bfloat16 summed in float32."""
+    """Clip gradients in bfloat16 in place, as torch's clip_grad_norm_ does; their norm, summed in float32."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]).norm()
     share = (most / (norm + 1e-6)).clamp(max=1.0)  # as torch's
@@ -48,10 +48,10 @@ def clip_in_float32(parameters: Iterable[torch.nn.Parameter], most: float) -> to
 
 
 class Run:
-    """A model in training: its weights, its optimizer and the text, at one step."""
+    """A model in training at one step: its weights, its optimizer and its text."""
 
     def __init__(self, options: Options) -> None:
-        """Everything as it is before the first step; Refused or TextError say what does not go together."""
+        """Make everything as it is before the first step; Refused or TextError says what cannot be combined."""
         self.options = options
         self.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.on_gpu = self.device == "cuda"
@@ -78,7 +78,7 @@ class Run:
                 block.forward = torch.compile(block.forward)
         self.clip_grad_norm: Callable[..., Any] = torch.nn.utils.clip_grad_norm_
         self.optimizer = self._optimizer()
-        self.step = 0  # how many are done
+        self.step = 0  # the number of steps done
         self._graph: Any = None
 
     def _llama(self) -> Llama:
@@ -119,7 +119,7 @@ class Run:
     def update(self, step: int) -> Dict[str, float]:
         """Do one step: its loss (nats per token), the gradient's norm, the learning rate.
 
-        NotFinite comes before the weights change.
+        NotFinite is raised before the weights change.
         """
         rate = rate_at(step, self.options)
         for group in self.optimizer.param_groups:
@@ -136,9 +136,9 @@ class Run:
         return {"loss": loss, "norm": norm, "lr": rate}
 
     def gradients(self, step: int, launched: bool = False) -> torch.Tensor:
-        """Compute the gradients of a step, in place of what was there; its loss, [].
+        """Compute the gradients of a step, which replace the earlier gradients; its loss, [].
 
-        launched: each kernel by itself, whatever the options say of graphs.
+        launched: launch each kernel by itself, even if the options ask for graphs.
         """
         parts = self.options.gradient_accumulation_steps
         replayed = self.options.graphs and not launched and not is_computed_otherwise(self.model)
@@ -170,12 +170,12 @@ class Run:
             scales = {name: values.clone() for name, values in checkpoint.fp8_state_of(self.model).items()}
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):  # what is chosen or allocated once is so before the graph
+            with torch.cuda.stream(stream):  # kernels are chosen and memory is allocated before the capture
                 for _ in range(3):
                     self._micro(*held)
             torch.cuda.current_stream().wait_stream(stream)
             now = checkpoint.fp8_state_of(self.model)
-            for name, values in scales.items():  # those of a checkpoint, which these passes moved
+            for name, values in scales.items():  # the scales of a checkpoint, which these passes changed
                 now[name].copy_(values)
             for parameter in self.model.parameters():
                 parameter.grad.zero_()
@@ -185,12 +185,12 @@ class Run:
             self._graph = graph, held, loss
         graph, held, loss = self._graph
         for memory, windows in zip(held, (tokens, targets)):
-            memory.copy_(windows.pin_memory(), non_blocking=True)  # the next are cut meanwhile
+            memory.copy_(windows.pin_memory(), non_blocking=True)  # the host cuts the next windows meanwhile
         graph.replay()
         return loss.clone()
 
     def culprit(self, step: int) -> str:
-        """Compute a step again and name the first module whose output, or else whose gradient, is not finite."""
+        """Compute a step again, and name the first module whose output or gradient is not finite."""
         reports: List[str] = []
 
         def watch(name: str) -> Callable[..., None]:
@@ -230,7 +230,7 @@ class Run:
     # --- to and from a file ---
 
     def save(self) -> Path:
-        """Write a checkpoint of the step that was done last."""
+        """Write a checkpoint of the last step."""
         options = dataclasses.asdict(self.options)
         content = {
             **checkpoint.state_of(self.model),
@@ -242,24 +242,24 @@ class Run:
         return checkpoint.save(Path(self.options.out), self.step, content, self.options.keep)
 
     def load(self, path: Path) -> str:
-        """Go on from a checkpoint; a note if the scales of FP8 start anew."""
+        """Continue from a checkpoint; a note if the scales of FP8 start again."""
         content = checkpoint.load(path)
         saved = content["options"]
         for field in dataclasses.fields(Options):
             now = getattr(self.options, field.name)
             before = saved.get(field.name, field.default)
-            fixed = field.name == "precision" and {before, now} & set(ms_amp.PRECISIONS)  # its optimizer is another
+            fixed = field.name == "precision" and {before, now} & set(ms_amp.PRECISIONS)  # MS-AMP has another optimizer
             if (fixed or field.name not in FREE) and before != now:
-                raise Refused(f"--resume: {path} was made with {flag_name(field)} {before}, now it is {now}")
+                raise Refused(f"--resume: {path} was made with {flag_name(field)} {before}, and this run has {now}")
         if content["text"] != self.text.identity():
             raise Refused(f"--resume: {path} was made with another text")
         if content["step"] > self.options.steps:
-            raise Refused(f"--steps {self.options.steps}: {path} is further already: name more")
+            raise Refused(f"--steps {self.options.steps}: {path} is already beyond that step: name a higher number")
         anew = checkpoint.restore(self.model, content)
         moments = content["optimizer"]
         if self.in_ms_amp:
             moments = ms_amp.unpacked(moments)
-        elif self.options.weights == "float32":  # else it is one and the same AdamW
+        elif self.options.weights == "float32":  # with bfloat16 weights, it is always the same AdamW
             moments = checkpoint.adamw_state(moments, self.optimizer, self.columns["adamw"], content["step"])
         self.optimizer.load_state_dict(moments)
         checkpoint.restore_random_state(content["random"])
@@ -268,8 +268,8 @@ class Run:
 
 
 def _recomputing(precision: str) -> Callable[..., torch.Tensor]:
-    """What runs a block so that its activations are computed again in the backward pass."""
-    if column_of(precision).startswith("transformer-engine"):  # torch's would compute them again outside FP8
+    """The function that runs a block so that its activations are recomputed in the backward pass."""
+    if column_of(precision).startswith("transformer-engine"):  # torch's function would recompute them outside FP8
         from transformer_engine.pytorch import checkpoint as te_checkpoint
 
         return lambda block, x: te_checkpoint(block, x, use_reentrant=False)
@@ -302,10 +302,10 @@ def spikes(losses: Sequence[float], window: int = 32) -> List[int]:
 
 
 class Log:
-    """Lines of JSON in a file, appended; what a killed process left of one is dropped."""
+    """Lines of JSON, appended to a file; a part of a line that a killed process left is dropped."""
 
     def __init__(self, path: Path, before: Optional[int] = None) -> None:
-        """before: keep only the lines of earlier steps, since those from there on will be done again."""
+        """before: keep only the lines of steps before this one, because later steps will be done again."""
         self.path = path
         rows = [row for row in read_log(path) if before is None or row.get("step", 0) < before]
         partial = path.with_name(path.name + checkpoint.PARTIAL)
@@ -319,7 +319,7 @@ class Log:
 
 
 def read_log(path: Path) -> List[Dict[str, Any]]:
-    """The whole lines of a log; none if there is no such file."""
+    """The complete lines of a log; none if the file does not exist."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
@@ -331,7 +331,7 @@ def read_log(path: Path) -> List[Dict[str, Any]]:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[List[int]]:
-    """The context in which SIGINT and SIGTERM are noted in a list instead of ending the process."""
+    """A context in which SIGINT and SIGTERM do not end the process, but are noted in a list."""
     noted: List[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
@@ -344,7 +344,7 @@ def stop_signals() -> Iterator[List[int]]:
 
 
 class Progress:
-    """One line per step, over itself on a terminal: loss, tokens per second, MFU, memory, time left."""
+    """A line of loss, tokens per second, MFU, memory and time left; on a terminal each step rewrites it."""
 
     def __init__(self, run: Run, say: Callable[[str], None]) -> None:
         options = run.options
@@ -377,7 +377,7 @@ class Progress:
 
 
 def memory_gib(on_gpu: bool) -> float:
-    """The most memory held so far, in GiB: of the GPU by tensors, else of this process."""
+    """Peak memory so far in GiB: of tensors on the GPU, or of this process without a GPU."""
     if on_gpu:
         return float(torch.cuda.max_memory_allocated()) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -386,8 +386,8 @@ def memory_gib(on_gpu: bool) -> float:
 def train(run: Run, say: Callable[[str], None] = print, until: Optional[float] = None) -> int:
     """Train to the last step, to a signal, or to a moment (of time.monotonic()).
 
-    The exit code: 0, 1 if a step was not finite or the last checkpoint could not be written, 128 + number for a signal,
-    75 (try again) if the moment came first.
+    Returns the exit code: 0 at the last step; 1 if a step was not finite or the last checkpoint could not be written;
+    128 + number after a signal; 75 (try again) if the moment came first.
     """
     options, out = run.options, Path(run.options.out)
     log, events = Log(out / "log.jsonl", before=run.step), Log(out / "events.jsonl")
@@ -429,7 +429,7 @@ def train(run: Run, say: Callable[[str], None] = print, until: Optional[float] =
 
 
 def guarded(run: Run, events: Log, say: Callable[[str], None]) -> Callable[[int], Dict[str, float]]:
-    """The step of a run under the guard."""
+    """The function that does a step of a run under the guard."""
     options = run.options
     guard = Guard(
         run.update,
@@ -453,7 +453,7 @@ def guarded(run: Run, events: Log, say: Callable[[str], None]) -> Callable[[int]
 
 
 def written(run: Run, events: Log, say: Callable[[str], None]) -> bool:
-    """Write a checkpoint; whether that went well. Training goes on without it."""
+    """Write a checkpoint; whether that succeeded. Training continues without it."""
     events.write(event="checkpoint begins", step=run.step, time=time.time())
     try:
         run.save()
