@@ -1,4 +1,4 @@
-"""Checkpoints that are there whole or not at all: model, optimizer, FP8 state, random state and step in one file."""
+"""Checkpoints that exist completely or not at all: model, optimizer, FP8 state, random state and step in one file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ PARTIAL = ".partial"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that could not be written or read, and why, in one sentence."""
+    """A checkpoint cannot be written or read; the message is one sentence that says why."""
 
 
 def save(folder: Path, step: int, content: Dict[str, Any], keep: int) -> Path:
     """Write the checkpoint of a step and remove all but the last `keep`; its path.
 
-    It is written under another name, flushed to the disk and renamed, and then the folder is flushed: at every moment
-    the newest file named *.pt is whole.
+    The file is written under another name, flushed to the disk and renamed; then the folder is flushed. So the newest
+    file named *.pt is complete at every moment.
     """
     path = folder / f"step-{step:08}.pt"
     partial = path.with_name(path.name + PARTIAL)
@@ -39,7 +39,7 @@ def save(folder: Path, step: int, content: Dict[str, Any], keep: int) -> Path:
             os.fsync(file.fileno())
         os.replace(partial, path)
         flush(folder)
-    except (OSError, RuntimeError) as error:  # torch's writer turns what the disk says into its own
+    except (OSError, RuntimeError) as error:  # torch's writer wraps the error of the disk
         if partial.exists():
             partial.unlink()
         left = f"{last.name} is still there" if last else "there is none yet"
@@ -52,14 +52,14 @@ def save(folder: Path, step: int, content: Dict[str, Any], keep: int) -> Path:
 
 
 def reason(error: BaseException) -> str:
-    """What the system said, at the root of an exception."""
+    """The system's message at the root of an exception."""
     while error.__context__ is not None and not isinstance(error, OSError):
         error = error.__context__
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
 
 
 def flush(folder: Path) -> None:
-    """Make the names in a folder last."""
+    """Flush the names in a folder to the disk."""
     handle = os.open(str(folder), os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -73,14 +73,14 @@ def newest(folder: Path) -> Optional[Path]:
 
 
 def load(path: Path) -> Dict[str, Any]:
-    """What save() wrote, its tensors in main memory."""
+    """Read what save() wrote, with tensors in main memory."""
     only_data = {"weights_only": True} if version_of_torch() >= (2, 1) else {}
     try:
         content: Dict[str, Any] = torch.load(str(path), map_location="cpu", **only_data)
         if content["format"] != FORMAT:
             raise ValueError("its format is {}, not {}".format(content["format"], FORMAT))
-    except Exception as error:  # whatever a file of anything makes torch say
-        raise CheckpointError(f"{path} is no checkpoint: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # torch raises many kinds for a file of other content
+        raise CheckpointError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}") from None
     return content
 
 
@@ -88,20 +88,20 @@ def load(path: Path) -> Dict[str, Any]:
 
 
 def state_of(model: torch.nn.Module) -> Dict[str, Dict[str, torch.Tensor]]:
-    """The weights of a model and what FP8 adds to them."""
+    """The weights of a model and the state that FP8 adds."""
     return {"model": weights_of(model), "fp8": fp8_state_of(model)}
 
 
 def weights_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
-    """The weights, by the names that they have in any precision."""
+    """The weights, by names that are the same in every precision."""
     named = inner(model).state_dict().items()
     return {own_name(name): ms_amp.plain(value) for name, value in named if not name.endswith("_extra_state")}
 
 
 def fp8_state_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
-    """The scales and largest magnitudes of delayed scaling, Transformer Engine's or MS-AMP's, by layer; else empty.
+    """The scales and largest magnitudes of Transformer Engine's delayed scaling or of MS-AMP, by layer; else empty.
 
-    Transformer Engine's state dict holds its own as a pickle, which it refuses to load from 2.18 on; these are tensors.
+    Transformer Engine's state dict holds them as a pickle, which 2.18 and newer refuse to load; these are tensors.
     """
     state = ms_amp.scales_of(inner(model))
     for name, layer in inner(model).named_modules():
@@ -128,7 +128,7 @@ def restore(model: torch.nn.Module, content: Dict[str, Any]) -> bool:
     inner(model).load_state_dict(ms_amp.like(weights, own), strict=False)
     differs = set(weights_of(model)) ^ set(content["model"])
     if differs:
-        raise CheckpointError(f"the checkpoint is of another model: {min(differs)} is in one of them only")
+        raise CheckpointError(f"the checkpoint is of another model: only one of them has {min(differs)}")
     for name, scale in ms_amp.scales_of(inner(model)).items():
         scale.copy_(content["fp8"][name])
     if not isinstance(model, InFp8) or not type(model.recipe).__name__.startswith("Delayed"):
@@ -175,7 +175,7 @@ def random_state() -> Dict[str, Any]:
 
 
 def restore_random_state(state: Dict[str, Any]) -> None:
-    """Set the generators to that state."""
+    """Set the generators of Python and torch to a saved state."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     torch.set_rng_state(state["torch"])

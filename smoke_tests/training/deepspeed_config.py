@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterator, Tuple
 
 
 class Unmapped(ValueError):
-    """A field that cannot be followed, and why, in one sentence."""
+    """A field cannot be followed; the message is one sentence that says why."""
 
 
 # Field (dots lead into tables) -> option.
@@ -26,12 +26,12 @@ MAPPED = {
     "scheduler.params.total_num_steps": "steps",
 }
 SCHEDULES = {"WarmupLR": "constant", "WarmupCosineLR": "cosine"}
-# What a schedule has to say, since DeepSpeed's own default is another (runtime/lr_schedules.py).
-SAID = {
+# The parameters that a schedule must set, because DeepSpeed's defaults differ from ours (runtime/lr_schedules.py).
+REQUIRED = {
     "WarmupLR": ("warmup_type", "warmup_num_steps"),
     "WarmupCosineLR": ("warmup_type", "warmup_num_steps", "cos_min_ratio"),
 }
-# Field -> the values that ask for nothing that is not done anyway.
+# Field -> the values that change nothing here.
 WITHOUT_EFFECT: Dict[str, Tuple[Any, ...]] = {
     "zero_optimization.stage": (0,),
     "fp16.enabled": (False,),
@@ -47,14 +47,14 @@ WITHOUT_EFFECT: Dict[str, Tuple[Any, ...]] = {
 
 
 def applied(path: str, options: Any) -> Any:
-    """The options with what the file says; Unmapped names the first field that cannot be followed.
+    """The options as changed by the file; Unmapped names the first field that cannot be followed.
 
-    "auto" leaves an option as it is, as transformers has it.
+    "auto" leaves an option unchanged, as in transformers.
     """
     try:
         table = json.loads(Path(path).read_text(encoding="utf-8"))
         if not isinstance(table, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
     except (OSError, ValueError) as error:
         raise Unmapped(f"--deepspeed {path} cannot be read: {error}") from None
     changed: Dict[str, Any] = {}
@@ -75,8 +75,10 @@ def applied(path: str, options: Any) -> Any:
             changed["beta1"], changed["beta2"] = value
         elif name == "scheduler.type" and value in SCHEDULES:
             changed["schedule"] = SCHEDULES[value]
-            for unsaid in sorted(set(SAID[value]) - set(table["scheduler"].get("params", {}))):
-                raise Unmapped(f"--deepspeed {path}: scheduler.params.{unsaid} is unsaid, and DeepSpeed's is not ours")
+            for missing in sorted(set(REQUIRED[value]) - set(table["scheduler"].get("params", {}))):
+                raise Unmapped(
+                    f"--deepspeed {path}: scheduler.params.{missing} is not set, and its default differs: set it"
+                )
         elif name == "bf16.enabled":
             if value != (options.precision != "float32"):
                 raise Unmapped(f"--deepspeed {path}: bf16.enabled is {value}, and --precision is {options.precision}")

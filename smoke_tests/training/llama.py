@@ -15,11 +15,11 @@ from smoke_tests.operators import references
 from smoke_tests.operators.table import operator
 from smoke_tests.training.models import Model
 
-Cache = List[Tuple[torch.Tensor, torch.Tensor]]  # of each layer the keys and values so far, [b, k, l, d]
+Cache = List[Tuple[torch.Tensor, torch.Tensor]]  # per layer, the keys and values so far, [b, k, l, d]
 
 
 def eager_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Causal attention, one operator after another: query [b, h, m, d] at the last m of l positions, key and value
+    """Causal attention by separate operators: query [b, h, m, d] at the last m of l positions, key and value
     [b, k, l, d] -> [b, h, m, d]."""
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
@@ -30,7 +30,7 @@ def eager_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
     return torch.softmax(scores.float().masked_fill(later, -math.inf), dim=-1).to(value.dtype) @ value
 
 
-# What "naive" stands for: no fused kernel, whatever torch has.
+# The "naive" operators: plain formulas, without a fused kernel even where torch has one.
 NAIVE: Dict[str, Callable[..., Any]] = {
     "attention": eager_attention,
     "rms_norm": references.rms_norm,
@@ -41,7 +41,7 @@ NAIVE: Dict[str, Callable[..., Any]] = {
 
 
 def implementation(columns: Mapping[str, str], name: str) -> Callable[..., Any]:
-    """What computes an operator: a column of the table, or "naive"."""
+    """The implementation of an operator: a column of the table, or "naive"."""
     return NAIVE[name] if columns[name] == "naive" else operator(name, columns[name])
 
 
@@ -59,7 +59,7 @@ class RMSNorm(torch.nn.Module):  # type: ignore[misc]
 
 
 class Rotary(torch.nn.Module):  # type: ignore[misc]
-    """Rotary positions, [b, h, l, d] -> [b, h, l, d]; its table is on the device, where a CUDA graph can hold it."""
+    """Rotary positions, [b, h, l, d] -> [b, h, l, d]; the table is on the device, so that a CUDA graph can hold it."""
 
     def __init__(self, model: Model, columns: Mapping[str, str]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Rotary(torch.nn.Module):  # type: ignore[misc]
         self.register_buffer("sine", angle.sin().float(), persistent=False)
 
     def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
-        if not hasattr(self.rope, "rotate"):  # it makes its own table
+        if not hasattr(self.rope, "rotate"):  # an implementation that makes its own table
             turned: torch.Tensor = self.rope(x, start)
             return turned
         positions = slice(start, start + x.shape[-2])
@@ -131,7 +131,7 @@ class Block(torch.nn.Module):  # type: ignore[misc]
         return out
 
     def extend(self, x: torch.Tensor, past: Tuple[torch.Tensor, torch.Tensor]) -> Any:
-        """The same behind what a cache holds; also what it then holds."""
+        """The same for tokens that follow a cache; also the extended cache."""
         attended, past = self.attention(self.attention_norm(x), past)
         x = x + attended
         return x + self.feed_forward(self.feed_forward_norm(x)), past
@@ -140,8 +140,8 @@ class Block(torch.nn.Module):  # type: ignore[misc]
 class Llama(torch.nn.Module):  # type: ignore[misc]
     """Tokens [b, l] -> logits [b, l, vocabulary], or with targets [b, l] their mean cross entropy (nats per token).
 
-    columns: operator -> column of the table, or "naive". dtype: of the residual stream. recompute: what a block runs
-    under to keep no activations (torch.utils.checkpoint's function or Transformer Engine's), or None.
+    columns: operator -> column of the table, or "naive". dtype: of the residual stream. recompute: the
+    function that runs a block without keeping activations (torch.utils.checkpoint's or Transformer Engine's), or None.
     Weights start normal with a standard deviation of 0.02, as Llama's do.
     """
 
@@ -175,7 +175,7 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
         return loss
 
     def empty_cache(self, batch: int) -> Cache:
-        """A cache that holds no position yet."""
+        """A cache without any position."""
         attention = self.blocks[0].attention
         nothing = self.embedding.weight.new_empty(batch, attention.split[1], 0, attention.head_size, dtype=self.dtype)
         return [(nothing, nothing)] * len(self.blocks)
@@ -183,7 +183,7 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
 
 # --- with Transformer Engine's modules ---
 
-# Their names of a block's weights -> ours.
+# The names of a block's weights in Transformer Engine's modules -> the names without them.
 THEIRS = {
     "attention.qkv.layer_norm_weight": "attention_norm.weight",
     "feed_forward.layer_norm_weight": "feed_forward_norm.weight",
@@ -193,14 +193,14 @@ THEIRS = {
 
 
 def own_name(name: str) -> str:
-    """The name that a weight has in a Llama without such modules."""
+    """The name of a weight in a Llama without Transformer Engine's modules."""
     return next((name[: -len(theirs)] + ours for theirs, ours in THEIRS.items() if name.endswith(theirs)), name)
 
 
 def take_te_modules(llama: Llama) -> None:
     """Let LayerNormLinear and LayerNormMLP (transformer_engine/pytorch/module) compute what they can of each block.
 
-    A norm, a gate and what they cast for the product behind them are then one kernel each; the weights stay.
+    A norm or a gate is then one kernel with the cast for the product that follows. The weights stay the same.
     """
     from transformer_engine.pytorch import LayerNormLinear, LayerNormMLP
 

@@ -140,7 +140,7 @@ def test_full_disk(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [saved.name]
     assert saved.read_bytes() == before
     saved.write_bytes(before[: len(before) // 2])
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
         checkpoint.load(saved)
 
 

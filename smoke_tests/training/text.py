@@ -1,4 +1,4 @@
-"""What a run reads: text as tokens, and which of them each step takes."""
+"""The data of a run: text as tokens, and the tokens that each step takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 class TextError(ValueError):
-    """A text that cannot be used, and why, in one sentence."""
+    """A text cannot be used; the message is one sentence that says why."""
 
 
 def documents(files: Sequence[str]) -> Iterator[str]:
@@ -30,14 +30,14 @@ def documents(files: Sequence[str]) -> Iterator[str]:
         if not file.endswith(".jsonl"):
             yield text
             continue
-        lines = text.split("\n")  # a string of JSON may hold what splitlines() takes for an end
+        lines = text.split("\n")  # a JSON string may hold characters at which splitlines() would split
         for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, start=1):
             try:
                 document = json.loads(line)["text"]
                 if not isinstance(document, str):
-                    raise TypeError("it is no string")
+                    raise TypeError("it is not a string")
             except (ValueError, KeyError, TypeError) as error:
-                raise TextError(f'{file}, line {number}: no JSON object with a "text": {error!r}') from None
+                raise TextError(f'{file}, line {number}: not a JSON object with a "text": {error!r}') from None
             yield document
 
 
@@ -52,7 +52,7 @@ def _library() -> Tuple[str, ...]:
 def encoder(folder: str) -> Callable[[str], torch.Tensor]:
     """Text -> tokens [n]: its UTF-8 bytes, or what a Hugging Face folder's tokenizer.json makes of it."""
     if not folder:
-        # torch.frombuffer takes no empty buffer.
+        # torch.frombuffer refuses an empty buffer.
         return lambda text: torch.frombuffer(bytearray(text.encode("utf-8")) + b"\0", dtype=torch.uint8)[:-1]
     read = tokenizer(folder)
     return lambda text: torch.tensor(read.encode(text).ids, dtype=torch.int32)
@@ -74,7 +74,7 @@ def tokenizer(folder: str) -> Any:
         raise TextError("--tokenizer needs the package tokenizers, which this environment lacks") from None
     try:
         return Tokenizer.from_file(str(Path(folder, "tokenizer.json")))
-    except Exception as error:  # tokenizers raises no narrower one
+    except Exception as error:  # tokenizers raises nothing narrower
         raise TextError(f"--tokenizer: {folder} holds no tokenizer.json that can be read: {error}") from None
 
 

@@ -1,4 +1,4 @@
-"""Training jobs of several processes, as a user starts them with torchrun; watched, killed, and started again."""
+"""Training jobs of several processes, started with torchrun as a user does; watched, killed and started again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from smoke_tests import claims
 
 PORT = 29400
 CHECKOUT = Path(__file__).resolve().parents[3]
-# An Ethernet link between two network namespaces, in a user namespace where whoever runs this may make them.
+# An Ethernet link between two network namespaces, in a user namespace in which this user may create them.
 CABLE = r"""
 set -e
 mount -t tmpfs none /run
@@ -50,9 +50,9 @@ def torchrun(script: str, arguments: Sequence[str], processes: int, options: Seq
 
 
 class Job:
-    """A command that runs; its output goes to `log`. Leaving the block kills what is left of it.
+    """A command that runs; its output goes to `log`. Leaving the block kills every process that still runs.
 
-    Jobs run beside each other, but one that is `alone` waits for the others to end, and they for it: it is timed.
+    Jobs run at the same time. A job that is `alone`, because it is timed, waits for the others, and they wait for it.
     """
 
     def __init__(self, command: Sequence[str], log: Path, alone: bool = False) -> None:
@@ -63,7 +63,7 @@ class Job:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "eth0" if "nsenter" in command else "lo",
-            "FUSEBOX_JOB": str(log),  # by which all that it starts is known
+            "FUSEBOX_JOB": str(log),  # marks every process that the job starts
             # Every process imports smoke_tests, whatever its working directory: nsenter changes that to /.
             "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH", ""), str(CHECKOUT)))),
         }
@@ -81,7 +81,7 @@ class Job:
         self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to the command and to all that it started: torchrun's workers would outlive it."""
+        """Send SIGKILL to the command and to every process that it started: torchrun's workers would outlive it."""
         try:
             for process in self.processes():
                 with contextlib.suppress(ProcessLookupError):  # it has just ended
@@ -91,31 +91,31 @@ class Job:
             self.turn.close()
 
     def processes(self, variable: str = "") -> List[int]:
-        """The process ids of all of it that still run, or of those with a variable such as "RANK=1"."""
+        """The ids of the job's processes that still run, or of those with a variable such as "RANK=1"."""
         marks = {f"FUSEBOX_JOB={self.log}".encode(), variable.encode()} - {b""}
         ids = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
                 variables = path.read_bytes().split(b"\0")
-            except OSError:  # it has ended, or is another user's
+            except OSError:  # the process has ended, or belongs to another user
                 continue
             if marks <= set(variables):
                 ids.append(int(path.parent.name))
         return ids
 
     def said(self) -> str:
-        """All that it printed."""
+        """Everything that the job printed."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def ended(self, seconds: float) -> int:
-        """Its exit code, once it ends; it has that long."""
+        """The exit code, once the job ends; AssertionError if it takes longer."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it still runs after {seconds} s: {self.said()[-2000:]}") from None
 
     def reach(self, step: int, folder: Path, seconds: float = 120) -> None:
-        """Wait until rank 0 has noted that step."""
+        """Wait until rank 0 has written that step."""
         end = time.monotonic() + seconds
         while max(losses(folder), default=0) < step:
             assert self.process.poll() is None, f"it ended before step {step}: {self.said()[-3000:]}"
@@ -124,20 +124,20 @@ class Job:
 
 
 def noted(folder: Path, rank: int = 0) -> List[Dict[str, Any]]:
-    """The lines of numbers that a rank has written, a step each; a step that was done twice is there twice."""
+    """The lines of numbers that a rank has written, one per step; a step that was done twice has two lines."""
     path = folder / f"rank{rank}.jsonl"
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 def losses(folder: Path, rank: int = 0, number: str = "loss") -> Dict[int, float]:
-    """Step -> loss (nats a token), or another number of its line, as it was last done."""
+    """Step -> loss (nats per token), or another number of the line; the last line of a step counts."""
     return {row["step"]: row[number] for row in noted(folder, rank)}
 
 
 class TwoHosts:
     """Two hosts of one machine: each with a network, a name and processes of its own, joined by a cable.
 
-    Where namespaces are not permitted the claim that wants them is unproven.
+    A claim that needs namespaces is unproven where they are not permitted.
     """
 
     def __enter__(self) -> TwoHosts:
@@ -161,7 +161,7 @@ class TwoHosts:
         self.cable.communicate()
 
     def inside(self, *command: str) -> List[str]:
-        """A command that runs where the cable is."""
+        """A command that runs in the namespaces of the cable."""
         place = ["nsenter", "--target", str(self.cable.pid), "--user", "--net", "--mount", "--preserve-credentials"]
         return [*place, *command]
 
