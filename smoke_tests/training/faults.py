@@ -344,7 +344,7 @@ RULED = (
             "Guard._compare",
             "Guard._fall_back",
             "Guard._begin",
-            "Guard._one",
+            "Guard._run",
             "Guard._again",
             "Guard._weights",
             "Guard._restore",

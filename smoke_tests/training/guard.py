@@ -1,24 +1,24 @@
-"""The guard: training in FP8 that is compared with high precision from time to time, and falls back where they differ.
+"""The guard: compares training in FP8 with high precision from time to time, and falls back if they differ.
 
     guard = Guard(step, model, optimizer, every=200)     # step(batch) -> loss: one training step of any loop
     for batch in batches:
         loss = guard(batch)
 
-It is in one of two states:
+The guard is in one of two states:
 
     fp8     steps run as they are. At the end of every period the last few steps are repeated from the same weights,
-            optimizer and random state on the same batches, once in high precision and once more rounded by hand.
-            Where FP8 is no farther from high precision than that, the period is good: its end is kept. Where it is
-            farther, or at once where a loss is infinite or no number: back to the end of the last good period, all
-            steps since then are done again in high precision, and the state is `high`.
+            optimizer and random state on the same batches, once in high precision and once rounded by hand. If FP8
+            is no farther from high precision than the rounded steps, the period is good and its end is kept. If FP8
+            is farther, or as soon as a loss is infinite or NaN, the guard goes back to the end of the last good
+            period, does all steps since then again in high precision, and the state becomes `high`.
     high    steps run in high precision. At the end of every period the last few are repeated in FP8 and rounded by
-            hand; where FP8 is near enough again the state is `fp8`. The steps stay those of high precision.
+            hand; if FP8 is near enough again, the state becomes `fp8`. The steps of high precision stay.
 
-What is near enough follows from the format, not from a trial. The repetition that is rounded by hand cuts the factors
-of every product to the mantissa of FP8 and is right by construction, so that its distance from high precision is the
-noise that these very weights and batches owe to the format. FP8 is too far where, in units of that noise, its losses
-are, or the end of any one matrix is, or the ends of all matrices together are (their geometric mean, which is near 1
-for FP8 that is right and tells two bits of mantissa from three).
+How near is near enough follows from the format, not from a trial. Steps that are rounded by hand cut the factors of
+every product to the mantissa of FP8. They are right by construction, so their distance from high precision is the noise
+that the format causes for these weights and batches. In units of that noise, FP8 is too far if its losses are, if the
+end of any single matrix is, or if the ends of all matrices together are (their geometric mean, which is near 1 for
+correct FP8 and distinguishes two bits of mantissa from three).
 """
 
 from __future__ import annotations
@@ -34,29 +34,30 @@ import torch
 from smoke_tests.training import checkpoint
 from smoke_tests.training.precision import computed, plain, rounded
 
-# How many times the noise by hand is too far: for the losses, which are few, so that their noise may happen to be small
-# (8 was seen in 160 sound comparisons), for one matrix (2.4), for all (1.3; 1.6 and more with two bits of mantissa).
-LOSSES, ONE, ALL = 20.0, 4.0, 1.4
-TINY = 1e-12  # no distance at all
+# Limits in units of the noise: of the losses, which are few, so that their noise may be small by chance (8 was seen in
+# 160 sound comparisons), of the worst matrix (2.4), and of all (1.3; with two bits of mantissa 1.6 and more).
+LOSSES, WORST, ALL = 20.0, 4.0, 1.4
+TINY = 1e-12  # counts as no distance
 
 
 class Outcome(NamedTuple):
-    """What some steps came to: their losses, and the matrices that they ended with, by name."""
+    """The result of some steps: their losses, and the matrices at their end, by name."""
 
     losses: List[float]
     weights: Dict[str, torch.Tensor]
 
 
 class Guard:
-    """See the head of this file.
+    """Does the steps of a training loop, and compares them as described at the top of this file.
 
-    step: does one training step on what it is called with and returns what loss_of makes a loss of; it may raise
-    ArithmeticError for one that is not finite. parts: what it changes, the model first; the others have state_dict()
-    and load_state_dict(). every: steps of a period. steps: how many are compared. mantissas: bits of FP8 forward and
-    backward. high: a context in which the model computes in high precision, if not by its layers' plain products.
+    step: does one training step on its argument, and returns a value of which loss_of makes the loss; it may raise
+    ArithmeticError if the loss is not finite. parts: the objects that a step changes, the model first; the others have
+    state_dict() and load_state_dict(). every: steps of a period. steps: how many of them are compared. mantissas: bits
+    of FP8 forward and backward. high: a context in which the model computes in high precision, by default with plain
+    products of its layers.
 
-    It keeps three copies of what is changed and three of the matrices, on the same device. A checkpoint holds none of
-    it: a run that is resumed begins a period in fp8.
+    The guard keeps three copies of the parts and three of the matrices, on the same device. A checkpoint does not hold
+    them: a resumed run begins a period in fp8.
     """
 
     def __init__(
@@ -87,13 +88,13 @@ class Guard:
         self.seconds = 0.0  # spent on comparisons and on doing steps again
 
     def __call__(self, batch: Any) -> Any:
-        """Do one step, and what is due at its end; what `step` returned for it."""
+        """Do one step and the comparison that is due after it; returns what `step` returned."""
         if self._good is None:
             self._good = self._snapshot()
         if self._done == self.every - self.steps:
             self._start = self._snapshot()
         self._batches.append(batch)
-        result, loss = self._one(batch, self._high if self.state == "high" else self._as_it_is)
+        result, loss = self._run(batch, self._high if self.state == "high" else self._as_it_is)
         self._losses.append(loss)
         self._done += 1
         began = time.perf_counter()
@@ -107,7 +108,7 @@ class Guard:
         return result
 
     def news(self) -> List[Dict[str, Any]]:
-        """What happened since the last call: each with "kind" (good, fallback, away, return), "text" and numbers."""
+        """The events since the last call, each with "kind" (good, fallback, away, return), "text" and numbers."""
         events, self._events = self._events, []
         return events
 
@@ -133,27 +134,27 @@ class Guard:
         return result
 
     def _fall_back(self, why: str, **numbers: float) -> Any:
-        """Do everything since the last good period again in high precision; what the last step then returned."""
+        """Do all steps since the last good period again in high precision; returns what the last step returned."""
         self._restore(self._good)
         self.state, result = "high", None
         self._note("fallback", f"{why}: {len(self._batches)} steps are done again in high precision", **numbers)
         for batch in self._batches:
-            result, loss = self._one(batch, self._high)
+            result, loss = self._run(batch, self._high)
             if not math.isfinite(loss):
                 raise ArithmeticError(f"in high precision, too, the loss is {loss}: that is not FP8's doing")
         self._begin(self._snapshot())
         return result
 
-    # --- what they are made of ---
+    # --- parts of the decisions ---
 
     def _begin(self, good: Any) -> None:
-        """Begin a period at a state that is good."""
+        """Begin a period at a good state."""
         self._good, self._start, self._batches, self._losses, self._done = good, None, [], [], 0
 
     def _note(self, kind: str, text: str, **numbers: float) -> None:
         self._events.append({"kind": kind, "text": text, **numbers})
 
-    def _one(self, batch: Any, way: Callable[[], ContextManager[Any]]) -> Tuple[Any, float]:
+    def _run(self, batch: Any, way: Callable[[], ContextManager[Any]]) -> Tuple[Any, float]:
         try:
             with way():
                 result = self._step(batch)
@@ -163,9 +164,9 @@ class Guard:
         return result, self._loss_of(result)
 
     def _again(self, way: Callable[[], ContextManager[Any]]) -> Outcome:
-        """The steps that are compared, once more from where they began."""
+        """Repeat the steps that are compared from their start."""
         self._restore(self._start)
-        losses = [self._one(batch, way)[1] for batch in self._batches[-self.steps :]]
+        losses = [self._run(batch, way)[1] for batch in self._batches[-self.steps :]]
         return Outcome(losses, self._weights())
 
     def _weights(self) -> Dict[str, torch.Tensor]:
@@ -186,7 +187,7 @@ class Guard:
 
 
 def distances(fp8: Outcome, high: Outcome, by_hand: Outcome) -> Tuple[Dict[str, float], str]:
-    """How many times as far from high precision FP8 is as what was rounded by hand; why that is too far, or ""."""
+    """The distance of FP8 from high precision in units of the noise; why that is too far, or ""."""
     if not all(math.isfinite(loss) for loss in fp8.losses):
         return {}, "a loss is not finite"
     gaps = [sum(abs(a - b) for a, b in zip(way.losses, high.losses)) for way in (fp8, by_hand)]
@@ -198,7 +199,7 @@ def distances(fp8: Outcome, high: Outcome, by_hand: Outcome) -> Tuple[Dict[str, 
     mean = math.exp(statistics.mean(map(math.log, ratios.values())))
     numbers = {"losses": max(gaps[0], TINY) / max(gaps[1], TINY), "one": ratios[name], "all": mean}
     for key, limit, what in (
-        ("one", ONE, f"{name} ends"),
+        ("one", WORST, f"{name} ends"),
         ("all", ALL, "the matrices end"),
         ("losses", LOSSES, "the losses are"),
     ):

@@ -11,7 +11,7 @@ import torch
 
 from smoke_tests.claims import long, needs, proves
 from smoke_tests.training import guard_proof
-from smoke_tests.training.guard import ALL, LOSSES, ONE, Guard, Outcome, distances
+from smoke_tests.training.guard import ALL, LOSSES, WORST, Guard, Outcome, distances
 from smoke_tests.training.options import Options
 from smoke_tests.training.precision import computed, plain
 from smoke_tests.training.trainer import Run
@@ -48,8 +48,8 @@ def test_distances() -> None:
         (2.0, 1.0, 0.5, ""),
         (LOSSES - 0.1, 1.0, 1.0, ""),
         (LOSSES + 0.1, 1.0, 1.0, "the losses are 20.1 times"),
-        (1.0, ONE - 0.1, 0.25, ""),
-        (1.0, 0.25, ONE + 0.1, "matrix 1 ends 4.1 times"),
+        (1.0, WORST - 0.1, 0.25, ""),
+        (1.0, 0.25, WORST + 0.1, "matrix 1 ends 4.1 times"),
         (1.0, ALL - 0.05, ALL - 0.05, ""),
         (1.0, ALL + 0.1, ALL + 0.1, "the matrices end 1.5 times"),
     ):
