@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Make an error of a warning that these files cause; pytest.ini does so under their names outside a package."""
-    files = r"(test_\w+|conftest|claims|hardware|operators\.(references|table)|training\.\w+)"
+    files = r"(test_\w+|conftest|claims|hardware|operators\.(references|table)|training\.[\w.]+)"
     session.config.addinivalue_line("filterwarnings", rf"error:::smoke_tests\.{files}$")
 
 
