@@ -51,12 +51,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Ledger(config), "ledger")
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Make an error of a warning that these files cause; pytest.ini does so under their names outside a package."""
-    files = r"(test_\w+|conftest|claims|hardware|operators\.(references|table)|training\.\w+)"
-    session.config.addinivalue_line("filterwarnings", rf"error:::smoke_tests\.{files}$")
-
-
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """How many processes run the claims: on a GPU they mostly wait for the host, on a CPU the longest only waits."""
     cuda, cores = read_manifest(config.getoption("--manifest"))["cuda"] != "none", len(os.sched_getaffinity(0))

@@ -81,15 +81,12 @@ def products(names: Iterable[str]) -> Set[str]:
     return {name for name in names if PRODUCT.search(name) and not ATTENTION.search(name)}
 
 
-def assert_float8_products(
-    step: Callable[[bool], object], mixed: bool = False, least: int = 1, exactly: int = 0
-) -> Dict[str, str]:
+def assert_float8_products(step: Callable[[bool], object], exactly: int, mixed: bool = False) -> Dict[str, str]:
     """Assert that all products of step(True) run as FP8 kernels, and none of step(False): a calibration pair.
 
-    mixed: some of step(True) are to stay in high precision. least: how many at least are to run in FP8; exactly: how
-    many are, neither fewer nor more. A layer that is trained has three, a fourth where its output is computed again,
-    and two where its input needs no gradient; what adds the parts of one product up has no FP8 in its name and does
-    not count. Returns the kernels, for the evidence.
+    exactly: how many products run in FP8. A trained layer has three, a fourth where its output is computed again, and
+    two where its input needs no gradient. A kernel that adds up the parts of a product has no FP8 in its name and does
+    not count. mixed: some products of step(True) stay in high precision. Returns the kernels, for the evidence.
     """
     launched, other = (gpu_launches(lambda on=on: step(on)) for on in (True, False))  # type: ignore[misc]
     in_float8, control = products(launched), products(other)
@@ -98,7 +95,7 @@ def assert_float8_products(
     plain = {name for name in in_float8 if not FLOAT8.search(name)}
     counts = {name: len(launched[name]) for name in sorted(in_float8 - plain)}
     count = sum(counts.values())
-    assert count >= least, f"{count} products ran in FP8, not {least}; in high precision {sorted(plain)}"
-    assert exactly in (0, count), f"{count} products ran in FP8, not {exactly}: {counts}"
+    in_high = f"; in high precision {sorted(plain)}"
+    assert count == exactly > 0, f"{count} products ran in FP8, not {exactly}: {counts}{in_high}"
     assert bool(plain) == mixed, f"no FP8 kernel: {sorted(plain)}" if plain else "none stays in high precision"
     return {"fp8": sorted(in_float8 - plain)[0][:80], "control": sorted(control)[0][:80]}
