@@ -22,7 +22,7 @@ from unittest import mock
 
 import torch
 
-from smoke_tests.operators import table as fused_ops
+from smoke_tests.operators import liger_kernel_adapter, torch_adapter
 from smoke_tests.operators.table import OPERATORS
 
 Call = Callable[..., Any]
@@ -1367,7 +1367,7 @@ def heads_are_grouped_alike() -> bool:
     """Whether torch's attention gives the same bits when key heads are repeated first."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     heads = [torch.randn(2, count, 37, 64, device=device).bfloat16() for count in (6, 2, 2)]
-    return bool(torch.equal(fused_ops.torch_attention(*heads), fused_ops.attention_of_equal_heads(*heads)))
+    return bool(torch.equal(torch_adapter.torch_attention(*heads), torch_adapter.attention_of_equal_heads(*heads)))
 
 
 def last_of(dimensions: int, other: int, last: int) -> bool:
@@ -1385,7 +1385,7 @@ def tables_grow_alike() -> bool:
 
 def table_is_replaced() -> bool:
     """Whether the table of a rotary embedding has the width of its angles after one call, whatever it had before."""
-    rope = fused_ops.TorchRope(24, 10000.0)
+    rope = torch_adapter.TorchRope(24, 10000.0)
     rope.cosine = rope.sine = torch.empty(0, 7)
     rope(torch.randn(1, 1, 5, 24), 0)
     return bool(rope.cosine.shape == (5, 12))
@@ -1404,7 +1404,7 @@ def sum_commutes() -> bool:
     x, residual = (torch.randn(5, 73, device="cuda").bfloat16() for _ in range(2))
     weight = torch.randn(73, device="cuda").bfloat16()
     ways = ((x, residual), (residual, x))
-    return bool(torch.equal(*[fused_ops.liger_add_rms_norm(*way, weight, 1e-5) for way in ways]))
+    return bool(torch.equal(*[liger_kernel_adapter.liger_add_rms_norm(*way, weight, 1e-5) for way in ways]))
 
 
 def flash_gives_a_tensor() -> bool:
@@ -1431,7 +1431,7 @@ def base_is_its_own() -> bool:
 
 def newer_than(major: int, minor: int) -> Callable[[], bool]:
     """Whether torch is newer than that when it is asked."""
-    return lambda: fused_ops.version_of_torch() > (major, minor)
+    return lambda: torch_adapter.version_of_torch() > (major, minor)
 
 
 def gpu_is_above() -> bool:

@@ -5,11 +5,11 @@
 
 A mutant counts if what people usually test still passes under it (shapes, finite numbers, a loss that falls) and a
 claim about what it touches runs. It is caught if such a claim, which passes without it, fails by an assertion of this
-room and not by a crash. Those of faults.py and training/faults.py are chosen; so are those of compiled_faults.toml,
-which upstream's own code has when it is compiled; the others are made by a rule that changes every constant, sign,
-comparison, transpose and order of the wrappers in operators/table.py, and of what decides a number in training, one at
-a time. The same claims run on correct code as well, with one seed after another, all in one process: there each failure
-is a false alarm.
+room and not by a crash. Those of faults.py and training/faults.py are chosen, and so are those of compiled_faults.toml,
+which upstream's own code has when it is compiled. The others are made by a rule that changes every constant, sign,
+comparison, transpose and order of the adapters in operators/, and of what decides a number in training, one at a time.
+The same claims run on correct code as well, with one seed after another, all in one process: there each failure is a
+false alarm.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from smoke_tests.training.pretrain import Options, Run
 # One compiles for itself: what torch keeps to compile with is waited for at the end, for up to five minutes.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 ROOM = Path(__file__).resolve().parent
+TABLE = ROOM / "operators" / "table.py"
 THIS = [sys.executable, "-m", "smoke_tests.mutants", *sys.argv[1:]]  # this program, as it was started
 MANIFEST = read_manifest(Path(sys.prefix, "fusebox", "manifest.json"))
 VERSIONS = {name: entry["version"] for name, entry in MANIFEST["packages"].items()}
@@ -226,7 +227,7 @@ OPPOSITE: Dict[type, Callable[[], ast.AST]] = {
 }
 METHODS = {"t": "clone", "cos": "sin", "sin": "cos"}  # clone: the transpose is left out
 SYMMETRIC = ("transpose",)  # whose two arguments are as good in either order
-MACHINERY = ("version_of_torch", "compiled", "Entry")  # in the table's file, and no wrappers
+MACHINERY = ("version_of_torch", "compiled")  # in an adapter, and no part of an implementation
 
 
 def sites(node: Any) -> Iterator[Site]:
@@ -255,37 +256,46 @@ def sites(node: Any) -> Iterator[Site]:
 
 
 def by_rule() -> Iterator[Mutant]:
-    """Every change that the rule makes in a wrapper, in the first implementation of this target that runs it."""
-    source = (ROOM / "operators" / "table.py").read_text(encoding="utf-8")
-    tree = ast.parse(source)
-    for definition, (operator, column) in wrappers(tree):
-        for site in sites(definition):
-            first, last = site.node.lineno, site.node.end_lineno
-            text = " ".join((ast.get_source_segment(source, site.node) or "").split())
-            name = f"{definition.name} {first}:{site.node.col_offset}: {text}: {site.what}"
-            plant = partial(rebuilt, tree, site, operator, column)
-            yield Mutant(name, definition.name, "rule", operator, column, tuple(NUMERIC), plant, (first, last))
+    """Every change that the rule makes in an adapter, in the first implementation of this target that runs it."""
+    for path in sorted((ROOM / "operators").glob("*_adapter.py")):
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        for definition, (operator, column) in implementing(tree):
+            for site in sites(definition):
+                first, last = site.node.lineno, site.node.end_lineno
+                text = " ".join((ast.get_source_segment(source, site.node) or "").split())
+                name = f"{definition.name} {first}:{site.node.col_offset}: {text}: {site.what}"
+                plant = partial(rebuilt, path.stem, tree, site, operator, column)
+                yield Mutant(name, definition.name, "rule", operator, column, tuple(NUMERIC), plant, (first, last))
 
 
-def wrappers(tree: ast.Module) -> Iterator[Tuple[Any, Tuple[str, str]]]:
-    """The functions and classes of the table's file that this target's implementations run, with the first of those."""
+def implementing(adapter: ast.Module) -> Iterator[Tuple[Any, Tuple[str, str]]]:
+    """The functions and classes of an adapter that this target's implementations run, with the first of those."""
     defined: Dict[str, Any] = {}
-    for node in tree.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    for node in adapter.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
         defined[getattr(target, "id", getattr(node, "name", ""))] = node
-    table = defined.pop("OPERATORS").value
     first: Dict[str, Tuple[str, str]] = {}
-    for operator, entries in zip(table.keys, table.values):
-        for column, entry in zip(entries.keys, entries.values):
-            place = ast.literal_eval(operator), ast.literal_eval(column)
-            pending = [entry] if place[1] in columns_of(place[0]) else []
-            while pending:
-                names = {part.id for part in ast.walk(pending.pop()) if isinstance(part, ast.Name)}
-                new = [name for name in sorted(names & set(defined)) if name not in first and name not in MACHINERY]
-                first.update(dict.fromkeys(new, place))
-                pending += [defined[name] for name in new]
-    wanted = (ast.FunctionDef, ast.ClassDef)
-    yield from ((defined[name], place) for name, place in first.items() if isinstance(defined[name], wanted))
+    for place, entry in entries():
+        pending = [entry]
+        while pending:
+            names = {part.id for part in ast.walk(pending.pop()) if isinstance(part, ast.Name)}
+            new = [name for name in sorted(names & set(defined)) if name not in first and name not in MACHINERY]
+            first.update(dict.fromkeys(new, place))
+            pending += [defined[name] for name in new]
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    yield from ((defined[name], place) for name, place in first.items() if isinstance(defined[name], kinds))
+
+
+def entries() -> Iterator[Tuple[Tuple[str, str], ast.expr]]:
+    """The entries of the table that this target has, as syntax, by operator and column."""
+    body = ast.parse(TABLE.read_text(encoding="utf-8")).body
+    table: Any = next(node.value for node in body if isinstance(node, ast.AnnAssign))
+    for operator, columns in zip(map(ast.literal_eval, table.keys), table.values):
+        had = columns_of(operator)
+        for column, entry in zip(map(ast.literal_eval, columns.keys), columns.values):
+            if column in had:
+                yield (operator, column), entry
 
 
 def by_rule_in_training() -> Iterator[Mutant]:
@@ -324,11 +334,13 @@ def retrained(tree: ast.Module, site: Site, module: str, name: str) -> ContextMa
     return of_training.recoded(of_training.function_of(module, name), of_training.code_of(changed(tree, site), name))
 
 
-def rebuilt(tree: ast.Module, site: Site, operator: str, column: str) -> ContextManager[Any]:
-    """The table's file with one site changed, and what it makes of one implementation put into the table."""
-    module = types.ModuleType("table")
+def rebuilt(adapter: str, tree: ast.Module, site: Site, operator: str, column: str) -> ContextManager[Any]:
+    """An adapter with one site changed, and in place of one implementation what the table makes of that adapter."""
+    module, table = types.ModuleType(adapter), types.ModuleType("table")
     exec(changed(tree, site), module.__dict__)
-    return faults.in_table(operator, lambda _: module.OPERATORS[operator][column].call)(column)
+    with mock.patch.dict(sys.modules, {f"smoke_tests.operators.{adapter}": module}):
+        exec(compile(TABLE.read_text(encoding="utf-8"), str(TABLE), "exec"), table.__dict__)
+    return faults.in_table(operator, lambda _: table.OPERATORS[operator][column].call)(column)
 
 
 # --- what came of it ---

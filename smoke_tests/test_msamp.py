@@ -22,7 +22,7 @@ from msamp.te.modules import MSAMPLinear
 from smoke_tests.claims import Elsewhere, needs, proves
 from smoke_tests.operators.bounds import E4M3, E5M2, assert_rounded_like, rounding_noise
 from smoke_tests.operators.kernels import assert_float8_products
-from smoke_tests.operators.table import te_autocast, te_recipe
+from smoke_tests.operators.transformer_engine_adapter import te_autocast, te_recipe
 from smoke_tests.training import checkpoint, pretrain
 from smoke_tests.training.comparison import Run, assert_follows, same_run, spread  # noqa: F401  (same_run is a fixture)
 from smoke_tests.training.llama import Prepare, Prepared

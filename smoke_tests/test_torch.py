@@ -11,7 +11,8 @@ import torch
 from smoke_tests.claims import every, proves
 from smoke_tests.operators import bounds
 from smoke_tests.operators.kernels import operators_run
-from smoke_tests.operators.table import float8_overflow, operator
+from smoke_tests.operators.table import operator
+from smoke_tests.operators.torch_adapter import float8_overflow
 
 LONG = 4099  # longer than any vector register and no multiple of one, so that vector code and its tail both run
 FORMATS = ["float8_e4m3fn", "float8_e5m2"]

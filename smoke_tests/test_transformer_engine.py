@@ -14,7 +14,8 @@ from smoke_tests.claims import needs, proves
 from smoke_tests.operators import bounds, references
 from smoke_tests.operators.bounds import E4M3, E5M2
 from smoke_tests.operators.kernels import FLOAT8, assert_float8_products, gpu_kernels_run, products
-from smoke_tests.operators.table import te_autocast, te_recipe, te_recipes, te_without_fp8
+from smoke_tests.operators.table import te_recipes
+from smoke_tests.operators.transformer_engine_adapter import te_autocast, te_recipe, te_without_fp8
 
 # What each recipe rounds the factors of the products to: of the output, and of the gradients.
 RECIPES: Dict[str, Tuple[Tuple[int, int], Tuple[int, int]]] = {

@@ -13,7 +13,8 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from smoke_tests.claims import needs, proves
 from smoke_tests.operators import bounds, references
-from smoke_tests.operators.table import operator, te_autocast, te_recipe
+from smoke_tests.operators.table import operator
+from smoke_tests.operators.transformer_engine_adapter import te_autocast, te_recipe
 
 
 class LinearWithState(torch.nn.Linear):  # type: ignore[misc]
