@@ -10,7 +10,6 @@ import torch
 from smoke_tests.operators.torch_adapter import TorchRope
 
 
-
 def flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, module: str = "flash_attn"
 ) -> torch.Tensor:

@@ -7,7 +7,6 @@ import torch
 from smoke_tests.operators.torch_adapter import TorchRope
 
 
-
 def liger_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     from liger_kernel.transformers.functional import liger_rms_norm as normalize
 

@@ -9,7 +9,6 @@ import torch
 from smoke_tests.operators.torch_adapter import TorchRope
 
 
-
 class RotaryEmb(torch.autograd.Function):  # type: ignore[misc]
     """Queries or keys turned by rotary_emb alone; flash-attn's own layer is Triton's from 2.1.2 on."""
 
