@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List, NamedTuple, Set
 
 import pytest
 import torch
@@ -20,52 +20,52 @@ from smoke_tests.operators.table import OPERATORS, operator
 TERMS = 8192  # of the longest sum that a sample of many tiles makes
 
 
+class Results(NamedTuple):
+    """Output and gradients of an implementation, and those of the reference in float64."""
+
+    computed: List[torch.Tensor]
+    truth: List[torch.Tensor]
+
+
+def results_of(name: str, column: str, given: Sample, device: str) -> Results:
+    """Run an implementation and its reference, forward and backward."""
+    call, reference = given.bind(operator(name, column), device), given.bind(getattr(references, name))
+    return Results(
+        bounds.forward_and_backward(call, given.inputs, given.gradient, device),
+        bounds.in_float64(reference, given.inputs, given.gradient),
+    )
+
+
 def assert_equals_float64(
-    name: str,
-    column: str,
-    given: Sample,
-    dtype: torch.dtype,
-    device: str,
-    measured: Dict[str, Any],
-    terms: int = 64,
+    results: Results, given: Sample, dtype: torch.dtype, device: str, measured: Dict[str, Any], terms: int = 64
 ) -> None:
     """Assert that output and gradients are those of float64, up to the roundings of the dtype."""
-    found = bounds.forward_and_backward(
-        given.bind(operator(name, column), device), given.inputs, given.gradient, device
-    )
-    truth = bounds.in_float64(given.bind(getattr(references, name)), given.inputs, given.gradient)
+    computed, truth = map(list, results)
     if truth[0].dim() == 0:
         # One number has no noise to measure: each rounding moves it by half a spacing at most. A loss may come in
         # float32 from logits in fewer bits; in float32, and on a CPU in any dtype, the sum is rounded at every row.
-        loss, true_loss = float(found.pop(0)), float(truth.pop(0))
+        loss, true_loss = float(computed.pop(0)), float(truth.pop(0))
         sums = int((given.others[0] != IGNORED).sum()) if dtype is torch.float32 or device == "cpu" else 0
         off = abs(loss - true_loss) / abs(true_loss)
         most = (given.roundings + sums) * 2.0 ** -(bounds.MANTISSA[dtype] + 1)
         assert off <= most, f"a loss of {loss}, not {true_loss}"
-    bounds.assert_as_in_float64(found, truth, dtype, given.roundings, measured, terms=terms)
+    bounds.assert_as_in_float64(computed, truth, dtype, given.roundings, measured, terms=terms)
 
 
-def assert_equals_float64_beyond(
-    first: int, name: str, column: str, given: Sample, dtype: torch.dtype, device: str, terms: int
-) -> None:
-    """Assert of what lies behind the first so many rows, or numbers of a row, alone that it is that of float64.
+def assert_equals_float64_beyond(first: int, results: Results, given: Sample, dtype: torch.dtype, terms: int) -> None:
+    """Assert that what lies behind the first so many rows, or numbers of a row, alone is that of float64.
 
     It is cut from each result that is longer, along its longest dimension: in the norm of the whole it may be too
     little to show.
     """
-    call, truth = given.bind(operator(name, column), device), given.bind(getattr(references, name))
-    results = zip(
-        bounds.forward_and_backward(call, given.inputs, given.gradient, device),
-        bounds.in_float64(truth, given.inputs, given.gradient),
-    )
     tails = []
-    for pair in results:
+    for pair in zip(*results):
         longest = max(range(pair[0].dim()), key=lambda dim: pair[0].shape[dim], default=None)
         if longest is not None and pair[0].shape[longest] > first:
             tails.append([each.narrow(longest, first, each.shape[longest] - first) for each in pair])
     assert tails, "no result is longer: this measures nothing"
-    found, true = map(list, zip(*tails))
-    bounds.assert_as_in_float64(found, true, dtype, given.roundings, {}, terms=terms)
+    computed, truth = map(list, zip(*tails))
+    bounds.assert_as_in_float64(computed, truth, dtype, given.roundings, {}, terms=terms)
 
 
 def of_one_text(given: Sample) -> Sample:
@@ -83,11 +83,11 @@ def of_one_text(given: Sample) -> Sample:
     package="torch",
 )
 def test_attention(column: str, dtype: torch.dtype, size: int, device: str, measured: Dict[str, Any]) -> None:
+    given = sample("attention", dtype, size=size)
     if f"head size {size}" in OPERATORS["attention"][column].limits:
-        given = sample("attention", dtype, size=size)
         assert_refused(operator("attention", column), given.inputs, given.gradient, device, measured)
         return
-    assert_equals_float64("attention", column, sample("attention", dtype, size=size), dtype, device, measured)
+    assert_equals_float64(results_of("attention", column, given, device), given, dtype, device, measured)
 
 
 @every("attention", once=True)
@@ -99,8 +99,9 @@ def test_attention(column: str, dtype: torch.dtype, size: int, device: str, meas
 )
 def test_long_attention(column: str, dtype: torch.dtype, count: int, device: str, measured: Dict[str, Any]) -> None:
     given = of_one_text(sample_for("attention", column, dtype, count=count))
-    assert_equals_float64("attention", column, given, dtype, device, measured, terms=count)
-    assert_equals_float64_beyond(128, "attention", column, given, dtype, device, terms=count)
+    results = results_of("attention", column, given, device)
+    assert_equals_float64(results, given, dtype, device, measured, terms=count)
+    assert_equals_float64_beyond(128, results, given, dtype, terms=count)
 
 
 @every("attention", once=True)
@@ -158,7 +159,7 @@ def test_equal_maxima_have_no_bias(column: str, dtype: torch.dtype, device: str,
 )
 def test_rms_norm(column: str, dtype: torch.dtype, scale: float, device: str, measured: Dict[str, Any]) -> None:
     given = sample_for("rms_norm", column, dtype, scale=scale)
-    assert_equals_float64("rms_norm", column, given, dtype, device, measured)
+    assert_equals_float64(results_of("rms_norm", column, given, device), given, dtype, device, measured)
 
 
 @every("rms_norm")
@@ -185,20 +186,21 @@ def test_rms_norm_rounds_in_its_order(column: str, device: str, measured: Dict[s
 @proves("RMSNorm of a sum with its residual equals float64 forward and backward, and so does the sum", package="torch")
 def test_add_rms_norm(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     given = sample_for("add_rms_norm", column, dtype)
-    assert_equals_float64("add_rms_norm", column, given, dtype, device, measured)
+    assert_equals_float64(results_of("add_rms_norm", column, given, device), given, dtype, device, measured)
 
 
 @every("cross_entropy")
 @proves("cross entropy with ignored rows equals float64 forward and backward", seed="B08", package="torch")
 def test_cross_entropy(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
-    assert_equals_float64("cross_entropy", column, sample("cross_entropy", dtype), dtype, device, measured)
+    given = sample("cross_entropy", dtype)
+    assert_equals_float64(results_of("cross_entropy", column, given, device), given, dtype, device, measured)
 
 
 @every("linear_cross_entropy")
 @proves("the cross entropy of a linear layer's output equals float64 forward and backward", package="torch")
 def test_linear_cross_entropy(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     given = sample("linear_cross_entropy", dtype)
-    assert_equals_float64("linear_cross_entropy", column, given, dtype, device, measured)
+    assert_equals_float64(results_of("linear_cross_entropy", column, given, device), given, dtype, device, measured)
 
 
 @every("cross_entropy")
@@ -217,7 +219,8 @@ def test_cross_entropy_ignores(column: str, dtype: torch.dtype, device: str) -> 
 @every("swiglu")
 @proves("SwiGLU equals float64 forward and backward", seed="B10", package="torch")
 def test_swiglu(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
-    assert_equals_float64("swiglu", column, sample("swiglu", dtype), dtype, device, measured)
+    given = sample("swiglu", dtype)
+    assert_equals_float64(results_of("swiglu", column, given, device), given, dtype, device, measured)
 
 
 @every("swiglu")
@@ -226,13 +229,14 @@ def test_large_swiglu(column: str, dtype: torch.dtype, device: str, measured: Di
     given = sample("swiglu", dtype)
     gate, up = given.inputs
     given = given._replace(inputs=[gate, up * (torch.finfo(dtype).max / 2**10)])
-    assert_equals_float64("swiglu", column, given, dtype, device, measured)
+    assert_equals_float64(results_of("swiglu", column, given, device), given, dtype, device, measured)
 
 
 @every("mlp")
 @proves("SwiGLU with its three projections and their biases equals float64 forward and backward", package="torch")
 def test_mlp(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
-    assert_equals_float64("mlp", column, sample("mlp", dtype), dtype, device, measured)
+    given = sample("mlp", dtype)
+    assert_equals_float64(results_of("mlp", column, given, device), given, dtype, device, measured)
 
 
 @every("rope")
@@ -294,8 +298,9 @@ def test_many_tiles(name: str, column: str, dtype: torch.dtype, device: str, mea
     long = {"width": 32003} if entropy else {"features": 4096, "width": 4096}
     sizes = {"count": 1025 if device == "cuda" and not entropy else 131, **long}
     given = wide_mlp(dtype) if name == "mlp" else sample_for(name, column, dtype, **sizes)
-    assert_equals_float64(name, column, given, dtype, device, measured, terms=TERMS)
-    assert_equals_float64_beyond(1024, name, column, given, dtype, device, terms=TERMS)
+    results = results_of(name, column, given, device)
+    assert_equals_float64(results, given, dtype, device, measured, terms=TERMS)
+    assert_equals_float64_beyond(1024, results, given, dtype, terms=TERMS)
 
 
 # --- over all operators ---
@@ -440,7 +445,7 @@ def test_memory_is_written_before_it_is_read(
     # What was never written could hold what the same call left there.
     bounds.forward_and_backward(given.bind(operator(name, column), device), given.inputs, given.gradient, device)
     poison(given, device)
-    assert_equals_float64(name, column, given, dtype, device, measured)
+    assert_equals_float64(results_of(name, column, given, device), given, dtype, device, measured)
 
 
 @needs(cuda=True)
