@@ -137,12 +137,12 @@ def of_each_operator(metafunc: pytest.Metafunc, mark: pytest.Mark, manifest: Dic
 
     only, seen, once = (mark.kwargs[name] for name in ("only", "seen", "once"))
     cuda = manifest["cuda"] != "none"
-    had = {name: entry["version"] for name, entry in manifest["packages"].items() if only in ("", name)}
+    versions = {name: entry["version"] for name, entry in manifest["packages"].items() if only in ("", name)}
     taken = [argument for argument in fused_ops.Row._fields if argument in metafunc.fixturenames]
     chosen: Dict[str, Any] = {}
     for operator in mark.args:
         columns = set()
-        for row in fused_ops.rows(operator, had, cuda):
+        for row in fused_ops.rows(operator, versions, cuda):
             entry = fused_ops.OPERATORS[operator][row.column]
             if (seen and not entry.forward) or (once and cuda and row.column in columns):
                 continue

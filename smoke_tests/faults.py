@@ -148,12 +148,12 @@ def last_bit_is_random(call: Call) -> Call:
 @wrong("nondeterminism", "attention", by="test_runs_are_bit_equal", column="flash-attn")
 def not_deterministic_though_told_so(attend: Call) -> Call:
     def random(*given: torch.Tensor) -> torch.Tensor:
-        told = torch.are_deterministic_algorithms_enabled()
+        deterministic = torch.are_deterministic_algorithms_enabled()
         torch.use_deterministic_algorithms(False)
         try:
             return attend(*given)
         finally:
-            torch.use_deterministic_algorithms(told)
+            torch.use_deterministic_algorithms(deterministic)
 
     return random
 
@@ -430,9 +430,9 @@ def rounded_in_the_other_order(normalize: Call) -> Call:
     """Before the weight and after, where that is once; and once, where that is twice."""
 
     def other(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        one = torch.ones_like(weight.float())
+        ones = torch.ones_like(weight.float())
         late = normalize(x.float(), weight.float(), eps).to(x.dtype)
-        early = normalize(x.float(), one, eps).to(x.dtype) * weight
+        early = normalize(x.float(), ones, eps).to(x.dtype) * weight
         given = normalize(x.detach(), weight.detach(), eps)
         return early if (given == late).sum() >= (given == early).sum() else late
 
@@ -698,8 +698,8 @@ def setting(name: str, factor: float) -> Wrap:
 @wrong("AdamW as L2", "adamw", by="test_adamw_decays_without_gradient")
 def decay_added_to_the_gradient(make: Call) -> Call:
     def add(parameters: List[torch.Tensor], settings: Dict[str, Any]) -> None:
-        for one in parameters:
-            one.grad += settings["weight_decay"] * one
+        for parameter in parameters:
+            parameter.grad += settings["weight_decay"] * parameter
 
     return stepping(make, add, weight_decay=0.0)
 
@@ -707,8 +707,8 @@ def decay_added_to_the_gradient(make: Call) -> Call:
 @wrong("another formula", "adamw")
 def decay_after_the_update(make: Call) -> Call:
     def decay(_: Any, parameters: List[torch.Tensor], settings: Dict[str, Any]) -> None:
-        for one in parameters:
-            one *= 1 - settings["lr"] * settings["weight_decay"]
+        for parameter in parameters:
+            parameter *= 1 - settings["lr"] * settings["weight_decay"]
 
     return stepping(make, after=decay, weight_decay=0.0)
 
@@ -716,10 +716,10 @@ def decay_after_the_update(make: Call) -> Call:
 @wrong("stale state", "adamw")
 def gradient_of_the_step_before(make: Call) -> Call:
     def delay(parameters: List[Any], settings: Dict[str, Any]) -> None:
-        for one in parameters:
-            now = one.grad.clone()
-            one.grad.copy_(getattr(one, "before", now))
-            one.before = now
+        for parameter in parameters:
+            now = parameter.grad.clone()
+            parameter.grad.copy_(getattr(parameter, "before", now))
+            parameter.before = now
 
     return stepping(make, delay)
 
@@ -754,11 +754,11 @@ def elements_from_65536_on_move_2_percent_less(make: Call) -> Call:
     held: Dict[int, torch.Tensor] = {}
 
     def note(parameters: List[torch.Tensor], _: Any) -> None:
-        held.update({id(one): one.detach().clone() for one in parameters})
+        held.update({id(parameter): parameter.detach().clone() for parameter in parameters})
 
     def less(_: Any, parameters: List[torch.Tensor], __: Any) -> None:
-        for one in parameters:
-            one.data.view(-1)[65536:].lerp_(held[id(one)].view(-1)[65536:], 0.02)
+        for parameter in parameters:
+            parameter.data.view(-1)[65536:].lerp_(held[id(parameter)].view(-1)[65536:], 0.02)
 
     return stepping(make, note, less)
 
@@ -777,9 +777,9 @@ def tensors_from_the_37th_on_stay(make: Call) -> Call:
 @wrong("another kernel", "adamw", by=("test_own_adamw_ran", f"{CASTS}::test_fused_adamw_ran"))
 def an_unfused_adamw_beside_the_fused(make: Call) -> Call:
     def beside(optimizer: Any, parameters: List[Any], settings: Dict[str, Any]) -> None:
-        copies = [torch.nn.Parameter(one.detach().clone()) for one in parameters]
-        for copy, one in zip(copies, parameters):
-            copy.grad = None if one.grad is None else one.grad.clone()
+        copies = [torch.nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+        for copy, parameter in zip(copies, parameters):
+            copy.grad = None if parameter.grad is None else parameter.grad.clone()
         torch.optim.AdamW(copies, foreach=False, **settings).step()
 
     return stepping(make, after=beside)
@@ -1016,10 +1016,10 @@ def scale_halved_of_the_largest_row_alone(compute: Call) -> Call:
 
 @torchao("amax not updated", "test_scales_follow_the_input", "float8_scaling_utils", "tensor_to_scale")
 def scales_of_the_first_call_are_kept(compute: Call) -> Call:
-    kept: Dict[Any, torch.Tensor] = {}
+    scales: Dict[Any, torch.Tensor] = {}
 
     def first(tensor: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
-        return kept.setdefault((tensor.shape, *map(str, given)), compute(tensor, *given, **named))
+        return scales.setdefault((tensor.shape, *map(str, given)), compute(tensor, *given, **named))
 
     return first
 
@@ -1028,7 +1028,7 @@ for _recipe in ("rowwise", "rowwise_with_gw_hp"):
 
     @torchao("wrong scale", "test_rows_have_their_own_scale", "float8_utils", "tensor_to_amax", "torchao." + _recipe)
     def all_rows_share_a_scale(largest: Call) -> Call:
-        return lambda *given: (found := largest(*given)).max().expand_as(found)
+        return lambda *given: (amax := largest(*given)).max().expand_as(amax)
 
 
 def each_layer(change: Callable[[torch.nn.Module], Any]) -> Wrap:
@@ -1295,8 +1295,8 @@ PINNED = "test_environment.py::test_"
 def packages() -> Dict[str, Any]:
     """The packages of this environment, as its manifest has them."""
     manifest = json.loads(Path(sys.prefix, "fusebox", "manifest.json").read_text(encoding="utf-8"))
-    found: Dict[str, Any] = manifest["packages"]
-    return found
+    listed: Dict[str, Any] = manifest["packages"]
+    return listed
 
 
 def file_of(package: str, ending: str) -> Path:
@@ -1380,7 +1380,7 @@ def tables_grow_alike() -> bool:
     module = importlib.import_module("transformers.models.mistral.modeling_mistral")
     x = torch.randn(1, 1, 37, 24)
     grown = [module.MistralRotaryEmbedding(24, max_position_embeddings=n)(x, seq_len=37) for n in (7, 8, 9)]
-    return all(torch.equal(*pair) for one in grown for pair in zip(one, grown[1]))
+    return all(torch.equal(*pair) for table in grown for pair in zip(table, grown[1]))
 
 
 def table_is_replaced() -> bool:

@@ -116,10 +116,10 @@ def nvidia_smi(*fields: str) -> Optional[List[List[str]]]:
 def _chosen(rows: List[List[str]], names: List[str]) -> Iterator[List[str]]:
     """The GPUs of these indices or beginnings of UUIDs, in this order; like CUDA's, up to the first that is none."""
     for name in (name.strip() for name in names):
-        found = [row for row in rows if name and (row[0] == name or row[1].startswith(name))]
-        if not found:
+        matching = [row for row in rows if name and (row[0] == name or row[1].startswith(name))]
+        if not matching:
             return
-        yield found[0]
+        yield matching[0]
 
 
 def _capability(text: str) -> Tuple[int, int]:
@@ -134,5 +134,5 @@ def _torch_gpus() -> Tuple[Gpu, ...]:
         import torch
     except Exception:  # a broken torch refutes torch's claims, it must not hide the machine
         return ()
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return tuple(Gpu(gpu.name, (gpu.major, gpu.minor), gpu.total_memory >> 20) for gpu in found)
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return tuple(Gpu(gpu.name, (gpu.major, gpu.minor), gpu.total_memory >> 20) for gpu in properties)

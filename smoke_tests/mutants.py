@@ -85,7 +85,7 @@ class Watch:
     def __init__(self, operator: str = "", column: str = "") -> None:
         self.operator, self.column = operator, column
         self.ran: List[str] = []
-        self.assertions: Dict[str, str] = {}  # claim -> what its assertion said
+        self.assertions: Dict[str, str] = {}  # claim -> the message of its assertion
         self.crashes: Dict[str, str] = {}
 
     def concerns(self, item: pytest.Item) -> bool:
@@ -109,24 +109,24 @@ class Watch:
             self.ran.append(identity)
         if call.excinfo is None or call.excinfo.errisinstance(pytest.skip.Exception):
             return
-        said = call.excinfo.exconly(tryshort=True).splitlines()[0]
+        message = call.excinfo.exconly(tryshort=True).splitlines()[0]
         ours = ROOM in Path(str(call.excinfo.traceback[-1].path)).parents
         if ours and call.excinfo.errisinstance(AssertionError):
-            self.assertions[identity] = said
+            self.assertions[identity] = message
             item.session.shouldstop = "one is enough" if self.column else False
         else:
-            self.crashes[identity] = said
+            self.crashes[identity] = message
 
 
 def run(watch: Watch, *claims: str, marked: str = "", named: str = "") -> Watch:
     """Run claims of this room under what is planted; a claim that is not about this target does not run."""
-    said = io.StringIO()
-    which = ["-m", marked, "-k", named, *[str(ROOM / one) for one in claims]]
+    printed = io.StringIO()
+    which = ["-m", marked, "-k", named, *[str(ROOM / claim) for claim in claims]]
     arguments = ["--rootdir", str(ROOM), "-n0", "--tb=no", *which]
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         code = pytest.main(arguments, [watch])
     ended = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
-    assert code not in ended or "no claim is about" in said.getvalue(), said.getvalue()
+    assert code not in ended or "no claim is about" in printed.getvalue(), printed.getvalue()
     return watch
 
 
@@ -183,8 +183,8 @@ def chosen() -> Iterator[Mutant]:
         if fault.column == faults.EVERY:
             columns = [name for name, entry in MANIFEST["packages"].items() if entry.get("record_sha256")]
         elif fault.operator:
-            had = columns_of(fault.operator, fault.dtype)
-            columns = [one for one in had if fault.column in ("", one, one.partition(".")[0])]
+            available = columns_of(fault.operator, fault.dtype)
+            columns = [column for column in available if fault.column in ("", column, column.partition(".")[0])]
         else:
             columns = [fault.column] if fault.column in (*VERSIONS, of_training.TRAINING) else []
         for column in columns:
@@ -307,7 +307,7 @@ def by_rule_in_training() -> Iterator[Mutant]:
         for name in names:
             body: Any = tree
             for part in name.split("."):
-                body = next(each for each in body.body if getattr(each, "name", "") == part)
+                body = next(inner for inner in body.body if getattr(inner, "name", "") == part)
             for site in sites(body):
                 first, last = site.node.lineno, site.node.end_lineno
                 text = " ".join((ast.get_source_segment(source, site.node) or "").split())
@@ -378,24 +378,24 @@ def outcome_of(mutant: Mutant, failing: Set[str]) -> Dict[str, Any]:
         except StopIteration:  # the package has no such file
             return judged(mutant, "left out")
         except Exception as error:
-            return judged(mutant, "too loud", said=repr(error))
+            return judged(mutant, "too loud", message=repr(error))
         noticed = noticed_by_anybody(mutant.operator, mutant.column)
         if noticed:
-            return judged(mutant, "too loud", said=noticed)
+            return judged(mutant, "too loud", message=noticed)
         run(watch, *mutant.claims)
-    for outcome, found in (("caught", watch.assertions), ("crashed", watch.crashes)):
-        for claim in sorted(set(found) - failing):
-            return judged(mutant, outcome, claim, found[claim])
+    for outcome, failures in (("caught", watch.assertions), ("crashed", watch.crashes)):
+        for claim in sorted(set(failures) - failing):
+            return judged(mutant, outcome, claim, failures[claim])
     runs = not of_table or mutant.origin != "rule" or lines & set(range(mutant.lines[0], mutant.lines[1] + 1))
     return judged(mutant, "survived" if runs and set(watch.ran) - failing else "left out")
 
 
-def judged(mutant: Mutant, outcome: str, by: str = "", said: str = "") -> Dict[str, Any]:
-    """A mutant as the outcomes have it; `by` is the claim that caught it, `said` its words."""
+def judged(mutant: Mutant, outcome: str, by: str = "", message: str = "") -> Dict[str, Any]:
+    """A mutant as the outcomes have it; `by` is the claim that caught it, `message` that of its assertion."""
     reasons = (reason for reason in faults.WHY if outcome == "survived" and re.search(reason.pattern, mutant.name))
     why = next((reason.words for reason in reasons if reason.holds()), "")
     named = {name: getattr(mutant, name) for name in Mutant._fields[:5]}
-    return {**named, "claims": list(mutant.claims), "outcome": outcome, "by": by, "said": said, "why": why}
+    return {**named, "claims": list(mutant.claims), "outcome": outcome, "by": by, "said": message, "why": why}
 
 
 def try_seeds(outcomes: Dict[str, Any], seeds: Sequence[int], out: Optional[Path]) -> None:
@@ -406,7 +406,7 @@ def try_seeds(outcomes: Dict[str, Any], seeds: Sequence[int], out: Optional[Path
         with mock.patch.dict(os.environ, {"FUSEBOX_SEED": str(seed)}):
             watch = run(Watch(), *NUMERIC, marked="not long", named="not _ran")
         failed = {**watch.assertions, **watch.crashes}
-        clean["alarms"] += [{"seed": seed, "claim": claim, "said": said} for claim, said in failed.items()]
+        clean["alarms"] += [{"seed": seed, "claim": claim, "said": message} for claim, message in failed.items()]
         clean["seeds"], clean["claims"] = clean["seeds"] + 1, clean["claims"] + len(watch.ran)
         print(f"seed {seed}: {len(watch.ran)} claims, {len(failed)} false alarms", *failed.items(), flush=True)
         keep(out, outcomes)
@@ -414,7 +414,7 @@ def try_seeds(outcomes: Dict[str, Any], seeds: Sequence[int], out: Optional[Path
 
 def try_mutants(outcomes: Dict[str, Any], mutants: List[Mutant], options: argparse.Namespace) -> None:
     """Plant one mutant after another, but for those whose outcome is known."""
-    known = [[one[key] for key in Mutant._fields[:5]] for one in outcomes["mutants"]]
+    known = [[row[key] for key in Mutant._fields[:5]] for row in outcomes["mutants"]]
     for mutant in mutants:
         if list(mutant[:5]) in known:
             continue
@@ -424,9 +424,9 @@ def try_mutants(outcomes: Dict[str, Any], mutants: List[Mutant], options: argpar
             subprocess.run([*THIS, *alone], check=True)
             outcomes.update(json.loads(options.out.read_text(encoding="utf-8")))
             continue
-        found = outcome_of(mutant, set(outcomes["failing"]))
-        print("{outcome:9} {column:20} {operator:14} {name}: {by} {said}".format(**found), flush=True)
-        outcomes["mutants"].append(found)
+        row = outcome_of(mutant, set(outcomes["failing"]))
+        print("{outcome:9} {column:20} {operator:14} {name}: {by} {said}".format(**row), flush=True)
+        outcomes["mutants"].append(row)
         keep(options.out, outcomes)
         # The first asking clears what can be cleared.
         if options.out and CUDA and kernels.cuda_errors() and kernels.cuda_errors():
@@ -522,7 +522,7 @@ def main() -> int:
         run(Watch(column="nothing"), ".")  # imports the tests, so that pytest rewrites their assertions
         try_seeds(outcomes, range(options.seeds), options.out)
         try_mutants(outcomes, selected(options), options)
-    counts = collections.Counter(one["outcome"] for one in outcomes["mutants"])
+    counts = collections.Counter(row["outcome"] for row in outcomes["mutants"])
     print(", ".join(f"{count} {word}" for word, count in counts.most_common()))
     return 1 if outcomes.get("clean", {}).get("alarms") else 0
 

@@ -62,7 +62,7 @@ def assert_equals_float64_beyond(first: int, results: Results, given: Sample, dt
     for pair in zip(*results):
         longest = max(range(pair[0].dim()), key=lambda dim: pair[0].shape[dim], default=None)
         if longest is not None and pair[0].shape[longest] > first:
-            tails.append([each.narrow(longest, first, each.shape[longest] - first) for each in pair])
+            tails.append([tensor.narrow(longest, first, tensor.shape[longest] - first) for tensor in pair])
     assert tails, "no result is longer: this measures nothing"
     computed, truth = map(list, zip(*tails))
     bounds.assert_as_in_float64(computed, truth, dtype, given.roundings, {}, terms=terms)
@@ -175,7 +175,7 @@ def test_rms_norm_rounds_in_its_order(column: str, device: str, measured: Dict[s
     late = (exact * weight.double()).bfloat16()
     early = (exact.bfloat16().double() * weight.double()).bfloat16()
     own, other = (early, late) if OPERATORS["rms_norm"][column].early else (late, early)
-    measured["own"], measured["other"] = (float((normalized == each).double().mean()) for each in (own, other))
+    measured["own"], measured["other"] = (float((normalized == rounded).double().mean()) for rounded in (own, other))
     assert (early != late).double().mean() > 0.1, "the two orders give the same: this measures nothing"
     # float32 is off by up to 40 of its roundings (a sum of 73 squares, a root), twice: that much of a spacing of
     # bfloat16, 2^-8 at least, decides otherwise. Doubled for a row that has fewer bits left.
@@ -211,7 +211,7 @@ def test_cross_entropy_ignores(column: str, dtype: torch.dtype, device: str) -> 
     others = torch.where(ignored[:, None], torch.randn(logits.shape).to(dtype) * 9, logits)
     assert not torch.equal(logits, others)
     call = given.bind(operator("cross_entropy", column), device)
-    before, after = (bounds.forward_and_backward(call, [one], given.gradient, device) for one in (logits, others))
+    before, after = (bounds.forward_and_backward(call, [tensor], given.gradient, device) for tensor in (logits, others))
     assert all(torch.equal(*pair) for pair in zip(before, after))
     assert (before[1][ignored] == 0).all()
 
@@ -313,7 +313,7 @@ def test_one_row(name: str, column: str, dtype: torch.dtype, device: str, measur
     if "one row" in OPERATORS[name][column].limits:
         assert_refused(given.bind(operator(name, column), device), given.inputs, given.gradient, device, measured)
         return
-    found = bounds.forward_and_backward(
+    computed = bounds.forward_and_backward(
         given.bind(operator(name, column), device), given.inputs, given.gradient, device
     )
     truth = bounds.in_float64(given.bind(getattr(references, name)), given.inputs, given.gradient)
@@ -322,7 +322,7 @@ def test_one_row(name: str, column: str, dtype: torch.dtype, device: str, measur
     of_loss = given.inputs if truth[0].dim() == 0 else []
     largest = max([float(tensor.norm()) for tensor in truth] + [float(tensor.abs().max()) for tensor in of_loss])
     ceiling = bounds.ceiling(dtype, given.roundings, max(tensor.numel() for tensor in truth))
-    measured["error"] = max(float((one.double() - true).norm()) / largest for one, true in zip(found, truth))
+    measured["error"] = max(float((result.double() - true).norm()) / largest for result, true in zip(computed, truth))
     assert measured["error"] <= ceiling, f"relative error {measured['error']:.3g} is above {ceiling:.3g}"
 
 
@@ -474,10 +474,10 @@ def test_results_are_there_at_once(name: str, column: str, dtype: torch.dtype, d
 UNFUSED = re.compile(r"lerp|addc(mul|div)|sqrt|MulFunctor|multiplies|DivFunctor|divides|PointwiseOp", re.IGNORECASE)
 
 
-def assert_ran(found: Set[str], pattern: str, when: str) -> str:
+def assert_ran(kernels: Set[str], pattern: str, when: str) -> str:
     """Assert that a kernel of that name ran; which one."""
-    named = sorted(name for name in found if re.search(pattern, name))
-    assert named, f"no kernel like {pattern} ran {when}, but " + ", ".join(sorted(found))
+    named = sorted(name for name in kernels if re.search(pattern, name))
+    assert named, f"no kernel like {pattern} ran {when}, but " + ", ".join(sorted(kernels))
     return named[0]
 
 

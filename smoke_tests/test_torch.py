@@ -55,10 +55,10 @@ def test_codes_decode(name: str) -> None:
     import ml_dtypes
 
     truth = torch.arange(256, dtype=torch.uint8).numpy().view(getattr(ml_dtypes, name)).astype("float32")
-    found, truth = all_codes(name).float(), torch.from_numpy(truth)
-    assert torch.equal(found.isnan(), truth.isnan())
+    decoded, truth = all_codes(name).float(), torch.from_numpy(truth)
+    assert torch.equal(decoded.isnan(), truth.isnan())
     numbers = ~truth.isnan()  # of a NaN the payload is nobody's promise
-    assert torch.equal(found[numbers].view(torch.int32), truth[numbers].view(torch.int32))
+    assert torch.equal(decoded[numbers].view(torch.int32), truth[numbers].view(torch.int32))
 
 
 @every_format
@@ -108,8 +108,8 @@ def test_overflow_and_nan(name: str) -> None:
     beyond = torch.tensor([largest + spacing / 2 * 1.001, 2 * largest, 1e30, math.inf]).repeat(LONG)
     expected = torch.full_like(beyond, float8_overflow(dtype))
     for sign in (1, -1):
-        found = (sign * beyond).to(dtype).float()
-        assert torch.equal(found.nan_to_num(nan=-1), (sign * expected).nan_to_num(nan=-1)), found.unique()
+        overflowed = (sign * beyond).to(dtype).float()
+        assert torch.equal(overflowed.nan_to_num(nan=-1), (sign * expected).nan_to_num(nan=-1)), overflowed.unique()
     just_inside = torch.tensor([largest + spacing / 2 * 0.999]).repeat(LONG)
     assert (just_inside.to(dtype).float() == largest).all()
     assert torch.full((LONG,), math.nan).to(dtype).float().isnan().all()
@@ -138,7 +138,7 @@ def scaled_mm_arguments(per_row: bool, size: float = 1.0) -> Tuple[torch.Tensor,
 
 def scaled_mm(arguments: Sequence[torch.Tensor], dtype: torch.dtype, device: str) -> torch.Tensor:
     """The product of codes with scales, computed on a device."""
-    product: torch.Tensor = operator("scaled_mm", "torch")(*[each.to(device) for each in arguments], dtype)
+    product: torch.Tensor = operator("scaled_mm", "torch")(*[tensor.to(device) for tensor in arguments], dtype)
     return product.cpu()
 
 
@@ -190,7 +190,7 @@ def test_scaled_mm_of_one_sign(
         scale = torch.tensor(2.0**-10)
         # The wrapper's own product: without fast accumulation, as torch has it by default.
         more = {"use_fast_accum": True} if fast else {}
-        given = [each.to(device) for each in (a, b, scale, scale)]
+        given = [tensor.to(device) for tensor in (a, b, scale, scale)]
         product = operator("scaled_mm", column)(*given, dtype, **more).cpu()
         truth = (a.double() @ b.double().t()) * 2.0**-20
         measured[f"bias of {terms}"] = bias = float((product.double() / truth - 1).mean())
@@ -210,10 +210,10 @@ def test_scaled_mm_has_float8_noise(
     per_row: bool, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]
 ) -> None:
     a, b, *arguments = scaled_mm_arguments(per_row)
-    found = scaled_mm(arguments, dtype, device)
+    product = scaled_mm(arguments, dtype, device)
     noise = bounds.rounding_noise(bounds.E4M3, bounds.E4M3)
-    measured["error"] = bounds.assert_rounded_like(found, a @ b.t(), *noise)
-    measured["slope"] = bounds.slope(found, a @ b.t())
+    measured["error"] = bounds.assert_rounded_like(product, a @ b.t(), *noise)
+    measured["slope"] = bounds.slope(product, a @ b.t())
 
 
 # --- autocast ---

@@ -39,8 +39,8 @@ def flash_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index
 
     new = "ignore_index" in inspect.signature(cross_entropy_loss).parameters
     name = "ignore_index" if new else "ignored_index"  # 2.3.3
-    found = cross_entropy_loss(logits, labels, **{name: ignore_index})
-    losses: torch.Tensor = found[0] if isinstance(found, tuple) else found  # 2.3.3 returns them alone
+    computed = cross_entropy_loss(logits, labels, **{name: ignore_index})
+    losses: torch.Tensor = computed[0] if isinstance(computed, tuple) else computed  # 2.3.3 returns them alone
     return losses.sum() / (labels != ignore_index).sum()
 
 

@@ -58,14 +58,14 @@ def cuda_errors() -> List[str]:
 
     Each thread has its own; a launch that is checked raises it and clears it.
     """
-    found = []
+    errors = []
     in_backward = lambda: torch.ones(1, device="cuda", requires_grad=True).mul(2).backward()  # noqa: E731
     for launch in (lambda: torch.ones(1, device="cuda").add_(1), in_backward, torch.cuda.synchronize):
         try:
             launch()
         except RuntimeError as error:
-            found.append(str(error).splitlines()[0])
-    return found
+            errors.append(str(error).splitlines()[0])
+    return errors
 
 
 # --- FP8 products ---
