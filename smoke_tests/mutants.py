@@ -5,7 +5,7 @@
 
 A mutant counts if what people usually test still passes under it (shapes, finite numbers, a loss that falls) and a
 claim about what it touches runs. It is caught if such a claim, which passes without it, fails by an assertion of this
-room and not by a crash. Those of faults.py and training/faults.py are chosen, and so are those of compiled_faults.toml,
+room and not by a crash. Those of faults/ and training/faults.py are chosen, and so are those of compiled_faults.toml,
 which upstream's own code has when it is compiled. The others are made by a rule that changes every constant, sign,
 comparison, transpose and order of the adapters in operators/, and of what decides a number in training, one at a time.
 The same claims run on correct code as well, with one seed after another, all in one process: there each failure is a
@@ -36,9 +36,12 @@ from unittest import mock
 import pytest
 import torch
 
-from smoke_tests import faults, hardware
+from smoke_tests import hardware
 from smoke_tests.claims import claim_of
 from smoke_tests.conftest import files_of_the_room, read_manifest, write_whole
+from smoke_tests.faults.environment import EVERY
+from smoke_tests.faults.planting import FAULTS, in_table, loaded
+from smoke_tests.faults.survivors import WHY
 from smoke_tests.operators import bounds, kernels
 from smoke_tests.operators import table as fused_ops
 from smoke_tests.operators.samples import sample_for
@@ -175,12 +178,12 @@ def noticed_by_anybody(operator: str, column: str) -> Optional[str]:
 
 
 def chosen() -> Iterator[Mutant]:
-    """Every fault of faults.py, in each implementation that it is for and that this target has."""
-    for fault in faults.FAULTS:
+    """Every fault of faults/ and training/faults.py, in each implementation that it is for and that this target has."""
+    for fault in FAULTS:
         for claim in fault.claims:
             file, _, test = claim.partition("::")
             assert f"def {test}(" in (ROOM / file).read_text(encoding="utf-8"), claim
-        if fault.column == faults.EVERY:
+        if fault.column == EVERY:
             columns = [name for name, entry in MANIFEST["packages"].items() if entry.get("record_sha256")]
         elif fault.operator:
             available = columns_of(fault.operator, fault.dtype)
@@ -201,7 +204,7 @@ def compiled(folder: Optional[Path]) -> Iterator[Mutant]:
         if fault["column"] in columns_of(fault["operator"]):
             named = {name: fault[name] for name in ("name", "kind", "operator", "column")}
             assert folder
-            plant = partial(faults.loaded, fault["extension"], folder / fault["library"])
+            plant = partial(loaded, fault["extension"], folder / fault["library"])
             yield Mutant(origin="compiled", claims=tuple(fault["claims"]), plant=plant, **named)
 
 
@@ -340,7 +343,7 @@ def rebuilt(adapter: str, tree: ast.Module, site: Site, operator: str, column: s
     exec(changed(tree, site), module.__dict__)
     with mock.patch.dict(sys.modules, {f"smoke_tests.operators.{adapter}": module}):
         exec(compile(TABLE.read_text(encoding="utf-8"), str(TABLE), "exec"), table.__dict__)
-    return faults.in_table(operator, lambda _: table.OPERATORS[operator][column].call)(column)
+    return in_table(operator, lambda _: table.OPERATORS[operator][column].call)(column)
 
 
 # --- what came of it ---
@@ -392,7 +395,7 @@ def outcome_of(mutant: Mutant, failing: Set[str]) -> Dict[str, Any]:
 
 def judged(mutant: Mutant, outcome: str, by: str = "", message: str = "") -> Dict[str, Any]:
     """A mutant as the outcomes have it; `by` is the claim that caught it, `message` that of its assertion."""
-    reasons = (reason for reason in faults.WHY if outcome == "survived" and re.search(reason.pattern, mutant.name))
+    reasons = (reason for reason in WHY if outcome == "survived" and re.search(reason.pattern, mutant.name))
     why = next((reason.words for reason in reasons if reason.holds()), "")
     named = {name: getattr(mutant, name) for name in Mutant._fields[:5]}
     return {**named, "claims": list(mutant.claims), "outcome": outcome, "by": by, "said": message, "why": why}
