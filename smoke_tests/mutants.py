@@ -44,7 +44,7 @@ from smoke_tests.faults.planting import FAULTS, in_table, loaded
 from smoke_tests.faults.survivors import WHY
 from smoke_tests.operators import bounds, kernels
 from smoke_tests.operators import table as fused_ops
-from smoke_tests.operators.samples import sample_for
+from smoke_tests.operators.samples import sample_for, scaled_mm, scaled_mm_arguments
 from smoke_tests.training import faults as of_training
 from smoke_tests.training.llama import Shape, train
 from smoke_tests.training.pretrain import Options, Run
@@ -147,31 +147,40 @@ LLAMA = ("attention", "rms_norm", "rope", "swiglu", "cross_entropy", "adamw")
 
 def noticed_by_anybody(operator: str, column: str) -> Optional[str]:
     """What is wrong for everybody to see: a crash, another shape, a number that is not finite, a loss that stays."""
-    from smoke_tests import test_torch as product
-
     torch.manual_seed(0)
     try:
-        if operator == "scaled_mm":
-            output = product.scaled_mm(product.scaled_mm_arguments(False)[2:], torch.bfloat16, DEVICE)
-            if output.shape != (165, 144) or not output.isfinite().all():
-                return "shape, or not finite"
-        elif operator not in ("", "adamw", "linear", "rope"):
-            given = sample_for(operator, column, torch.bfloat16 if CUDA else torch.float32)
-            call = given.bind(fused_ops.operator(operator, column), DEVICE)
-            output, *gradients = bounds.forward_and_backward(call, given.inputs, given.gradient, DEVICE)
-            if output.shape != given.gradient.shape:
-                return "shape {}".format(tuple(output.shape))
-            if not all(tensor.isfinite().all() for tensor in (output, *gradients)):
-                return "numbers that are not finite"
-        columns = {**{name: columns_of(name)[0] for name in LLAMA}, "linear": "torch"}
-        if column == of_training.TRAINING:  # its claims run on a CPU
-            ours = Run(Options(precision="float32", ops="naive", batch_size=2, warmup=2, device="cpu"))
-            losses = [ours.update(step)["loss"] for step in range(20)]
-        else:
-            losses = train({**columns, operator: column}, 0, DEVICE, SHAPE, steps=20)
+        visible = noticed_in_a_call(operator, column)
+        losses = [] if visible else losses_with(operator, column)
     except Exception as error:
         return "{}: {}".format(type(error).__name__, (str(error).splitlines() or [""])[0])
-    return None if losses[-1] < losses[0] else "the loss goes from {:.3g} to {:.3g}".format(losses[0], losses[-1])
+    if visible or losses[-1] < losses[0]:
+        return visible
+    return "the loss goes from {:.3g} to {:.3g}".format(losses[0], losses[-1])
+
+
+def noticed_in_a_call(operator: str, column: str) -> Optional[str]:
+    """What is wrong with the shape of a result of an operator, or a number that is not finite."""
+    if operator in ("", "adamw", "linear", "rope"):
+        return None
+    if operator == "scaled_mm":
+        product = scaled_mm(scaled_mm_arguments(False)[2:], torch.bfloat16, DEVICE)
+        return None if product.shape == (165, 144) and product.isfinite().all() else "shape, or not finite"
+    given = sample_for(operator, column, torch.bfloat16 if CUDA else torch.float32)
+    call = given.bind(fused_ops.operator(operator, column), DEVICE)
+    output, *gradients = bounds.forward_and_backward(call, given.inputs, given.gradient, DEVICE)
+    if output.shape != given.gradient.shape:
+        return "shape {}".format(tuple(output.shape))
+    finite = all(tensor.isfinite().all() for tensor in (output, *gradients))
+    return None if finite else "numbers that are not finite"
+
+
+def losses_with(operator: str, column: str) -> List[float]:
+    """The losses of twenty steps of training with this implementation."""
+    if column == of_training.TRAINING:  # its claims run on a CPU
+        ours = Run(Options(precision="float32", ops="naive", batch_size=2, warmup=2, device="cpu"))
+        return [ours.update(step)["loss"] for step in range(20)]
+    columns = {**{name: columns_of(name)[0] for name in LLAMA}, "linear": "torch"}
+    return train({**columns, operator: column}, 0, DEVICE, SHAPE, steps=20)
 
 
 # --- the mutants ---

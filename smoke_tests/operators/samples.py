@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 
 from smoke_tests.operators import bounds
 from smoke_tests.operators.kernels import cuda_errors
-from smoke_tests.operators.table import OPERATORS
+from smoke_tests.operators.table import OPERATORS, operator
 
 IGNORED = -100
 EPS = 1e-5
@@ -89,6 +89,30 @@ def sample_for(name: str, column: str, dtype: torch.dtype, **sizes: Any) -> Samp
     """A sample with rows, or heads, of a length that this implementation takes, whatever is asked for."""
     taken = OPERATORS[name][column].size
     return sample(name, dtype, **{**sizes, **({"size": taken, "features": taken} if taken else {})})
+
+
+def quantized(values: torch.Tensor, dtype: torch.dtype, per_row: bool) -> Tuple[torch.Tensor, torch.Tensor]:
+    """float8 codes [n, f] of values [n, f], and the scale ([] or [n, 1], float32) that turns them back."""
+    largest = values.abs().amax(dim=1, keepdim=True) if per_row else values.abs().max()
+    scale = (largest / torch.finfo(dtype).max).float()
+    return (values / scale).to(dtype), scale
+
+
+def scaled_mm_arguments(per_row: bool, size: float = 1.0) -> Tuple[torch.Tensor, ...]:
+    """Operands a [165, 272] and b [144, 272] in float64, their float8 codes, and the scales for the product.
+
+    A GPU's product needs 272 and 144 to be multiples of 16. size: how many times larger a is, or per row its last one.
+    """
+    a, b = torch.randn(165, 272, dtype=torch.float64) * 3, torch.randn(144, 272, dtype=torch.float64) / 7
+    a[-1 if per_row else 0 :] *= size
+    (codes_a, scale_a), (codes_b, scale_b) = (quantized(tensor, torch.float8_e4m3fn, per_row) for tensor in (a, b))
+    return a, b, codes_a, codes_b, scale_a, scale_b.t() if per_row else scale_b
+
+
+def scaled_mm(arguments: Sequence[torch.Tensor], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """The product of codes with scales, computed on a device."""
+    product: torch.Tensor = operator("scaled_mm", "torch")(*[tensor.to(device) for tensor in arguments], dtype)
+    return product.cpu()
 
 
 def assert_refused(
