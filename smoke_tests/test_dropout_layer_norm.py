@@ -17,7 +17,7 @@ ROWS, FEATURES, DROPPED = 64, 1024, 0.25
 
 @needs(cuda=True)
 @proves(
-    "dropout leaves out the share asked for, scales up the rest, and the norm is that of what is left",
+    "dropout drops the requested share and scales up the rest, and the norm is that of the result",
     seed=("B09", "B45"),
 )
 def test_dropout(device: str, measured: Dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ def test_dropout(device: str, measured: Dict[str, Any]) -> None:
 
 @needs(cuda=True)
 @pytest.mark.parametrize("features", [73, 8200])
-@proves("rows of a length that it has no kernel for are refused, not computed otherwise", seed="B45")
+@proves("rows of a length without a kernel are refused, not computed in another way", seed="B45")
 def test_other_lengths_are_refused(features: int, device: str, measured: Dict[str, Any]) -> None:
     x, weight = torch.randn(3, features, device=device), torch.ones(features, device=device)
     with pytest.raises(RuntimeError, match="hidden_size") as refused:

@@ -39,7 +39,8 @@ def gradients(heads: List[torch.Tensor], gradient: torch.Tensor, deterministic: 
 @needs(sm=(8, 0))
 @pytest.mark.parametrize("size", [64, 128])
 @proves(
-    "told to be deterministic, backward over 4,096 tokens gives the same bits in 30 runs, and in other bits otherwise",
+    "asked to be deterministic, backward over 4,096 tokens gives the same bits in 30 runs, and different bits "
+    "otherwise",
     since="2.4.1",
 )
 def test_deterministic_backward(size: int, device: str, measured: Dict[str, Any]) -> None:
@@ -61,7 +62,7 @@ def test_a_row_is_the_same_alone(device: str) -> None:
 
 @needs(sm=(8, 0))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@proves("a dtype that it has no kernels for is refused, not cast")
+@proves("a dtype without kernels is refused, not cast")
 def test_other_dtypes_are_refused(dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     heads = torch.randn(1, 5, 2, 64, device=device, dtype=dtype)
     with pytest.raises(RuntimeError, match=r"fp16 and bf16") as refused:

@@ -77,8 +77,8 @@ def of_one_text(given: Sample) -> Sample:
 @every("attention")
 @pytest.mark.parametrize("size", [40, 64, 128])
 @proves(
-    "causal attention with grouped heads and an odd length equals float64 forward and backward, or is the error of a "
-    "known limit",
+    "causal attention with grouped heads and an odd length equals float64 forward and backward, or raises the error "
+    "of a known limit",
     seed="B06",
     package="torch",
 )
@@ -93,8 +93,8 @@ def test_attention(column: str, dtype: torch.dtype, size: int, device: str, meas
 @every("attention", once=True)
 @pytest.mark.parametrize("count", [129, 1025])
 @proves(
-    "causal attention equals float64 forward and backward also for 129 and 1,025 tokens, which no tile holds, and so "
-    "do the tokens beyond the first 128 alone",
+    "causal attention of 129 and 1,025 tokens, no multiples of a tile, equals float64 forward and backward, and so do"
+    " the tokens beyond the first 128 alone",
     package="torch",
 )
 def test_long_attention(column: str, dtype: torch.dtype, count: int, device: str, measured: Dict[str, Any]) -> None:
@@ -106,8 +106,8 @@ def test_long_attention(column: str, dtype: torch.dtype, count: int, device: str
 
 @every("attention", once=True)
 @proves(
-    "causal attention never looks ahead, at the edges of tiles and between them: other future tokens leave the past "
-    "bit-equal",
+    "causal attention never looks ahead, at the edges of tiles and between them: different future tokens leave the "
+    "past bit-equal",
     package="torch",
 )
 def test_attention_is_causal(column: str, dtype: torch.dtype, device: str) -> None:
@@ -132,7 +132,7 @@ def test_attention_is_causal(column: str, dtype: torch.dtype, device: str) -> No
 
 @every("attention", once=True)
 @proves(
-    "where keys repeat, so that rows have several equal maxima, attention is no more too large than too small",
+    "where keys repeat, so that rows have several equal maxima, attention has no bias",
     package="torch",
 )
 def test_equal_maxima_have_no_bias(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
@@ -164,7 +164,7 @@ def test_rms_norm(column: str, dtype: torch.dtype, scale: float, device: str, me
 
 @every("rms_norm")
 @proves(
-    "RMSNorm in bfloat16 rounds once, after the weight, but in Liger and apex before the weight as well",
+    "RMSNorm in bfloat16 rounds once, after the weight; Liger and apex also round before the weight",
     package="torch",
 )
 def test_rms_norm_rounds_in_its_order(column: str, device: str, measured: Dict[str, Any]) -> None:
@@ -204,7 +204,10 @@ def test_linear_cross_entropy(column: str, dtype: torch.dtype, device: str, meas
 
 
 @every("cross_entropy")
-@proves("cross entropy does not look at ignored rows: other logits there move nothing", package="torch")
+@proves(
+    "the logits of ignored rows change no bit of the loss or of a gradient, and their own gradient is zero",
+    package="torch",
+)
 def test_cross_entropy_ignores(column: str, dtype: torch.dtype, device: str) -> None:
     given = sample("cross_entropy", dtype)
     (logits,), ignored = given.inputs, given.others[0] == IGNORED
@@ -242,8 +245,8 @@ def test_mlp(column: str, dtype: torch.dtype, device: str, measured: Dict[str, A
 @every("rope")
 @pytest.mark.parametrize("base", [10000.0, 5e5], ids=["1e4", "5e5"])
 @proves(
-    "RoPE equals the complex closed form of its base: position 0, a short, a long, a shifted call; or another base "
-    "than 10000 is the error of a known limit",
+    "RoPE equals the complex closed form of its base for position 0 and for a short, a long and a shifted call, or "
+    "raises the error of a known limit for another base than 10000",
     seed="B07",
     package="torch",
 )
@@ -307,7 +310,7 @@ def test_many_tiles(name: str, column: str, dtype: torch.dtype, device: str, mea
 
 
 @every("attention", "rms_norm", "add_rms_norm", "swiglu", "mlp", "cross_entropy", "linear_cross_entropy", once=True)
-@proves("a single row, or token, comes out as in float64, or as the error of a known limit", package="torch")
+@proves("a single row or token gives the result of float64, or the error of a known limit", package="torch")
 def test_one_row(name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     given = sample_for(name, column, dtype, count=1)
     if "one row" in OPERATORS[name][column].limits:
@@ -327,7 +330,10 @@ def test_one_row(name: str, column: str, dtype: torch.dtype, device: str, measur
 
 
 @every("attention", "rms_norm", "add_rms_norm", "swiglu", once=True)
-@proves("no rows come out as no rows with no gradient, or as the error of a known limit", package="torch")
+@proves(
+    "an input without rows gives an output without rows and gradients that are zero, or the error of a known limit",
+    package="torch",
+)
 def test_no_rows(name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     given = sample_for(name, column, dtype, count=3)
     inputs = [tensor if tensor.dim() == 1 else tensor[:0] for tensor in given.inputs]
@@ -380,7 +386,7 @@ def test_extremes_stay_finite(name: str, column: str, dtype: torch.dtype, device
 
 @every_operator
 @proves(
-    "twenty runs on the same 2,051 tokens give the same bits, and so does backward where attention is told to be "
+    "twenty runs on the same 2,051 tokens give the same bits, and so does backward where attention is asked to be "
     "deterministic and can be",
     package="torch",
 )
@@ -411,7 +417,10 @@ every_tensor = every(
 
 
 @every_tensor
-@proves("inputs keep their bits forward and backward, or are written over by what is known to do so", package="torch")
+@proves(
+    "inputs keep their bits forward and backward, except in implementations that are known to overwrite them",
+    package="torch",
+)
 def test_inputs_keep_their_bits(name: str, column: str, dtype: torch.dtype, device: str) -> None:
     given = sample_for(name, column, dtype)
     leaves = [torch.nn.Parameter(tensor.to(device, copy=True)) for tensor in given.inputs]
@@ -435,9 +444,7 @@ def poison(given: Sample, device: str) -> None:
 
 
 @every_tensor
-@proves(
-    "output and gradients are right also in memory that was NaN, though the same call was right before", package="torch"
-)
+@proves("output and gradients are also right in memory that held NaN before", package="torch")
 def test_memory_is_written_before_it_is_read(
     name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]
 ) -> None:
@@ -450,7 +457,9 @@ def test_memory_is_written_before_it_is_read(
 
 @needs(cuda=True)
 @every_tensor
-@proves("output and gradients are there for what the current stream does next, without waiting", package="torch")
+@proves(
+    "output and gradients are complete for the next work on the current stream, without synchronizing", package="torch"
+)
 def test_results_are_there_at_once(name: str, column: str, dtype: torch.dtype, device: str) -> None:
     given = sample_for(name, column, dtype)
     call = given.bind(operator(name, column), device)
@@ -482,7 +491,10 @@ def assert_ran(kernels: Set[str], pattern: str, when: str) -> str:
 
 
 @every("linear")
-@proves("of a model each Linear but those kept is another in its place, with its weights and no more", package="torch")
+@proves(
+    "every Linear of a model except those to keep is replaced by a layer with the same weights and no others",
+    package="torch",
+)
 def test_linear_takes_the_place(column: str, dtype: torch.dtype, device: str) -> None:
     inner = torch.nn.Sequential(torch.nn.Linear(32, 48, bias=False), torch.nn.Linear(48, 32))
     model = torch.nn.Sequential(torch.nn.Linear(32, 32), inner).to(device, dtype)
@@ -529,7 +541,7 @@ def test_own_rope_ran(column: str, dtype: torch.dtype, device: str, measured: Di
 @needs(cuda=True)
 @every("adamw", seen=True)
 @proves(
-    "AdamW runs the one fused kernel of its own implementation, once, and no formula beside it",
+    "a step of AdamW runs the fused kernel of its own implementation once, and no unfused kernel",
     seed="B11",
     package="torch",
 )

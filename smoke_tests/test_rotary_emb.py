@@ -12,7 +12,7 @@ from smoke_tests.claims import needs, proves
 @needs(cuda=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bf16", "float16"])
 @proves(
-    "turning in place gives the bits of turning out of place, and turning back gives the input", seed=("B07", "B43")
+    "rotating in place gives the bits of rotating out of place, and rotating back gives the input", seed=("B07", "B43")
 )
 def test_in_place_and_back(dtype: torch.dtype, device: str) -> None:
     heads = torch.randn(2, 37, 3, 24, device=device).to(dtype)

@@ -63,7 +63,7 @@ def test_codes_decode(name: str) -> None:
 
 
 @every_format
-@proves("each of the 256 float8 codes survives the way to float32 and back, NaN as NaN", since="2.1")
+@proves("each of the 256 float8 codes survives the conversion to float32 and back, NaN as NaN", since="2.1")
 def test_codes_encode(name: str) -> None:
     codes = all_codes(name)
     again = codes.float().to(codes.dtype)
@@ -85,7 +85,10 @@ def test_cast_rounds_to_nearest(name: str, measured: Dict[str, Any]) -> None:
 
 
 @every_format
-@proves("a value halfway between two float8 codes goes to the even one, its neighbours to the nearer one", since="2.1")
+@proves(
+    "a value halfway between two float8 codes is rounded to the even code, its neighbours to the nearer code",
+    since="2.1",
+)
 def test_ties_go_to_even(name: str) -> None:
     values = finite_values(name)
     middle = (values[1:] + values[:-1]) / 2
@@ -99,8 +102,8 @@ def test_ties_go_to_even(name: str) -> None:
 
 @every_format
 @proves(
-    "beyond the largest value e4m3 saturates, infinity included (before torch 2.12: NaN), e5m2 becomes infinite, "
-    "and NaN stays NaN",
+    "beyond the largest value e4m3 saturates, also for infinity (before torch 2.12 it gives NaN), e5m2 becomes "
+    "infinite, and NaN stays NaN",
     since="2.1",
 )
 def test_overflow_and_nan(name: str) -> None:
@@ -126,8 +129,8 @@ every_scaling = pytest.mark.parametrize("per_row", [False, True], ids=["tensorwi
 @every("scaled_mm")
 @pytest.mark.parametrize("size", [1.0, 4096.0], ids=["small", "large"])
 @proves(
-    "_scaled_mm is the float64 product of the decoded float8 codes and their scales, rounded once, in each row, be its "
-    "scale below 1 or above",
+    "_scaled_mm is the float64 product of the decoded float8 codes and their scales, rounded once, in each row, "
+    "whether its scale is below or above 1",
     since="2.5",
 )
 def test_scaled_mm_multiplies_codes(
@@ -230,7 +233,7 @@ def test_a_row_is_the_same_alone(name: str, dtype: torch.dtype) -> None:
 
 
 @proves(
-    "AdamW(fused=True) on a CPU runs the one fused kernel, and nothing else but a count of steps",
+    "AdamW(fused=True) on a CPU runs the fused kernel, and nothing else except counting steps",
     seed="B11",
     since="2.4",
 )

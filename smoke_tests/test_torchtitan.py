@@ -122,7 +122,7 @@ def test_layouts_agree(name: str, one_gpu: Path, tmp_path: Path, measured: Dict[
 
 
 @needs(gpus=2)
-@proves("what two pipelined GPUs saved, two tensor-parallel ones load, and train on to one GPU's losses")
+@proves("a checkpoint of two pipelined GPUs loads on two tensor-parallel GPUs, which train on to one GPU's losses")
 def test_checkpoints_reshard(one_gpu: Path, tmp_path: Path, measured: Dict[str, Any]) -> None:
     finished("tiny-pp2", tmp_path / "pipelined", *until(STEPS))
     truth, middle = jobs.losses(tmp_path / "pipelined", 1), 30
@@ -158,7 +158,9 @@ def test_float8_learns(name: str, recipe: str, one_gpu: Path, tmp_path: Path, me
 
 
 @needs(gpus=2)
-@proves("a rank that is killed ends the job within a minute, named with its host, and started again it resumes")
+@proves(
+    "when a rank is killed the job ends within a minute and names the rank and its host, and started again it resumes"
+)
 def test_a_rank_is_killed(one_gpu: Path, tmp_path: Path, measured: Dict[str, Any]) -> None:
     with train("tiny", tmp_path, *resumed(START, one_gpu)) as job:
         job.reach(25, tmp_path, seconds=400)
@@ -241,7 +243,9 @@ def links() -> float:
 
 @in_one_process
 @needs(gpus=2)
-@proves("FSDP2 gathers exactly half of the bytes where torchao has it gather weights in float8, and as many where not")
+@proves(
+    "FSDP2 gathers exactly half of the bytes where torchao has it gather weights in float8, and all of them otherwise"
+)
 def test_bytes_of_the_gathered_weights(exchanged: List[Dict[str, Any]], measured: Dict[str, Any]) -> None:
     from smoke_tests.training.collectives import LAYERS, WIDTH
 

@@ -362,7 +362,7 @@ def test_scales_follow(recipe: str, device: str, measured: Dict[str, Any]) -> No
 
 @fp8_gpu
 @every_recipe
-@proves("an update of the weights reaches their FP8 copy, unless that is told to be kept")
+@proves("an update of the weights reaches their FP8 copy, unless the layer is asked to keep that copy")
 def test_weight_updates_reach_the_copy(recipe: str, device: str, measured: Dict[str, Any]) -> None:
     layer, chosen = LAYERS["Linear"][0](), te_recipe(recipe)
     x, _ = x_and_gradient(OUTPUTS)
@@ -399,7 +399,7 @@ def test_state_round_trip(recipe: str, device: str, monkeypatch: pytest.MonkeyPa
 
 
 @fp8_gpu
-@proves("a layer that resumed from a checkpoint goes on following its input, 16 times larger, as delayed scaling does")
+@proves("a layer that resumed from a checkpoint keeps following its input, 16 times larger, as delayed scaling does")
 def test_resumed_scales_follow(device: str, measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")  # as above
     make, chosen = LAYERS["Linear"][0], te_recipe("delayed")

@@ -14,8 +14,8 @@ STEPS, LOST_AT, EVERY = 50, 22, 5
 
 @long
 @proves(
-    "of two hosts that train a sharded Llama one is cut off and killed: within a minute the other ends and names its "
-    "rank and host, and both, started again, go on from the checkpoint to the losses of one process",
+    "when one of two hosts that train a sharded Llama is cut off and killed, the other ends within a minute and names"
+    " the lost rank and host, and both, started again, resume from the checkpoint to the losses of one process",
     package="torch",
     since="2.13",  # not tried with an older one
 )

@@ -39,7 +39,7 @@ def dispatched(how: str, packed: bool, device: str) -> swiglu_op.SwiGLUOpDispatc
 
 @bfloat16_gpu
 @both_ways
-@proves("both operators that were kept from bfloat16, fused and decomposed, accept it", seed="B55")
+@proves("both operators that xformers refused for bfloat16, fused and decomposed, accept it", seed="B55")
 def test_guarded_operators_accept_bfloat16(how: str, device: str) -> None:
     given = dispatched(how, False, device)
     assert given.dtype_autocast_gpu == BF16
