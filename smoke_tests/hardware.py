@@ -1,4 +1,4 @@
-"""What this machine is, probed once. Works without torch, and imports no other package under test."""
+"""What this machine is, probed once; without torch, and without any other package under test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ISA = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16
 
 
 class Gpu(NamedTuple):
-    """One GPU: its full name, its compute capability ((0, 0) if nobody could say) and its memory in MiB."""
+    """One GPU: its full name, its compute capability ((0, 0) if unknown) and its memory in MiB."""
 
     name: str
     sm: Tuple[int, int]
@@ -100,7 +100,7 @@ def _gpus() -> Tuple[Tuple[Gpu, ...], str]:
 
 
 def nvidia_smi(*fields: str) -> Optional[List[List[str]]]:
-    """What the driver's tool says of each GPU that CUDA may use, one text per field; None where it says nothing."""
+    """The fields, as text, that the driver's tool reports for each GPU that CUDA may use; None if there are none."""
     query = ["nvidia-smi", "--query-gpu=" + ",".join(("index", "uuid", *fields)), "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True)
@@ -108,7 +108,7 @@ def nvidia_smi(*fields: str) -> Optional[List[List[str]]]:
         return None
     rows: List[List[str]] = list(csv.reader(answer.stdout.decode().splitlines(), skipinitialspace=True))
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None and "MIG" in chosen:  # parts of a GPU, which only CUDA can tell of
+    if chosen is not None and "MIG" in chosen:  # parts of a GPU, which only CUDA lists
         return None
     return [row[2:] for row in (rows if chosen is None else _chosen(rows, chosen.split(",")))]
 

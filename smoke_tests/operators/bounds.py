@@ -1,4 +1,4 @@
-"""How far from the truth a number format may be, on both sides: too far is wrong, too near is another format."""
+"""How large the error of a number format may be: above the ceiling it is wrong, below the floor in another format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def forward_and_backward(
     output = operator(*leaves)
     given = gradient.to(output, copy=True)
     output.backward(given)
-    assert torch.equal(given, gradient.to(output)), "the gradient of the output is written over"  # others read it, too
+    assert torch.equal(given, gradient.to(output)), "the gradient of the output is overwritten"  # others read it, too
     return [output.detach().cpu()] + [leaf.grad.cpu() for leaf in leaves if leaf.grad is not None]
 
 
@@ -45,7 +45,7 @@ def relative_error(computed: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 def slope(computed: torch.Tensor, truth: torch.Tensor) -> float:
-    """Least-squares factor c in found = c * truth: 1 for honest rounding, 1.02 if a scale is 2 % off."""
+    """Least-squares factor c in computed = c * truth: 1 after plain rounding, 1.02 if a scale is 2 % off."""
     return float((computed.double() * truth).sum() / truth.pow(2).sum())
 
 
@@ -54,7 +54,8 @@ def rounding_noise(*mantissas: int) -> Tuple[float, float]:
 
     Rounding x = m 2^e, 1 <= m < 2, to spacing s = 2^(e - bits) errs by s / sqrt(12) in root mean square, which is
     2^-bits / sqrt(12) / m of x: between half of 2^-bits / sqrt(12) and all of it, whatever the distribution of x.
-    A product of two rounded factors adds their noises in quadrature. Below the floor nobody rounded to the format.
+    A product of two rounded factors adds their noises in quadrature. An error below the floor means that nothing was
+    rounded to the format.
     """
     greatest = math.sqrt(sum(4.0**-bits for bits in mantissas) / 12)
     return greatest / 2, greatest

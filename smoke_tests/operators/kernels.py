@@ -1,4 +1,4 @@
-"""Which kernels really ran."""
+"""The kernels that a call ran, on the GPU or in ATen."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def operators_run(function: Callable[[], object]) -> Set[str]:
 
 
 def gpu_kernels_run(function: Callable[[], object]) -> Set[str]:
-    """Names of the kernels that a call ran on the GPU, as CUPTI gives them; copies, fills and notes are none."""
+    """Names of the kernels that a call ran on the GPU, as CUPTI names them, without copies, fills and annotations."""
     return set(gpu_launches(function))
 
 
 def gpu_launches(function: Callable[[], object]) -> Dict[str, List[float]]:
-    """How many ms each launch of each of these kernels took."""
+    """Kernel -> the milliseconds of each of its launches, of the kernels that a call ran on the GPU."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiler:
         torch.empty(1, device="cuda").fill_(0)  # the first kernel may be lost
@@ -46,7 +46,7 @@ def gpu_launches(function: Callable[[], object]) -> Dict[str, List[float]]:
         torch.cuda.synchronize()
     launches: Dict[str, List[float]] = {}
     for event in profiler.events():
-        # Optimizer.step#AdamW.step is a note, {lambda()#1} part of a kernel's name.
+        # Optimizer.step#AdamW.step is an annotation, and {lambda()#1} a part of a kernel's name.
         none = event.name.startswith(("Memcpy", "Memset")) or "#" in event.name.partition("(")[0]
         if event.device_type == torch.autograd.DeviceType.CUDA and not none:
             launches.setdefault(event.name, []).append(event.time_range.elapsed_us() / 1e3)
@@ -54,9 +54,9 @@ def gpu_launches(function: Callable[[], object]) -> Dict[str, List[float]]:
 
 
 def cuda_errors() -> List[str]:
-    """The CUDA errors that unchecked launches left behind, in this thread and in the one that runs backward.
+    """The pending CUDA errors of unchecked launches, in this thread and in autograd's backward thread.
 
-    Each thread has its own; a launch that is checked raises it and clears it.
+    Each thread has its own error; a checked launch raises and clears it.
     """
     errors = []
     in_backward = lambda: torch.ones(1, device="cuda", requires_grad=True).mul(2).backward()  # noqa: E731

@@ -1,4 +1,4 @@
-"""What operators are tried with: random input for each of them, and the check that a known limit is refused."""
+"""Random input for each operator, and the check that a known limit raises an error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Operator = Callable[..., torch.Tensor]
 class Sample(NamedTuple):
     """What an operator is given: tensors with gradients, further arguments, and the gradient of its output.
 
-    roundings: how many roundings to the dtype an honest implementation makes on the way to its worst result.
+    roundings: how many roundings to the dtype a correct implementation makes on the way to its worst result.
     """
 
     inputs: List[torch.Tensor]
@@ -86,7 +86,7 @@ def sample(
 
 
 def sample_for(name: str, column: str, dtype: torch.dtype, **sizes: Any) -> Sample:
-    """A sample with rows, or heads, of a length that this implementation takes, whatever is asked for."""
+    """A sample whose rows or heads have a length that this implementation takes, whatever `sizes` asks for."""
     taken = OPERATORS[name][column].size
     return sample(name, dtype, **{**sizes, **({"size": taken, "features": taken} if taken else {})})
 
@@ -118,13 +118,13 @@ def scaled_mm(arguments: Sequence[torch.Tensor], dtype: torch.dtype, device: str
 def assert_refused(
     call: Operator, inputs: List[torch.Tensor], gradient: torch.Tensor, device: str, measured: Dict[str, Any]
 ) -> None:
-    """Assert that a known limit ends in an error rather than in numbers."""
+    """Assert that a known limit raises an error instead of giving numbers."""
     errors = []
     try:
         bounds.forward_and_backward(call, inputs, gradient, device)
     except Exception as error:  # each implementation has its own
         errors.append("{}: {}".format(type(error).__name__, str(error).splitlines()[0]))
-    while device == "cuda" and (left := cuda_errors()) and len(errors) < 9:  # one more per unchecked launch
+    while device == "cuda" and (left := cuda_errors()) and len(errors) < 9:  # another for each unchecked launch
         errors += left
     assert errors, "a known limit was computed: take it out of the table"
     measured["limit"] = errors[0]

@@ -71,7 +71,7 @@ from smoke_tests.operators.xformers_adapter import xformers_attention, xformers_
 SINGLE = ("float32",)
 BRAIN = ("bfloat16",)
 HALF = ("bfloat16", "float16")
-MIXED = ("float32", "bfloat16")  # what a CPU is asked for
+MIXED = ("float32", "bfloat16")  # what is claimed on a CPU
 ALL = ("float32", "bfloat16", "float16")
 
 if version_of_torch() < (2, 2):
@@ -82,15 +82,15 @@ if version_of_torch() < (2, 2):
 class Entry(NamedTuple):
     """One implementation of an operator.
 
-    cpu, cuda: the dtypes that it is proved with on a CPU and on a GPU; none where it does not run there.
-    forward, backward: regular expressions of a GPU kernel that it alone runs; none where it is not known by one, or
+    cpu, cuda: the dtypes that it is proved with on a CPU and on a GPU; empty where it does not run.
+    forward, backward: regular expressions of a GPU kernel that only it runs; empty where no kernel identifies it, or
     where the gradient is computed forward.
-    limits: input that it is known not to take ("one row", "no rows", "head size 40", "another base"), or to write its
-    gradient over ("own input").
-    since, until: the first version of its distribution that has it, and the first that does not; "" is no end.
-    size: the length of a row, or of a head, that it is tried with where it does not take every one.
-    isa: a CPU feature without which it cannot run.
-    early: it rounds a normalized row to the dtype before it multiplies it by the weight as well as after, like Llama.
+    limits: input that it is known to refuse ("one row", "no rows", "head size 40", "another base"), or to overwrite
+    with its gradient ("own input").
+    since, until: the first version of its distribution that has it, and the first that lacks it; "" is no end.
+    size: the length of a row or of a head that it is tried with, where it does not take every length.
+    isa: a CPU feature that it needs.
+    early: it rounds a normalized row to the dtype both before and after it multiplies it by the weight, like Llama.
     """
 
     call: Callable[..., Any]
@@ -296,7 +296,7 @@ def rows(name: str, packages: Dict[str, str], cuda: bool) -> Iterator[Row]:
 def repeats(column: str) -> bool:
     """Whether backward adds in one order where deterministic algorithms are asked for.
 
-    xformers' kernels know no such order, flash-attn's none before 2.4.1, and torch then refuses to run cuDNN's.
+    xformers' kernels have no such order, flash-attn's have had it since 2.4.1, and torch refuses to run cuDNN's.
     """
     if column in ("flash-attn", "transformer-engine.flash"):
         attend = importlib.import_module("flash_attn").flash_attn_func

@@ -37,7 +37,7 @@ def attention_of_equal_heads(query: torch.Tensor, key: torch.Tensor, value: torc
 
 
 def only(backend: str) -> ContextManager[Any]:
-    """The context in which torch's attention takes this backend or none."""
+    """The context in which torch's attention uses this backend alone."""
     context: ContextManager[Any]
     if version_of_torch() >= (2, 3):
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -50,7 +50,7 @@ def only(backend: str) -> ContextManager[Any]:
 
 
 def sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, backend: str) -> torch.Tensor:
-    """torch's attention by this backend or not at all; the memory-efficient one knows no grouped heads."""
+    """torch's attention by this backend alone; the memory-efficient backend does not support grouped heads."""
     with only(backend):
         attend = attention_of_equal_heads if backend == "EFFICIENT_ATTENTION" else torch_attention
         return attend(query, key, value)
@@ -92,7 +92,7 @@ def rotate_halves(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> 
 class TorchRope:
     """Rotary embedding with a table of cosines and sines that grows with the longest position asked for."""
 
-    angles = torch.float64  # in which it computes them
+    angles = torch.float64  # the dtype of the angles
 
     def __init__(self, head_size: int, base: float) -> None:
         self.frequency = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
@@ -102,7 +102,7 @@ class TorchRope:
         stop = start + x.shape[-2]
         if stop > len(self.cosine):
             angle = torch.arange(stop, dtype=torch.float64)[:, None] * self.frequency
-            # On the device, because no CUDA graph can hold a copy from the host.
+            # On the device, because a CUDA graph cannot hold a copy from the host.
             self.cosine, self.sine = angle.cos().to(x.device), angle.sin().to(x.device)
         return self.rotate(x, self.cosine[start:stop].to(x), self.sine[start:stop].to(x))
 
