@@ -14,7 +14,7 @@ from smoke_tests.claims import every, needs, proves
 from smoke_tests.operators import bounds, references
 from smoke_tests.operators import table as fused_ops
 from smoke_tests.operators.kernels import gpu_kernels_run, gpu_launches
-from smoke_tests.operators.samples import EPS, IGNORED, Sample, assert_refused, sample, sample_for
+from smoke_tests.operators.samples import EPS, IGNORED, Sample, assert_refused, mlp_sample, sample, sample_for
 from smoke_tests.operators.table import OPERATORS, operator
 
 TERMS = 8192  # of the longest sum that a sample of many tiles makes
@@ -279,17 +279,6 @@ def test_adamw_decays_without_gradient(column: str, device: str) -> None:
     bounds.assert_adamw_decays(operator("adamw", column), device)
 
 
-def wide_mlp(dtype: torch.dtype, count: int = 131, features: int = 4096, width: int = 1344) -> Sample:
-    """What sample("mlp") is, of rows of 4,096; between its projections of 1,344, which is no multiple of 128."""
-    given = sample("mlp", dtype)
-    shapes = ((count, features), (width, features), (width, features), (features, width), (width,), (width,))
-    scales = (1.0, features, features, width, 1.0, 1.0, 1.0)
-    inputs = [
-        (torch.randn(*shape) / math.sqrt(scale)).to(dtype) for shape, scale in zip((*shapes, (features,)), scales)
-    ]
-    return given._replace(inputs=inputs, gradient=torch.randn(count, features).to(dtype))
-
-
 @every("rms_norm", "add_rms_norm", "swiglu", "mlp", "cross_entropy", "linear_cross_entropy", once=True)
 @proves(
     "an operator equals float64 forward and backward also over many tiles, and so does what lies beyond 1,024 alone: "
@@ -300,7 +289,10 @@ def test_many_tiles(name: str, column: str, dtype: torch.dtype, device: str, mea
     entropy = name in ("cross_entropy", "linear_cross_entropy")
     long = {"width": 32003} if entropy else {"features": 4096, "width": 4096}
     sizes = {"count": 1025 if device == "cuda" and not entropy else 131, **long}
-    given = wide_mlp(dtype) if name == "mlp" else sample_for(name, column, dtype, **sizes)
+    if name == "mlp":
+        given = mlp_sample(dtype, 131, features=4096, width=1344)  # no multiple of 128 between its projections
+    else:
+        given = sample_for(name, column, dtype, **sizes)
     results = results_of(name, column, given, device)
     assert_equals_float64(results, given, dtype, device, measured, terms=TERMS)
     assert_equals_float64_beyond(1024, results, given, dtype, terms=TERMS)

@@ -76,13 +76,25 @@ def sample(
         weight = (torch.randn(width, features) / math.sqrt(features)).to(dtype)
         return Sample([x[0], weight], (labels_for(count, width), IGNORED), torch.ones(()), 8)
     if name == "mlp":
-        # Sizes that products by tensor cores take, each other than the next. Rounded on the way to the gradient of x:
-        # both projections, silu; the gradients of the product, silu, both projections, of x from each, and their sum.
-        shapes = ((88, 72), (88, 72), (72, 88))
-        weights = [(torch.randn(*shape) / math.sqrt(shape[1])).to(dtype) for shape in shapes]
-        return Sample([draw(count, 72), *weights, draw(88), draw(88), draw(72)], (), draw(count, 72), 10)
+        return mlp_sample(dtype, count)
     assert name == "swiglu", name  # rounded: silu(gate), its derivative, the result; gates up to 16 or so
     return Sample([draw(count, width) * 4, draw(count, width)], (), draw(count, width), 3)
+
+
+def mlp_sample(dtype: torch.dtype, count: int, features: int = 72, width: int = 88) -> Sample:
+    """Random input for an MLP: `count` rows of `features`, and `width` between its projections.
+
+    Tensor cores take the default sizes. Rounded on the way to the gradient of x: both projections, silu; the gradients
+    of the product, silu, both projections, of x from each, and their sum.
+    """
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape).to(dtype)
+
+    shapes = ((width, features), (width, features), (features, width))
+    weights = [(torch.randn(*shape) / math.sqrt(shape[1])).to(dtype) for shape in shapes]
+    inputs = [draw(count, features), *weights, draw(width), draw(width), draw(features)]
+    return Sample(inputs, (), draw(count, features), 10)
 
 
 def sample_for(name: str, column: str, dtype: torch.dtype, **sizes: Any) -> Sample:
