@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Dict
 
 from smoke_tests.claims import long, proves
-from smoke_tests.training import jobs, sharded
+from smoke_tests.training import jobs
 
 STEPS, LOST_AT, EVERY = 50, 22, 5
 
@@ -20,6 +20,8 @@ STEPS, LOST_AT, EVERY = 50, 22, 5
     since="2.13",  # not tried with an older one
 )
 def test_a_host_is_lost_and_returns(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    from smoke_tests.training import sharded  # here, since it takes as long to import as torch
+
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     for folder in (alone, shared):
         folder.mkdir()
