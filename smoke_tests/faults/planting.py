@@ -22,7 +22,7 @@ CODES = {E4M3, E5M2}
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong.
+    """A fault, and the claims that have to catch it.
 
     kind: what sort of fault; operator: the row of the table that it is planted in, "" where it is in none.
     column: a package, or one variant of it, where it is not for every implementation that a target has.
@@ -55,11 +55,11 @@ def in_table(operator: str, wrap: Wrap) -> Callable[[str], ContextManager[Any]]:
 
 @lru_cache(maxsize=None)
 def loaded(extension: str, library: Path) -> ContextManager[None]:
-    """Put a compiled extension in the place of the one that a package would import; for the rest of the process."""
-    found = importlib.util.spec_from_file_location(extension, library)
-    assert found and found.loader, library
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    """Replace an extension that a package imports by this compiled one, for the rest of the process."""
+    specification = importlib.util.spec_from_file_location(extension, library)
+    assert specification and specification.loader, library
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
     sys.modules[extension] = module
     return nullcontext()
 
