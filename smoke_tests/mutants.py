@@ -304,9 +304,9 @@ def entries() -> Iterator[Tuple[Tuple[str, str], ast.expr]]:
     body = ast.parse(TABLE.read_text(encoding="utf-8")).body
     table: Any = next(node.value for node in body if isinstance(node, ast.AnnAssign))
     for operator, columns in zip(map(ast.literal_eval, table.keys), table.values):
-        had = columns_of(operator)
+        available = columns_of(operator)
         for column, entry in zip(map(ast.literal_eval, columns.keys), columns.values):
-            if column in had:
+            if column in available:
                 yield (operator, column), entry
 
 

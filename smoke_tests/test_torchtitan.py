@@ -49,18 +49,18 @@ def finished(name: str, folder: Path, *more: str, processes: int = 0) -> Dict[in
 def test_the_engine_takes_every_run(name: str, recipe: str) -> None:
     from torchtitan.config import ConfigManager
 
-    run, told = RUNS[name], ConfigManager().parse_args([*ARGUMENTS[name].split(), *FLOAT8[recipe].split()])
-    gpus, layout = run["hosts"] * run["gpus"], told.parallelism
+    run, config = RUNS[name], ConfigManager().parse_args([*ARGUMENTS[name].split(), *FLOAT8[recipe].split()])
+    gpus, layout = run["hosts"] * run["gpus"], config.parallelism
     replicas = gpus // layout.tensor_parallel_degree // layout.pipeline_parallel_degree
-    assert told.training.global_batch_size == run["batch"]
-    accumulated = run["batch"] // (told.training.local_batch_size * replicas)
+    assert config.training.global_batch_size == run["batch"]
+    accumulated = run["batch"] // (config.training.local_batch_size * replicas)
     if layout.pipeline_parallel_degree > 1:
-        accumulated *= told.training.local_batch_size // layout.pipeline_parallel_microbatch_size
+        accumulated *= config.training.local_batch_size // layout.pipeline_parallel_microbatch_size
     assert accumulated == run["accumulated"]
     microbatches = gpus * run["microbatch"] * accumulated
     assert run["batch"] * layout.tensor_parallel_degree * layout.pipeline_parallel_degree == microbatches
-    float8 = told.quantize.linear.float8
-    assert told.model.converters == ([] if recipe == "none" else ["float8"])
+    float8 = config.quantize.linear.float8
+    assert config.model.converters == ([] if recipe == "none" else ["float8"])
     assert float8.enable_fsdp_float8_all_gather == (recipe == "tensorwise-gathered")
     assert float8.recipe_name == ("rowwise" if recipe == "rowwise" else None)
 
