@@ -1,4 +1,4 @@
-"""The vocabulary of a claim: `@proves` says what a test proves, `@needs` on what hardware it can be proved."""
+"""The decorators of a claim: `@proves` says what a test proves, and `@needs` what hardware it needs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ def proves(
 ) -> pytest.MarkDecorator:
     """Give a test its claim; all arguments must be literals, because tools read them without importing.
 
-    sentence: one sentence, unique in the whole room.
+    sentence: a sentence, unique in smoke_tests.
     seed: id or ids of the seed inventory that the claim answers, e.g. "A09".
     package: the distribution the claim is about; by default the one that the test file is named after.
-    since: the first version of that package with what is claimed; no claim is made of older ones.
-    until: the first one without it, or "". Versions are those of the recipes: every apex calls itself 0.1.
+    since: the first version of that package that the claim is about.
+    until: the first version that the claim is no longer about, or "". Versions are those of the recipes, since every
+    apex calls itself 0.1.
     """
     return pytest.mark.proves(sentence, seed=seed, package=package, since=since, until=until)
 
 
 def needs(cuda: bool = False, sm: Tuple[int, int] = (0, 0), gpus: int = 0, isa: str = "") -> pytest.MarkDecorator:
-    """Say what hardware a claim needs; a machine without it skips the test with a computed reason.
+    """Say what hardware a claim needs; a machine without it skips the test and names what it lacks.
 
     cuda: a CUDA GPU (implied by sm and gpus), sm: the lowest compute capability, e.g. (8, 9), gpus: how many of them,
     isa: a CPU feature as /proc/cpuinfo spells it, e.g. "avx2".
@@ -45,12 +46,12 @@ def every(*operators: str, only: str = "", seen: bool = False, once: bool = Fals
     return pytest.mark.every(*operators, only=only, seen=seen, once=once)
 
 
-# Of the claims that take longest: where several processes share the claims, these begin first.
+# A claim that takes long: where several processes share the claims, these begin first.
 long = pytest.mark.long
 
 
 class Claim(NamedTuple):
-    """One sentence that one test proves of one package."""
+    """The sentence that a test proves about a package."""
 
     sentence: str
     seed: Tuple[str, ...]
@@ -59,12 +60,12 @@ class Claim(NamedTuple):
     until: str
 
     def is_about(self, packages: Dict[str, Any]) -> bool:
-        """Whether an environment with these packages (the manifest's) is what the claim speaks of."""
+        """Whether the claim is about an environment with these packages, as the manifest lists them."""
         return self.package in packages and holds(packages[self.package]["release"], self.since, self.until)
 
 
 def holds(version: str, since: str, until: str) -> bool:
-    """Whether a version is one from since up to until, which is out; "" is no end."""
+    """Whether since <= version < until, where "" is no end."""
     return release(since) <= release(version) and (not until or release(version) < release(until))
 
 
@@ -104,7 +105,7 @@ def needs_of(item: pytest.Item) -> Dict[str, Any]:
 
 
 class Elsewhere(pytest.skip.Exception):  # type: ignore[name-defined,misc]
-    """What this one machine lacks, and not its kind: the claim that raises it is unproven here, and never refuted.
+    """Something that this machine lacks although its hardware is the declared kind: more GPUs, or a permission.
 
-    More GPUs than it has, or what its administrator does not permit.
+    A claim that raises it is unproven here, and never refuted.
     """

@@ -1,4 +1,4 @@
-"""The rules of the room: a test makes one claim, hardware selects it, and its outcome goes into the evidence."""
+"""The rules of smoke_tests: a test makes one claim, the hardware selects it, and its outcome goes into the evidence."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ ROOM = Path(__file__).resolve().parent
 MANIFEST = pytest.StashKey[Dict[str, Any]]()
 RECORD = pytest.StashKey[Dict[str, Any]]()
 WORKERS = 14  # on a GPU
-# What Triton measured once is kept with its kernels, so that not every process measures it again.
+# Triton keeps its tuning results with its kernels, so that each process does not measure them again.
 os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
-if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: processes that share the cores take one each
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: processes that share the cores use one core each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-# --- what there is to prove ---
+# --- which claims there are ---
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,28 +43,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "proves(sentence, seed, package, since): the claim of this test")
-    config.addinivalue_line("markers", "every(operators, only, seen, once): one row per implementation and dtype")
-    config.addinivalue_line("markers", "long: one of those that take longest")
-    config.addinivalue_line("markers", "needs(cuda, sm, gpus, isa): the hardware without which it cannot run")
+    config.addinivalue_line("markers", "every(operators, only, seen, once): a row per implementation and dtype")
+    config.addinivalue_line("markers", "long: a claim that takes long, and begins first")
+    config.addinivalue_line("markers", "needs(cuda, sm, gpus, isa): the hardware that it needs")
     config.option.loadscopereorder = False  # long ones begin first; Python 3.8's pytest-xdist lacks the option for it
     config.stash[MANIFEST] = read_manifest(config.getoption("--manifest"))
     config.pluginmanager.register(Ledger(config), "ledger")
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Make an error of a warning that these files cause; pytest.ini does so under their names outside a package."""
-    files = r"(test_\w+|conftest|claims|hardware|operators\.(references|table)|training\.[\w.]+)"
-    session.config.addinivalue_line("filterwarnings", rf"error:::smoke_tests\.{files}$")
-
-
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """How many processes run the claims: on a GPU they mostly wait for the host, on a CPU the longest only waits."""
+    """How many processes run the claims: on a GPU they mostly wait for the host, on a CPU the longest claim waits."""
     cuda, cores = read_manifest(config.getoption("--manifest"))["cuda"] != "none", len(os.sched_getaffinity(0))
     return min(WORKERS, max(1, cores - 2)) if cuda else min(2, cores)
 
 
 def read_manifest(path: Path) -> Dict[str, Any]:
-    """The manifest at `path`, with its own place under "path"; refused in one sentence if it cannot be used."""
+    """The manifest at `path`, with its own path under "path"; UsageError if it cannot be used."""
     try:
         manifest: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         missing = {"target", "stack", "cuda", "proves_on", "packages"} - set(manifest)
@@ -81,7 +75,7 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 class ClaimFile(pytest.Module):
-    """A test file that states its claims even when its import fails: then each of them meets what the import raised."""
+    """A test file that states its claims even when its import fails: each claim then raises the error of the import."""
 
     def collect(self) -> Any:
         try:
@@ -138,17 +132,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def of_each_operator(metafunc: pytest.Metafunc, mark: pytest.Mark, manifest: Dict[str, Any]) -> None:
-    """The rows of a test marked `every`; the table is imported here, since it needs a torch that can be."""
+    """The rows of a test marked `every`; the table is imported here because torch may fail to import."""
     from smoke_tests.operators import table as fused_ops
 
     only, seen, once = (mark.kwargs[name] for name in ("only", "seen", "once"))
     cuda = manifest["cuda"] != "none"
-    had = {name: entry["version"] for name, entry in manifest["packages"].items() if only in ("", name)}
+    versions = {name: entry["version"] for name, entry in manifest["packages"].items() if only in ("", name)}
     taken = [argument for argument in fused_ops.Row._fields if argument in metafunc.fixturenames]
     chosen: Dict[str, Any] = {}
     for operator in mark.args:
         columns = set()
-        for row in fused_ops.rows(operator, had, cuda):
+        for row in fused_ops.rows(operator, versions, cuda):
             entry = fused_ops.OPERATORS[operator][row.column]
             if (seen and not entry.forward) or (once and cuda and row.column in columns):
                 continue
@@ -170,9 +164,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
     order = list(manifest["packages"])
 
     def turn(item: pytest.Item) -> Tuple[bool, int, bool]:
-        """By package, and of each first whether it is what was pinned: numbers of something else mean nothing.
+        """By package, each package's environment first: numbers of a package that is not the pinned one mean nothing.
 
-        Where several processes share the claims, what takes longest begins first.
+        Where several processes share the claims, the longest begin first.
         """
         package = claims.claim_of(item, manifest).package
         alone = not hasattr(config, "workerinput") and not config.pluginmanager.has_plugin("dsession")
@@ -186,10 +180,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
 
 
 def in_one_process(item: pytest.Item, manifest: Dict[str, Any]) -> str:
-    """The name of what one process does because it is made once a process; none if any process may do it.
+    """The group of claims that share what a process makes once, and so run in the same process; "" for no group.
 
-    Trainings of a package follow the same two runs, which a GPU makes sooner again than the others could wait for them.
-    What compiles itself when it is called does so for an operator.
+    On a CPU the trainings of a package share two runs; a GPU repeats those faster than other claims would wait for
+    them. Implementations that compile when they are called share the compiled kernels of an operator.
     """
     if item.path.name == "test_training.py" and manifest["cuda"] == "none":
         return "training " + claims.claim_of(item, manifest).package
@@ -231,7 +225,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def seed() -> int:
-    """The one place that randomness starts from: the environment variable FUSEBOX_SEED, by default 0."""
+    """The seed of all randomness: the environment variable FUSEBOX_SEED, by default 0."""
     return int(os.environ.get("FUSEBOX_SEED", "0"))
 
 
@@ -248,8 +242,8 @@ def same_numbers_each_run(request: pytest.FixtureRequest, seed: int) -> None:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """One thread, which repeats to the last bit: several would wait for one another where products are small."""
-    import torch  # not above: claims about a torch that cannot be imported are to be told, too
+    """Run torch on one thread, which repeats to the last bit; with small products several threads would be slower."""
+    import torch  # here, so that the claims are reported also if torch cannot be imported
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -259,9 +253,9 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def device(manifest: Dict[str, Any]) -> Iterator[str]:
-    """Where operators are to run: "cuda" if the target has CUDA (skipped on a machine without it), else "cpu".
+    """Where operators run: "cuda" if the target has CUDA (skipped on a machine without it), else "cpu".
 
-    Afterwards no CUDA error may be left behind, which the next test's kernels would be blamed for.
+    Afterwards no CUDA error may be pending, because it would appear in the next test.
     """
     if manifest["cuda"] == "none":
         yield "cpu"
@@ -294,12 +288,12 @@ def measured(request: pytest.FixtureRequest) -> Dict[str, Any]:
 
 
 class Ledger:
-    """Keeps the outcome of every claim, prints one line per claim as it ends, and writes the evidence.
+    """Keeps the outcome of every claim, prints a line per claim as it ends, and writes the evidence.
 
-    Outcomes: proved, refuted, unproven. On hardware that the target declares a skip is refuted, because there nothing
-    may be missing but what claims.Elsewhere names. A claim that was selected and never ran is unproven, one whose
-    process died is refuted.
-    Where several processes run the claims, each judges its own, and the first one keeps the records of all.
+    Outcomes: proved, refuted, unproven. On hardware that the target declares, a skip is refuted, because only what
+    claims.Elsewhere names may be missing. A claim that was selected and never ran is unproven, and a claim whose
+    process died is refuted. Where several processes run the claims, each judges its own, and pytest's first process
+    keeps the records of all.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -366,7 +360,7 @@ class Ledger:
                 self.groups[item.nodeid] = together.args[0]
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
-        """Give what is of one group to one process, all else to any.
+        """Give all claims of a group to the same process, and the others to any.
 
         pytest-xdist's own --dist loadgroup (3.8.0) writes the group into node ids, which pytest 9.2 no longer lets it.
         """
@@ -382,7 +376,7 @@ class Ledger:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """What runs from setup to teardown, is run for this claim."""
+        """Record all that runs from setup to teardown for this claim."""
         recorder.switch(item.stash[RECORD]["id"])
         try:
             return (yield)
@@ -438,7 +432,7 @@ class Ledger:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Tuple[str, str, str]:
-        """Count as ever, but show nothing: the line of the claim takes the place of the dot."""
+        """Count as pytest does, but print no dot: the line of the claim replaces it."""
         quiet = report.passed and report.when != "call"
         category = "error" if report.failed and report.when != "call" else report.outcome
         return ("", "", "") if quiet else (category, "", category.upper())
@@ -510,13 +504,13 @@ def plain(value: Any) -> Any:
 
 
 def files_of_the_room() -> Dict[str, str]:
-    """All code of this room, name -> sha256: what ran, wherever it ran."""
+    """All code of smoke_tests, name -> sha256."""
     paths = sorted((path.relative_to(ROOM).as_posix(), path) for path in ROOM.rglob("*.py"))
     return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in paths}
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that under its name there is either all of it or nothing."""
+    """Write a file so that its name never stands for a part of it."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "w", encoding="utf-8") as file:

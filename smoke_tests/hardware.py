@@ -1,4 +1,4 @@
-"""What this machine is, probed once. Works without torch, and imports no other package under test."""
+"""What this machine is, probed once; without torch, and without any other package under test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ISA = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16
 
 
 class Gpu(NamedTuple):
-    """One GPU: its full name, its compute capability ((0, 0) if nobody could say) and its memory in MiB."""
+    """One GPU: its full name, its compute capability ((0, 0) if unknown) and its memory in MiB."""
 
     name: str
     sm: Tuple[int, int]
@@ -100,7 +100,7 @@ def _gpus() -> Tuple[Tuple[Gpu, ...], str]:
 
 
 def nvidia_smi(*fields: str) -> Optional[List[List[str]]]:
-    """What the driver's tool says of each GPU that CUDA may use, one text per field; None where it says nothing."""
+    """The fields, as text, that the driver's tool reports for each GPU that CUDA may use; None if there are none."""
     query = ["nvidia-smi", "--query-gpu=" + ",".join(("index", "uuid", *fields)), "--format=csv,noheader,nounits"]
     try:
         answer = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=30, check=True)
@@ -108,7 +108,7 @@ def nvidia_smi(*fields: str) -> Optional[List[List[str]]]:
         return None
     rows: List[List[str]] = list(csv.reader(answer.stdout.decode().splitlines(), skipinitialspace=True))
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None and "MIG" in chosen:  # parts of a GPU, which only CUDA can tell of
+    if chosen is not None and "MIG" in chosen:  # parts of a GPU, which only CUDA lists
         return None
     return [row[2:] for row in (rows if chosen is None else _chosen(rows, chosen.split(",")))]
 
@@ -116,10 +116,10 @@ def nvidia_smi(*fields: str) -> Optional[List[List[str]]]:
 def _chosen(rows: List[List[str]], names: List[str]) -> Iterator[List[str]]:
     """The GPUs of these indices or beginnings of UUIDs, in this order; like CUDA's, up to the first that is none."""
     for name in (name.strip() for name in names):
-        found = [row for row in rows if name and (row[0] == name or row[1].startswith(name))]
-        if not found:
+        matching = [row for row in rows if name and (row[0] == name or row[1].startswith(name))]
+        if not matching:
             return
-        yield found[0]
+        yield matching[0]
 
 
 def _capability(text: str) -> Tuple[int, int]:
@@ -134,5 +134,5 @@ def _torch_gpus() -> Tuple[Gpu, ...]:
         import torch
     except Exception:  # a broken torch refutes torch's claims, it must not hide the machine
         return ()
-    found = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    return tuple(Gpu(gpu.name, (gpu.major, gpu.minor), gpu.total_memory >> 20) for gpu in found)
+    properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return tuple(Gpu(gpu.name, (gpu.major, gpu.minor), gpu.total_memory >> 20) for gpu in properties)

@@ -5,11 +5,11 @@
 
 A mutant counts if what people usually test still passes under it (shapes, finite numbers, a loss that falls) and a
 claim about what it touches runs. It is caught if such a claim, which passes without it, fails by an assertion of this
-room and not by a crash. Those of faults.py and training/faults.py are chosen; so are those of compiled_faults.toml,
-which upstream's own code has when it is compiled; the others are made by a rule that changes every constant, sign,
-comparison, transpose and order of the wrappers in operators/table.py, and of what decides a number in training, one at
-a time. The same claims run on correct code as well, with one seed after another, all in one process: there each failure
-is a false alarm.
+room and not by a crash. Those of faults/ and training/faults.py are chosen, and so are those of compiled_faults.toml,
+which upstream's own code has when it is compiled. The others are made by a rule that changes every constant, sign,
+comparison, transpose and order of the adapters in operators/, and of what decides a number in training, one at a time.
+The same claims run on correct code as well, with one seed after another, all in one process: there each failure is a
+false alarm.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ from unittest import mock
 import pytest
 import torch
 
-from smoke_tests import faults, hardware
+from smoke_tests import hardware
 from smoke_tests.claims import claim_of
 from smoke_tests.conftest import files_of_the_room, read_manifest, write_whole
+from smoke_tests.faults.environment import EVERY
+from smoke_tests.faults.planting import FAULTS, in_table, loaded
+from smoke_tests.faults.survivors import WHY
 from smoke_tests.operators import bounds, kernels
 from smoke_tests.operators import table as fused_ops
-from smoke_tests.operators.samples import sample_for
+from smoke_tests.operators.samples import sample_for, scaled_mm, scaled_mm_arguments
 from smoke_tests.training import faults as of_training
 from smoke_tests.training.models import Shape
 from smoke_tests.training.options import Options
@@ -51,6 +54,7 @@ from smoke_tests.training.trainer import Run
 # One compiles for itself: what torch keeps to compile with is waited for at the end, for up to five minutes.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 ROOM = Path(__file__).resolve().parent
+TABLE = ROOM / "operators" / "table.py"
 THIS = [sys.executable, "-m", "smoke_tests.mutants", *sys.argv[1:]]  # this program, as it was started
 MANIFEST = read_manifest(Path(sys.prefix, "fusebox", "manifest.json"))
 VERSIONS = {name: entry["version"] for name, entry in MANIFEST["packages"].items()}
@@ -86,7 +90,7 @@ class Watch:
     def __init__(self, operator: str = "", column: str = "") -> None:
         self.operator, self.column = operator, column
         self.ran: List[str] = []
-        self.assertions: Dict[str, str] = {}  # claim -> what its assertion said
+        self.assertions: Dict[str, str] = {}  # claim -> the message of its assertion
         self.crashes: Dict[str, str] = {}
 
     def concerns(self, item: pytest.Item) -> bool:
@@ -110,24 +114,24 @@ class Watch:
             self.ran.append(identity)
         if call.excinfo is None or call.excinfo.errisinstance(pytest.skip.Exception):
             return
-        said = call.excinfo.exconly(tryshort=True).splitlines()[0]
+        message = call.excinfo.exconly(tryshort=True).splitlines()[0]
         ours = ROOM in Path(str(call.excinfo.traceback[-1].path)).parents
         if ours and call.excinfo.errisinstance(AssertionError):
-            self.assertions[identity] = said
+            self.assertions[identity] = message
             item.session.shouldstop = "one is enough" if self.column else False
         else:
-            self.crashes[identity] = said
+            self.crashes[identity] = message
 
 
 def run(watch: Watch, *claims: str, marked: str = "", named: str = "") -> Watch:
     """Run claims of this room under what is planted; a claim that is not about this target does not run."""
-    said = io.StringIO()
-    which = ["-m", marked, "-k", named, *[str(ROOM / one) for one in claims]]
+    printed = io.StringIO()
+    which = ["-m", marked, "-k", named, *[str(ROOM / claim) for claim in claims]]
     arguments = ["--rootdir", str(ROOM), "-n0", "--tb=no", *which]
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         code = pytest.main(arguments, [watch])
     ended = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERNAL_ERROR)
-    assert code not in ended or "no claim is about" in said.getvalue(), said.getvalue()
+    assert code not in ended or "no claim is about" in printed.getvalue(), printed.getvalue()
     return watch
 
 
@@ -145,47 +149,56 @@ LLAMA = ("attention", "rms_norm", "rope", "swiglu", "cross_entropy", "adamw")
 
 def noticed_by_anybody(operator: str, column: str) -> Optional[str]:
     """What is wrong for everybody to see: a crash, another shape, a number that is not finite, a loss that stays."""
-    from smoke_tests import test_torch as product
-
     torch.manual_seed(0)
     try:
-        if operator == "scaled_mm":
-            output = product.scaled_mm(product.scaled_mm_arguments(False)[2:], torch.bfloat16, DEVICE)
-            if output.shape != (165, 144) or not output.isfinite().all():
-                return "shape, or not finite"
-        elif operator not in ("", "adamw", "linear", "rope"):
-            given = sample_for(operator, column, torch.bfloat16 if CUDA else torch.float32)
-            call = given.bind(fused_ops.operator(operator, column), DEVICE)
-            output, *gradients = bounds.forward_and_backward(call, given.inputs, given.gradient, DEVICE)
-            if output.shape != given.gradient.shape:
-                return "shape {}".format(tuple(output.shape))
-            if not all(tensor.isfinite().all() for tensor in (output, *gradients)):
-                return "numbers that are not finite"
-        columns = {**{name: columns_of(name)[0] for name in LLAMA}, "linear": "torch"}
-        if column == of_training.TRAINING:  # its claims run on a CPU
-            ours = Run(Options(precision="float32", ops="naive", batch_size=2, warmup=2, device="cpu"))
-            losses = [ours.update(step)["loss"] for step in range(20)]
-        else:
-            losses = train({**columns, operator: column}, 0, DEVICE, SHAPE, steps=20)
+        visible = noticed_in_a_call(operator, column)
+        losses = [] if visible else losses_with(operator, column)
     except Exception as error:
         return "{}: {}".format(type(error).__name__, (str(error).splitlines() or [""])[0])
-    return None if losses[-1] < losses[0] else "the loss goes from {:.3g} to {:.3g}".format(losses[0], losses[-1])
+    if visible or losses[-1] < losses[0]:
+        return visible
+    return "the loss goes from {:.3g} to {:.3g}".format(losses[0], losses[-1])
+
+
+def noticed_in_a_call(operator: str, column: str) -> Optional[str]:
+    """What is wrong with the shape of a result of an operator, or a number that is not finite."""
+    if operator in ("", "adamw", "linear", "rope"):
+        return None
+    if operator == "scaled_mm":
+        product = scaled_mm(scaled_mm_arguments(False)[2:], torch.bfloat16, DEVICE)
+        return None if product.shape == (165, 144) and product.isfinite().all() else "shape, or not finite"
+    given = sample_for(operator, column, torch.bfloat16 if CUDA else torch.float32)
+    call = given.bind(fused_ops.operator(operator, column), DEVICE)
+    output, *gradients = bounds.forward_and_backward(call, given.inputs, given.gradient, DEVICE)
+    if output.shape != given.gradient.shape:
+        return "shape {}".format(tuple(output.shape))
+    finite = all(tensor.isfinite().all() for tensor in (output, *gradients))
+    return None if finite else "numbers that are not finite"
+
+
+def losses_with(operator: str, column: str) -> List[float]:
+    """The losses of twenty steps of training with this implementation."""
+    if column == of_training.TRAINING:  # its claims run on a CPU
+        ours = Run(Options(precision="float32", ops="naive", batch_size=2, warmup=2, device="cpu"))
+        return [ours.update(step)["loss"] for step in range(20)]
+    columns = {**{name: columns_of(name)[0] for name in LLAMA}, "linear": "torch"}
+    return train({**columns, operator: column}, 0, DEVICE, SHAPE, steps=20)
 
 
 # --- the mutants ---
 
 
 def chosen() -> Iterator[Mutant]:
-    """Every fault of faults.py, in each implementation that it is for and that this target has."""
-    for fault in faults.FAULTS:
+    """Every fault of faults/ and training/faults.py, in each implementation that it is for and that this target has."""
+    for fault in FAULTS:
         for claim in fault.claims:
             file, _, test = claim.partition("::")
             assert f"def {test}(" in (ROOM / file).read_text(encoding="utf-8"), claim
-        if fault.column == faults.EVERY:
+        if fault.column == EVERY:
             columns = [name for name, entry in MANIFEST["packages"].items() if entry.get("record_sha256")]
         elif fault.operator:
-            had = columns_of(fault.operator, fault.dtype)
-            columns = [one for one in had if fault.column in ("", one, one.partition(".")[0])]
+            available = columns_of(fault.operator, fault.dtype)
+            columns = [column for column in available if fault.column in ("", column, column.partition(".")[0])]
         else:
             columns = [fault.column] if fault.column in (*VERSIONS, of_training.TRAINING) else []
         for column in columns:
@@ -202,7 +215,7 @@ def compiled(folder: Optional[Path]) -> Iterator[Mutant]:
         if fault["column"] in columns_of(fault["operator"]):
             named = {name: fault[name] for name in ("name", "kind", "operator", "column")}
             assert folder
-            plant = partial(faults.loaded, fault["extension"], folder / fault["library"])
+            plant = partial(loaded, fault["extension"], folder / fault["library"])
             yield Mutant(origin="compiled", claims=tuple(fault["claims"]), plant=plant, **named)
 
 
@@ -228,7 +241,7 @@ OPPOSITE: Dict[type, Callable[[], ast.AST]] = {
 }
 METHODS = {"t": "clone", "cos": "sin", "sin": "cos"}  # clone: the transpose is left out
 SYMMETRIC = ("transpose",)  # whose two arguments are as good in either order
-MACHINERY = ("version_of_torch", "compiled", "Entry")  # in the table's file, and no wrappers
+MACHINERY = ("version_of_torch", "compiled")  # in an adapter, and no part of an implementation
 
 
 def sites(node: Any) -> Iterator[Site]:
@@ -257,37 +270,46 @@ def sites(node: Any) -> Iterator[Site]:
 
 
 def by_rule() -> Iterator[Mutant]:
-    """Every change that the rule makes in a wrapper, in the first implementation of this target that runs it."""
-    source = (ROOM / "operators" / "table.py").read_text(encoding="utf-8")
-    tree = ast.parse(source)
-    for definition, (operator, column) in wrappers(tree):
-        for site in sites(definition):
-            first, last = site.node.lineno, site.node.end_lineno
-            text = " ".join((ast.get_source_segment(source, site.node) or "").split())
-            name = f"{definition.name} {first}:{site.node.col_offset}: {text}: {site.what}"
-            plant = partial(rebuilt, tree, site, operator, column)
-            yield Mutant(name, definition.name, "rule", operator, column, tuple(NUMERIC), plant, (first, last))
+    """Every change that the rule makes in an adapter, in the first implementation of this target that runs it."""
+    for path in sorted((ROOM / "operators").glob("*_adapter.py")):
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        for definition, (operator, column) in implementing(tree):
+            for site in sites(definition):
+                first, last = site.node.lineno, site.node.end_lineno
+                text = " ".join((ast.get_source_segment(source, site.node) or "").split())
+                name = f"{definition.name} {first}:{site.node.col_offset}: {text}: {site.what}"
+                plant = partial(rebuilt, path.stem, tree, site, operator, column)
+                yield Mutant(name, definition.name, "rule", operator, column, tuple(NUMERIC), plant, (first, last))
 
 
-def wrappers(tree: ast.Module) -> Iterator[Tuple[Any, Tuple[str, str]]]:
-    """The functions and classes of the table's file that this target's implementations run, with the first of those."""
+def implementing(adapter: ast.Module) -> Iterator[Tuple[Any, Tuple[str, str]]]:
+    """The functions and classes of an adapter that this target's implementations run, with the first of those."""
     defined: Dict[str, Any] = {}
-    for node in tree.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    for node in adapter.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
         defined[getattr(target, "id", getattr(node, "name", ""))] = node
-    table = defined.pop("OPERATORS").value
     first: Dict[str, Tuple[str, str]] = {}
-    for operator, entries in zip(table.keys, table.values):
-        for column, entry in zip(entries.keys, entries.values):
-            place = ast.literal_eval(operator), ast.literal_eval(column)
-            pending = [entry] if place[1] in columns_of(place[0]) else []
-            while pending:
-                names = {part.id for part in ast.walk(pending.pop()) if isinstance(part, ast.Name)}
-                new = [name for name in sorted(names & set(defined)) if name not in first and name not in MACHINERY]
-                first.update(dict.fromkeys(new, place))
-                pending += [defined[name] for name in new]
-    wanted = (ast.FunctionDef, ast.ClassDef)
-    yield from ((defined[name], place) for name, place in first.items() if isinstance(defined[name], wanted))
+    for place, entry in entries():
+        pending = [entry]
+        while pending:
+            names = {part.id for part in ast.walk(pending.pop()) if isinstance(part, ast.Name)}
+            new = [name for name in sorted(names & set(defined)) if name not in first and name not in MACHINERY]
+            first.update(dict.fromkeys(new, place))
+            pending += [defined[name] for name in new]
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    yield from ((defined[name], place) for name, place in first.items() if isinstance(defined[name], kinds))
+
+
+def entries() -> Iterator[Tuple[Tuple[str, str], ast.expr]]:
+    """The entries of the table that this target has, as syntax, by operator and column."""
+    body = ast.parse(TABLE.read_text(encoding="utf-8")).body
+    table: Any = next(node.value for node in body if isinstance(node, ast.AnnAssign))
+    for operator, columns in zip(map(ast.literal_eval, table.keys), table.values):
+        available = columns_of(operator)
+        for column, entry in zip(map(ast.literal_eval, columns.keys), columns.values):
+            if column in available:
+                yield (operator, column), entry
 
 
 def by_rule_in_training() -> Iterator[Mutant]:
@@ -299,7 +321,7 @@ def by_rule_in_training() -> Iterator[Mutant]:
         for name in names:
             body: Any = tree
             for part in name.split("."):
-                body = next(each for each in body.body if getattr(each, "name", "") == part)
+                body = next(inner for inner in body.body if getattr(inner, "name", "") == part)
             for site in sites(body):
                 first, last = site.node.lineno, site.node.end_lineno
                 text = " ".join((ast.get_source_segment(source, site.node) or "").split())
@@ -326,11 +348,13 @@ def retrained(tree: ast.Module, site: Site, module: str, name: str) -> ContextMa
     return of_training.recoded(of_training.function_of(module, name), of_training.code_of(changed(tree, site), name))
 
 
-def rebuilt(tree: ast.Module, site: Site, operator: str, column: str) -> ContextManager[Any]:
-    """The table's file with one site changed, and what it makes of one implementation put into the table."""
-    module = types.ModuleType("table")
+def rebuilt(adapter: str, tree: ast.Module, site: Site, operator: str, column: str) -> ContextManager[Any]:
+    """An adapter with one site changed, and in place of one implementation what the table makes of that adapter."""
+    module, table = types.ModuleType(adapter), types.ModuleType("table")
     exec(changed(tree, site), module.__dict__)
-    return faults.in_table(operator, lambda _: module.OPERATORS[operator][column].call)(column)
+    with mock.patch.dict(sys.modules, {f"smoke_tests.operators.{adapter}": module}):
+        exec(compile(TABLE.read_text(encoding="utf-8"), str(TABLE), "exec"), table.__dict__)
+    return in_table(operator, lambda _: table.OPERATORS[operator][column].call)(column)
 
 
 # --- what came of it ---
@@ -368,24 +392,24 @@ def outcome_of(mutant: Mutant, failing: Set[str]) -> Dict[str, Any]:
         except StopIteration:  # the package has no such file
             return judged(mutant, "left out")
         except Exception as error:
-            return judged(mutant, "too loud", said=repr(error))
+            return judged(mutant, "too loud", message=repr(error))
         noticed = noticed_by_anybody(mutant.operator, mutant.column)
         if noticed:
-            return judged(mutant, "too loud", said=noticed)
+            return judged(mutant, "too loud", message=noticed)
         run(watch, *mutant.claims)
-    for outcome, found in (("caught", watch.assertions), ("crashed", watch.crashes)):
-        for claim in sorted(set(found) - failing):
-            return judged(mutant, outcome, claim, found[claim])
+    for outcome, failures in (("caught", watch.assertions), ("crashed", watch.crashes)):
+        for claim in sorted(set(failures) - failing):
+            return judged(mutant, outcome, claim, failures[claim])
     runs = not of_table or mutant.origin != "rule" or lines & set(range(mutant.lines[0], mutant.lines[1] + 1))
     return judged(mutant, "survived" if runs and set(watch.ran) - failing else "left out")
 
 
-def judged(mutant: Mutant, outcome: str, by: str = "", said: str = "") -> Dict[str, Any]:
-    """A mutant as the outcomes have it; `by` is the claim that caught it, `said` its words."""
-    reasons = (reason for reason in faults.WHY if outcome == "survived" and re.search(reason.pattern, mutant.name))
+def judged(mutant: Mutant, outcome: str, by: str = "", message: str = "") -> Dict[str, Any]:
+    """A mutant as the outcomes have it; `by` is the claim that caught it, `message` that of its assertion."""
+    reasons = (reason for reason in WHY if outcome == "survived" and re.search(reason.pattern, mutant.name))
     why = next((reason.words for reason in reasons if reason.holds()), "")
     named = {name: getattr(mutant, name) for name in Mutant._fields[:5]}
-    return {**named, "claims": list(mutant.claims), "outcome": outcome, "by": by, "said": said, "why": why}
+    return {**named, "claims": list(mutant.claims), "outcome": outcome, "by": by, "said": message, "why": why}
 
 
 def try_seeds(outcomes: Dict[str, Any], seeds: Sequence[int], out: Optional[Path]) -> None:
@@ -396,7 +420,7 @@ def try_seeds(outcomes: Dict[str, Any], seeds: Sequence[int], out: Optional[Path
         with mock.patch.dict(os.environ, {"FUSEBOX_SEED": str(seed)}):
             watch = run(Watch(), *NUMERIC, marked="not long", named="not _ran")
         failed = {**watch.assertions, **watch.crashes}
-        clean["alarms"] += [{"seed": seed, "claim": claim, "said": said} for claim, said in failed.items()]
+        clean["alarms"] += [{"seed": seed, "claim": claim, "said": message} for claim, message in failed.items()]
         clean["seeds"], clean["claims"] = clean["seeds"] + 1, clean["claims"] + len(watch.ran)
         print(f"seed {seed}: {len(watch.ran)} claims, {len(failed)} false alarms", *failed.items(), flush=True)
         keep(out, outcomes)
@@ -404,7 +428,7 @@ def try_seeds(outcomes: Dict[str, Any], seeds: Sequence[int], out: Optional[Path
 
 def try_mutants(outcomes: Dict[str, Any], mutants: List[Mutant], options: argparse.Namespace) -> None:
     """Plant one mutant after another, but for those whose outcome is known."""
-    known = [[one[key] for key in Mutant._fields[:5]] for one in outcomes["mutants"]]
+    known = [[row[key] for key in Mutant._fields[:5]] for row in outcomes["mutants"]]
     for mutant in mutants:
         if list(mutant[:5]) in known:
             continue
@@ -414,9 +438,9 @@ def try_mutants(outcomes: Dict[str, Any], mutants: List[Mutant], options: argpar
             subprocess.run([*THIS, *alone], check=True)
             outcomes.update(json.loads(options.out.read_text(encoding="utf-8")))
             continue
-        found = outcome_of(mutant, set(outcomes["failing"]))
-        print("{outcome:9} {column:20} {operator:14} {name}: {by} {said}".format(**found), flush=True)
-        outcomes["mutants"].append(found)
+        row = outcome_of(mutant, set(outcomes["failing"]))
+        print("{outcome:9} {column:20} {operator:14} {name}: {by} {said}".format(**row), flush=True)
+        outcomes["mutants"].append(row)
         keep(options.out, outcomes)
         # The first asking clears what can be cleared.
         if options.out and CUDA and kernels.cuda_errors() and kernels.cuda_errors():
@@ -512,7 +536,7 @@ def main() -> int:
         run(Watch(column="nothing"), ".")  # imports the tests, so that pytest rewrites their assertions
         try_seeds(outcomes, range(options.seeds), options.out)
         try_mutants(outcomes, selected(options), options)
-    counts = collections.Counter(one["outcome"] for one in outcomes["mutants"])
+    counts = collections.Counter(row["outcome"] for row in outcomes["mutants"])
     print(", ".join(f"{count} {word}" for word, count in counts.most_common()))
     return 1 if outcomes.get("clean", {}).get("alarms") else 0
 

@@ -1,4 +1,4 @@
-"""The line that a claim's outcome is printed as: what the raw log holds, and evidence is compared with."""
+"""The line that reports a claim's outcome in the raw log, which evidence is compared with."""
 
 from __future__ import annotations
 

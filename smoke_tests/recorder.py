@@ -1,7 +1,7 @@
-"""Which functions of this room each claim runs: in this process, in pytest's workers, and in all that these start.
+"""Which functions of smoke_tests each claim runs: in this process, in pytest's workers, and in all that these start.
 
-On Python 3.12 and newer `sys.monitoring` tells, of every thread; before that coverage.py, with a context per claim. An
-older coverage.py than 7.13 does not start in other processes by itself, so nothing is recorded beside that.
+Python 3.12 and newer report this through `sys.monitoring`, in every thread; older ones through coverage.py, with a
+context per claim. Before 7.13 coverage.py does not start in other processes by itself, and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, List, Set, Tuple
 
 ROOM = Path(__file__).resolve().parent
-FOLDER, CLAIM = "FUSEBOX_RECORD", "FUSEBOX_CLAIM"  # where each process notes what it runs; the claim that runs now
-BESIDE = ("recorder.py", "printed.py")  # of this room, and no part of any outcome
+FOLDER, CLAIM = "FUSEBOX_RECORD", "FUSEBOX_CLAIM"  # the folder of the records; the claim that runs now
+BESIDE = ("recorder.py", "printed.py")  # files that are part of no outcome
 COMPILED = "compiled"  # in place of a claim: the functions that torch.compile has compiled
 DATA = "data"  # in place of a claim: the files of this room that hold settings and tables, as NAME:SHA256
 TOOL = 4  # of sys.monitoring: one that neither a debugger, a profiler nor coverage.py takes
@@ -102,7 +102,7 @@ def compiled() -> Iterator[Tuple[str, str]]:
 
 
 def is_possible() -> bool:
-    """Whether this Python can tell what runs."""
+    """Whether this Python can record what runs."""
     if MONITORED:
         return True
     try:
@@ -134,7 +134,7 @@ def join() -> None:
 
 
 def switch(claim: str) -> None:
-    """From now on what runs is run for this claim; for none if empty."""
+    """Record what runs from now on for this claim; for no claim if empty."""
     if RUNNING:
         os.environ[CLAIM] = claim
         RUNNING[0].switch()

@@ -54,8 +54,8 @@ def test_mixed_rms_norm(device: str, measured: Dict[str, Any]) -> None:
     given = sample("rms_norm", torch.bfloat16)
     inputs = [torch.randn(given.inputs[0].shape), given.inputs[1]]
     call = given.bind(operator("rms_norm", "apex.mixed"), device)
-    found = bounds.forward_and_backward(call, inputs, given.gradient, device)
-    output, of_x, of_weight = zip(found, bounds.in_float64(given.bind(references.rms_norm), inputs, given.gradient))
+    results = bounds.forward_and_backward(call, inputs, given.gradient, device)
+    output, of_x, of_weight = zip(results, bounds.in_float64(given.bind(references.rms_norm), inputs, given.gradient))
     assert [pair[0].dtype for pair in (output, of_x, of_weight)] == [torch.bfloat16, torch.float32, torch.bfloat16]
     for name, pair in {"output": output, "of_x": of_x, "of_weight": of_weight}.items():
         most = bounds.ceiling(pair[0].dtype, given.roundings)

@@ -15,7 +15,10 @@ BUILDERS = {"deepspeed.cpu": CPUAdamBuilder, "deepspeed.fused": FusedAdamBuilder
 
 
 @every("adamw", only="deepspeed")
-@proves("the compiled optimizer is the one built ahead of time: loaded from the wheel's files, nothing compiled now")
+@proves(
+    "the compiled optimizer is the one built ahead of time: it is loaded from the wheel's files, and nothing is "
+    "compiled now"
+)
 def test_compiled_ahead_of_time(column: str, measured: Dict[str, Any]) -> None:
     builder = BUILDERS[column]()
     assert deepspeed.git_version_info.installed_ops[builder.name]

@@ -17,7 +17,7 @@ ROWS, FEATURES, DROPPED = 64, 1024, 0.25
 
 @needs(cuda=True)
 @proves(
-    "dropout leaves out the share asked for, scales up the rest, and the norm is that of what is left",
+    "dropout drops the requested share and scales up the rest, and the norm is that of the result",
     seed=("B09", "B45"),
 )
 def test_dropout(device: str, measured: Dict[str, Any]) -> None:
@@ -25,13 +25,13 @@ def test_dropout(device: str, measured: Dict[str, Any]) -> None:
 
     x, residual = torch.randn(ROWS, FEATURES, device=device), torch.randn(ROWS, FEATURES, device=device)
     weight = torch.randn(FEATURES, device=device)
-    normal, total, kept = dropout_add_rms_norm(
+    normal, total, mask = dropout_add_rms_norm(
         x, residual, weight, None, DROPPED, 1e-5, prenorm=True, return_dropout_mask=True
     )
-    measured["dropped"] = 1 - float(kept.float().mean())
+    measured["dropped"] = 1 - float(mask.float().mean())
     # Of 65536 draws the share strays by 0.0017 in root mean square.
     assert measured["dropped"] == pytest.approx(DROPPED, abs=0.01)
-    truth = (x * kept / (1 - DROPPED) + residual).double().cpu()
+    truth = (x * mask / (1 - DROPPED) + residual).double().cpu()
     most = bounds.ceiling(torch.float32, 4)
     bounds.assert_rounded_like(total.cpu(), truth, 0.0, most)
     bounds.assert_rounded_like(normal.cpu(), references.rms_norm(truth, weight.double().cpu(), 1e-5), 0.0, most)
@@ -39,7 +39,7 @@ def test_dropout(device: str, measured: Dict[str, Any]) -> None:
 
 @needs(cuda=True)
 @pytest.mark.parametrize("features", [73, 8200])
-@proves("rows of a length that it has no kernel for are refused, not computed otherwise", seed="B45")
+@proves("rows of a length without a kernel are refused, not computed in another way", seed="B45")
 def test_other_lengths_are_refused(features: int, device: str, measured: Dict[str, Any]) -> None:
     x, weight = torch.randn(3, features, device=device), torch.ones(features, device=device)
     with pytest.raises(RuntimeError, match="hidden_size") as refused:

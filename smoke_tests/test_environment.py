@@ -63,8 +63,8 @@ def test_version_is_pinned(package: str, manifest: Dict[str, Any], measured: Dic
     measured["version"] = importlib.metadata.version(package)
     assert measured["version"] == entry["version"]
     # The index's torch 2.11.0 calls itself 2.11.0+cu130: a label that names the build says nothing else.
-    said = str(getattr(module, "__version__", entry["version"]))  # an object in transformer-engine 1.7
-    assert entry["version"] in (said, said.partition("+")[0]), f"the module calls itself {said}"
+    claimed = str(getattr(module, "__version__", entry["version"]))  # an object in transformer-engine 1.7
+    assert entry["version"] in (claimed, claimed.partition("+")[0]), f"the module calls itself {claimed}"
 
 
 @proves("the module that an import finds is a file of the pinned wheel, inside this environment")
@@ -83,7 +83,7 @@ def test_files_are_the_pinned_bytes(package: str, manifest: Dict[str, Any], meas
     assert hashlib.sha256(record).hexdigest() == manifest["packages"][package]["record_sha256"]
     rows, root = list(rows_of(record)), site_packages(package)
     with ThreadPoolExecutor() as pool:  # hashing releases the interpreter lock
-        wrong = [found for found in pool.map(lambda row: difference(row, root), rows) if found]
+        wrong = [fault for fault in pool.map(lambda row: difference(row, root), rows) if fault]
     measured["files"] = len(rows)
     assert rows and not wrong, "{} of {} files: {}".format(len(wrong), len(rows), ", ".join(wrong[:5]))
 

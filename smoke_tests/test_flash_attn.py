@@ -39,17 +39,18 @@ def gradients(heads: List[torch.Tensor], gradient: torch.Tensor, deterministic: 
 @needs(sm=(8, 0))
 @pytest.mark.parametrize("size", [64, 128])
 @proves(
-    "told to be deterministic, backward over 4,096 tokens gives the same bits in 30 runs, and in other bits otherwise",
+    "asked to be deterministic, backward over 4,096 tokens gives the same bits in 30 runs, and different bits "
+    "otherwise",
     since="2.4.1",
 )
 def test_deterministic_backward(size: int, device: str, measured: Dict[str, Any]) -> None:
     heads = [torch.randn(2, 4096, count, size, device=device).to(torch.bfloat16) for count in (6, 2, 2)]
     gradient = torch.randn(2, 4096, 6, size, device=device).to(torch.bfloat16)
-    for told in (True, False):
-        first, *others = (gradients(heads, gradient, told) for _ in range(30))
+    for deterministic in (True, False):
+        first, *others = (gradients(heads, gradient, deterministic) for _ in range(30))
         same = sum(all(torch.equal(*pair) for pair in zip(first, run)) for run in others)
-        measured["same when told" if told else "same otherwise"] = same
-    assert measured["same when told"] == 29
+        measured["same when deterministic" if deterministic else "same otherwise"] = same
+    assert measured["same when deterministic"] == 29
     assert measured["same otherwise"] < 29, "nothing is added in a random order: this measures nothing"
 
 
@@ -61,7 +62,7 @@ def test_a_row_is_the_same_alone(device: str) -> None:
 
 @needs(sm=(8, 0))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@proves("a dtype that it has no kernels for is refused, not cast")
+@proves("a dtype without kernels is refused, not cast")
 def test_other_dtypes_are_refused(dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     heads = torch.randn(1, 5, 2, 64, device=device, dtype=dtype)
     with pytest.raises(RuntimeError, match=r"fp16 and bf16") as refused:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from typing import Any, Dict, List, Set
+from typing import Any, Dict, List, NamedTuple, Set
 
 import pytest
 import torch
@@ -14,58 +14,58 @@ from smoke_tests.claims import every, needs, proves
 from smoke_tests.operators import bounds, references
 from smoke_tests.operators import table as fused_ops
 from smoke_tests.operators.kernels import gpu_kernels_run, gpu_launches
-from smoke_tests.operators.samples import EPS, IGNORED, Sample, assert_refused, sample, sample_for
+from smoke_tests.operators.samples import EPS, IGNORED, Sample, assert_refused, mlp_sample, sample, sample_for
 from smoke_tests.operators.table import OPERATORS, operator
 
 TERMS = 8192  # of the longest sum that a sample of many tiles makes
 
 
+class Results(NamedTuple):
+    """Output and gradients of an implementation, and those of the reference in float64."""
+
+    computed: List[torch.Tensor]
+    truth: List[torch.Tensor]
+
+
+def results_of(name: str, column: str, given: Sample, device: str) -> Results:
+    """Run an implementation and its reference, forward and backward."""
+    call, reference = given.bind(operator(name, column), device), given.bind(getattr(references, name))
+    return Results(
+        bounds.forward_and_backward(call, given.inputs, given.gradient, device),
+        bounds.in_float64(reference, given.inputs, given.gradient),
+    )
+
+
 def assert_equals_float64(
-    name: str,
-    column: str,
-    given: Sample,
-    dtype: torch.dtype,
-    device: str,
-    measured: Dict[str, Any],
-    terms: int = 64,
+    results: Results, given: Sample, dtype: torch.dtype, device: str, measured: Dict[str, Any], terms: int = 64
 ) -> None:
     """Assert that output and gradients are those of float64, up to the roundings of the dtype."""
-    found = bounds.forward_and_backward(
-        given.bind(operator(name, column), device), given.inputs, given.gradient, device
-    )
-    truth = bounds.in_float64(given.bind(getattr(references, name)), given.inputs, given.gradient)
+    computed, truth = map(list, results)
     if truth[0].dim() == 0:
         # One number has no noise to measure: each rounding moves it by half a spacing at most. A loss may come in
         # float32 from logits in fewer bits; in float32, and on a CPU in any dtype, the sum is rounded at every row.
-        loss, true_loss = float(found.pop(0)), float(truth.pop(0))
+        loss, true_loss = float(computed.pop(0)), float(truth.pop(0))
         sums = int((given.others[0] != IGNORED).sum()) if dtype is torch.float32 or device == "cpu" else 0
         off = abs(loss - true_loss) / abs(true_loss)
         most = (given.roundings + sums) * 2.0 ** -(bounds.MANTISSA[dtype] + 1)
         assert off <= most, f"a loss of {loss}, not {true_loss}"
-    bounds.assert_as_in_float64(found, truth, dtype, given.roundings, measured, terms=terms)
+    bounds.assert_as_in_float64(computed, truth, dtype, given.roundings, measured, terms=terms)
 
 
-def assert_equals_float64_beyond(
-    first: int, name: str, column: str, given: Sample, dtype: torch.dtype, device: str, terms: int
-) -> None:
-    """Assert of what lies behind the first so many rows, or numbers of a row, alone that it is that of float64.
+def assert_equals_float64_beyond(first: int, results: Results, given: Sample, dtype: torch.dtype, terms: int) -> None:
+    """Assert that what lies behind the first so many rows, or numbers of a row, alone is that of float64.
 
     It is cut from each result that is longer, along its longest dimension: in the norm of the whole it may be too
     little to show.
     """
-    call, truth = given.bind(operator(name, column), device), given.bind(getattr(references, name))
-    results = zip(
-        bounds.forward_and_backward(call, given.inputs, given.gradient, device),
-        bounds.in_float64(truth, given.inputs, given.gradient),
-    )
     tails = []
-    for pair in results:
+    for pair in zip(*results):
         longest = max(range(pair[0].dim()), key=lambda dim: pair[0].shape[dim], default=None)
         if longest is not None and pair[0].shape[longest] > first:
-            tails.append([each.narrow(longest, first, each.shape[longest] - first) for each in pair])
+            tails.append([tensor.narrow(longest, first, tensor.shape[longest] - first) for tensor in pair])
     assert tails, "no result is longer: this measures nothing"
-    found, true = map(list, zip(*tails))
-    bounds.assert_as_in_float64(found, true, dtype, given.roundings, {}, terms=terms)
+    computed, truth = map(list, zip(*tails))
+    bounds.assert_as_in_float64(computed, truth, dtype, given.roundings, {}, terms=terms)
 
 
 def of_one_text(given: Sample) -> Sample:
@@ -77,36 +77,37 @@ def of_one_text(given: Sample) -> Sample:
 @every("attention")
 @pytest.mark.parametrize("size", [40, 64, 128])
 @proves(
-    "causal attention with grouped heads and an odd length equals float64 forward and backward, or is the error of a "
-    "known limit",
+    "causal attention with grouped heads and an odd length equals float64 forward and backward, or raises the error "
+    "of a known limit",
     seed="B06",
     package="torch",
 )
 def test_attention(column: str, dtype: torch.dtype, size: int, device: str, measured: Dict[str, Any]) -> None:
+    given = sample("attention", dtype, size=size)
     if f"head size {size}" in OPERATORS["attention"][column].limits:
-        given = sample("attention", dtype, size=size)
         assert_refused(operator("attention", column), given.inputs, given.gradient, device, measured)
         return
-    assert_equals_float64("attention", column, sample("attention", dtype, size=size), dtype, device, measured)
+    assert_equals_float64(results_of("attention", column, given, device), given, dtype, device, measured)
 
 
 @every("attention", once=True)
 @pytest.mark.parametrize("count", [129, 1025])
 @proves(
-    "causal attention equals float64 forward and backward also for 129 and 1,025 tokens, which no tile holds, and so "
-    "do the tokens beyond the first 128 alone",
+    "causal attention of 129 and 1,025 tokens, no multiples of a tile, equals float64 forward and backward, and so do"
+    " the tokens beyond the first 128 alone",
     package="torch",
 )
 def test_long_attention(column: str, dtype: torch.dtype, count: int, device: str, measured: Dict[str, Any]) -> None:
     given = of_one_text(sample_for("attention", column, dtype, count=count))
-    assert_equals_float64("attention", column, given, dtype, device, measured, terms=count)
-    assert_equals_float64_beyond(128, "attention", column, given, dtype, device, terms=count)
+    results = results_of("attention", column, given, device)
+    assert_equals_float64(results, given, dtype, device, measured, terms=count)
+    assert_equals_float64_beyond(128, results, given, dtype, terms=count)
 
 
 @every("attention", once=True)
 @proves(
-    "causal attention never looks ahead, at the edges of tiles and between them: other future tokens leave the past "
-    "bit-equal",
+    "causal attention never looks ahead, at the edges of tiles and between them: different future tokens leave the "
+    "past bit-equal",
     package="torch",
 )
 def test_attention_is_causal(column: str, dtype: torch.dtype, device: str) -> None:
@@ -131,7 +132,7 @@ def test_attention_is_causal(column: str, dtype: torch.dtype, device: str) -> No
 
 @every("attention", once=True)
 @proves(
-    "where keys repeat, so that rows have several equal maxima, attention is no more too large than too small",
+    "where keys repeat, so that rows have several equal maxima, attention has no bias",
     package="torch",
 )
 def test_equal_maxima_have_no_bias(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
@@ -158,12 +159,12 @@ def test_equal_maxima_have_no_bias(column: str, dtype: torch.dtype, device: str,
 )
 def test_rms_norm(column: str, dtype: torch.dtype, scale: float, device: str, measured: Dict[str, Any]) -> None:
     given = sample_for("rms_norm", column, dtype, scale=scale)
-    assert_equals_float64("rms_norm", column, given, dtype, device, measured)
+    assert_equals_float64(results_of("rms_norm", column, given, device), given, dtype, device, measured)
 
 
 @every("rms_norm")
 @proves(
-    "RMSNorm in bfloat16 rounds once, after the weight, but in Liger and apex before the weight as well",
+    "RMSNorm in bfloat16 rounds once, after the weight; Liger and apex also round before the weight",
     package="torch",
 )
 def test_rms_norm_rounds_in_its_order(column: str, device: str, measured: Dict[str, Any]) -> None:
@@ -174,7 +175,7 @@ def test_rms_norm_rounds_in_its_order(column: str, device: str, measured: Dict[s
     late = (exact * weight.double()).bfloat16()
     early = (exact.bfloat16().double() * weight.double()).bfloat16()
     own, other = (early, late) if OPERATORS["rms_norm"][column].early else (late, early)
-    measured["own"], measured["other"] = (float((normalized == each).double().mean()) for each in (own, other))
+    measured["own"], measured["other"] = (float((normalized == rounded).double().mean()) for rounded in (own, other))
     assert (early != late).double().mean() > 0.1, "the two orders give the same: this measures nothing"
     # float32 is off by up to 40 of its roundings (a sum of 73 squares, a root), twice: that much of a spacing of
     # bfloat16, 2^-8 at least, decides otherwise. Doubled for a row that has fewer bits left.
@@ -185,31 +186,35 @@ def test_rms_norm_rounds_in_its_order(column: str, device: str, measured: Dict[s
 @proves("RMSNorm of a sum with its residual equals float64 forward and backward, and so does the sum", package="torch")
 def test_add_rms_norm(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     given = sample_for("add_rms_norm", column, dtype)
-    assert_equals_float64("add_rms_norm", column, given, dtype, device, measured)
+    assert_equals_float64(results_of("add_rms_norm", column, given, device), given, dtype, device, measured)
 
 
 @every("cross_entropy")
 @proves("cross entropy with ignored rows equals float64 forward and backward", seed="B08", package="torch")
 def test_cross_entropy(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
-    assert_equals_float64("cross_entropy", column, sample("cross_entropy", dtype), dtype, device, measured)
+    given = sample("cross_entropy", dtype)
+    assert_equals_float64(results_of("cross_entropy", column, given, device), given, dtype, device, measured)
 
 
 @every("linear_cross_entropy")
 @proves("the cross entropy of a linear layer's output equals float64 forward and backward", package="torch")
 def test_linear_cross_entropy(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     given = sample("linear_cross_entropy", dtype)
-    assert_equals_float64("linear_cross_entropy", column, given, dtype, device, measured)
+    assert_equals_float64(results_of("linear_cross_entropy", column, given, device), given, dtype, device, measured)
 
 
 @every("cross_entropy")
-@proves("cross entropy does not look at ignored rows: other logits there move nothing", package="torch")
+@proves(
+    "the logits of ignored rows change no bit of the loss or of a gradient, and their own gradient is zero",
+    package="torch",
+)
 def test_cross_entropy_ignores(column: str, dtype: torch.dtype, device: str) -> None:
     given = sample("cross_entropy", dtype)
     (logits,), ignored = given.inputs, given.others[0] == IGNORED
     others = torch.where(ignored[:, None], torch.randn(logits.shape).to(dtype) * 9, logits)
     assert not torch.equal(logits, others)
     call = given.bind(operator("cross_entropy", column), device)
-    before, after = (bounds.forward_and_backward(call, [one], given.gradient, device) for one in (logits, others))
+    before, after = (bounds.forward_and_backward(call, [tensor], given.gradient, device) for tensor in (logits, others))
     assert all(torch.equal(*pair) for pair in zip(before, after))
     assert (before[1][ignored] == 0).all()
 
@@ -217,7 +222,8 @@ def test_cross_entropy_ignores(column: str, dtype: torch.dtype, device: str) -> 
 @every("swiglu")
 @proves("SwiGLU equals float64 forward and backward", seed="B10", package="torch")
 def test_swiglu(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
-    assert_equals_float64("swiglu", column, sample("swiglu", dtype), dtype, device, measured)
+    given = sample("swiglu", dtype)
+    assert_equals_float64(results_of("swiglu", column, given, device), given, dtype, device, measured)
 
 
 @every("swiglu")
@@ -226,20 +232,21 @@ def test_large_swiglu(column: str, dtype: torch.dtype, device: str, measured: Di
     given = sample("swiglu", dtype)
     gate, up = given.inputs
     given = given._replace(inputs=[gate, up * (torch.finfo(dtype).max / 2**10)])
-    assert_equals_float64("swiglu", column, given, dtype, device, measured)
+    assert_equals_float64(results_of("swiglu", column, given, device), given, dtype, device, measured)
 
 
 @every("mlp")
 @proves("SwiGLU with its three projections and their biases equals float64 forward and backward", package="torch")
 def test_mlp(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
-    assert_equals_float64("mlp", column, sample("mlp", dtype), dtype, device, measured)
+    given = sample("mlp", dtype)
+    assert_equals_float64(results_of("mlp", column, given, device), given, dtype, device, measured)
 
 
 @every("rope")
 @pytest.mark.parametrize("base", [10000.0, 5e5], ids=["1e4", "5e5"])
 @proves(
-    "RoPE equals the complex closed form of its base: position 0, a short, a long, a shifted call; or another base "
-    "than 10000 is the error of a known limit",
+    "RoPE equals the complex closed form of its base for position 0 and for a short, a long and a shifted call, or "
+    "raises the error of a known limit for another base than 10000",
     seed="B07",
     package="torch",
 )
@@ -272,17 +279,6 @@ def test_adamw_decays_without_gradient(column: str, device: str) -> None:
     bounds.assert_adamw_decays(operator("adamw", column), device)
 
 
-def wide_mlp(dtype: torch.dtype, count: int = 131, features: int = 4096, width: int = 1344) -> Sample:
-    """What sample("mlp") is, of rows of 4,096; between its projections of 1,344, which is no multiple of 128."""
-    given = sample("mlp", dtype)
-    shapes = ((count, features), (width, features), (width, features), (features, width), (width,), (width,))
-    scales = (1.0, features, features, width, 1.0, 1.0, 1.0)
-    inputs = [
-        (torch.randn(*shape) / math.sqrt(scale)).to(dtype) for shape, scale in zip((*shapes, (features,)), scales)
-    ]
-    return given._replace(inputs=inputs, gradient=torch.randn(count, features).to(dtype))
-
-
 @every("rms_norm", "add_rms_norm", "swiglu", "mlp", "cross_entropy", "linear_cross_entropy", once=True)
 @proves(
     "an operator equals float64 forward and backward also over many tiles, and so does what lies beyond 1,024 alone: "
@@ -293,22 +289,26 @@ def test_many_tiles(name: str, column: str, dtype: torch.dtype, device: str, mea
     entropy = name in ("cross_entropy", "linear_cross_entropy")
     long = {"width": 32003} if entropy else {"features": 4096, "width": 4096}
     sizes = {"count": 1025 if device == "cuda" and not entropy else 131, **long}
-    given = wide_mlp(dtype) if name == "mlp" else sample_for(name, column, dtype, **sizes)
-    assert_equals_float64(name, column, given, dtype, device, measured, terms=TERMS)
-    assert_equals_float64_beyond(1024, name, column, given, dtype, device, terms=TERMS)
+    if name == "mlp":
+        given = mlp_sample(dtype, 131, features=4096, width=1344)  # no multiple of 128 between its projections
+    else:
+        given = sample_for(name, column, dtype, **sizes)
+    results = results_of(name, column, given, device)
+    assert_equals_float64(results, given, dtype, device, measured, terms=TERMS)
+    assert_equals_float64_beyond(1024, results, given, dtype, terms=TERMS)
 
 
 # --- over all operators ---
 
 
 @every("attention", "rms_norm", "add_rms_norm", "swiglu", "mlp", "cross_entropy", "linear_cross_entropy", once=True)
-@proves("a single row, or token, comes out as in float64, or as the error of a known limit", package="torch")
+@proves("a single row or token gives the result of float64, or the error of a known limit", package="torch")
 def test_one_row(name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     given = sample_for(name, column, dtype, count=1)
     if "one row" in OPERATORS[name][column].limits:
         assert_refused(given.bind(operator(name, column), device), given.inputs, given.gradient, device, measured)
         return
-    found = bounds.forward_and_backward(
+    computed = bounds.forward_and_backward(
         given.bind(operator(name, column), device), given.inputs, given.gradient, device
     )
     truth = bounds.in_float64(given.bind(getattr(references, name)), given.inputs, given.gradient)
@@ -317,12 +317,15 @@ def test_one_row(name: str, column: str, dtype: torch.dtype, device: str, measur
     of_loss = given.inputs if truth[0].dim() == 0 else []
     largest = max([float(tensor.norm()) for tensor in truth] + [float(tensor.abs().max()) for tensor in of_loss])
     ceiling = bounds.ceiling(dtype, given.roundings, max(tensor.numel() for tensor in truth))
-    measured["error"] = max(float((one.double() - true).norm()) / largest for one, true in zip(found, truth))
+    measured["error"] = max(float((result.double() - true).norm()) / largest for result, true in zip(computed, truth))
     assert measured["error"] <= ceiling, f"relative error {measured['error']:.3g} is above {ceiling:.3g}"
 
 
 @every("attention", "rms_norm", "add_rms_norm", "swiglu", once=True)
-@proves("no rows come out as no rows with no gradient, or as the error of a known limit", package="torch")
+@proves(
+    "an input without rows gives an output without rows and gradients that are zero, or the error of a known limit",
+    package="torch",
+)
 def test_no_rows(name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     given = sample_for(name, column, dtype, count=3)
     inputs = [tensor if tensor.dim() == 1 else tensor[:0] for tensor in given.inputs]
@@ -375,7 +378,7 @@ def test_extremes_stay_finite(name: str, column: str, dtype: torch.dtype, device
 
 @every_operator
 @proves(
-    "twenty runs on the same 2,051 tokens give the same bits, and so does backward where attention is told to be "
+    "twenty runs on the same 2,051 tokens give the same bits, and so does backward where attention is asked to be "
     "deterministic and can be",
     package="torch",
 )
@@ -406,7 +409,10 @@ every_tensor = every(
 
 
 @every_tensor
-@proves("inputs keep their bits forward and backward, or are written over by what is known to do so", package="torch")
+@proves(
+    "inputs keep their bits forward and backward, except in implementations that are known to overwrite them",
+    package="torch",
+)
 def test_inputs_keep_their_bits(name: str, column: str, dtype: torch.dtype, device: str) -> None:
     given = sample_for(name, column, dtype)
     leaves = [torch.nn.Parameter(tensor.to(device, copy=True)) for tensor in given.inputs]
@@ -430,9 +436,7 @@ def poison(given: Sample, device: str) -> None:
 
 
 @every_tensor
-@proves(
-    "output and gradients are right also in memory that was NaN, though the same call was right before", package="torch"
-)
+@proves("output and gradients are also right in memory that held NaN before", package="torch")
 def test_memory_is_written_before_it_is_read(
     name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]
 ) -> None:
@@ -440,12 +444,14 @@ def test_memory_is_written_before_it_is_read(
     # What was never written could hold what the same call left there.
     bounds.forward_and_backward(given.bind(operator(name, column), device), given.inputs, given.gradient, device)
     poison(given, device)
-    assert_equals_float64(name, column, given, dtype, device, measured)
+    assert_equals_float64(results_of(name, column, given, device), given, dtype, device, measured)
 
 
 @needs(cuda=True)
 @every_tensor
-@proves("output and gradients are there for what the current stream does next, without waiting", package="torch")
+@proves(
+    "output and gradients are complete for the next work on the current stream, without synchronizing", package="torch"
+)
 def test_results_are_there_at_once(name: str, column: str, dtype: torch.dtype, device: str) -> None:
     given = sample_for(name, column, dtype)
     call = given.bind(operator(name, column), device)
@@ -469,15 +475,18 @@ def test_results_are_there_at_once(name: str, column: str, dtype: torch.dtype, d
 UNFUSED = re.compile(r"lerp|addc(mul|div)|sqrt|MulFunctor|multiplies|DivFunctor|divides|PointwiseOp", re.IGNORECASE)
 
 
-def assert_ran(found: Set[str], pattern: str, when: str) -> str:
+def assert_ran(kernels: Set[str], pattern: str, when: str) -> str:
     """Assert that a kernel of that name ran; which one."""
-    named = sorted(name for name in found if re.search(pattern, name))
-    assert named, f"no kernel like {pattern} ran {when}, but " + ", ".join(sorted(found))
+    named = sorted(name for name in kernels if re.search(pattern, name))
+    assert named, f"no kernel like {pattern} ran {when}, but " + ", ".join(sorted(kernels))
     return named[0]
 
 
 @every("linear")
-@proves("of a model each Linear but those kept is another in its place, with its weights and no more", package="torch")
+@proves(
+    "every Linear of a model except those to keep is replaced by a layer with the same weights and no others",
+    package="torch",
+)
 def test_linear_takes_the_place(column: str, dtype: torch.dtype, device: str) -> None:
     inner = torch.nn.Sequential(torch.nn.Linear(32, 48, bias=False), torch.nn.Linear(48, 32))
     model = torch.nn.Sequential(torch.nn.Linear(32, 32), inner).to(device, dtype)
@@ -524,7 +533,7 @@ def test_own_rope_ran(column: str, dtype: torch.dtype, device: str, measured: Di
 @needs(cuda=True)
 @every("adamw", seen=True)
 @proves(
-    "AdamW runs the one fused kernel of its own implementation, once, and no formula beside it",
+    "a step of AdamW runs the fused kernel of its own implementation once, and no unfused kernel",
     seed="B11",
     package="torch",
 )

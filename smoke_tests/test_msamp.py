@@ -22,7 +22,7 @@ from msamp.te.modules import MSAMPLinear
 from smoke_tests.claims import Elsewhere, needs, proves
 from smoke_tests.operators.bounds import E4M3, E5M2, assert_rounded_like, rounding_noise
 from smoke_tests.operators.kernels import assert_float8_products
-from smoke_tests.operators.table import te_autocast, te_recipe
+from smoke_tests.operators.transformer_engine_adapter import te_autocast, te_recipe
 from smoke_tests.training import checkpoint, pretrain, trainer
 from smoke_tests.training.comparison import ShortRun, assert_follows, same_run, spread  # noqa: F401  (same_run is a fixture)
 from smoke_tests.training.options import Options, parse
@@ -44,10 +44,10 @@ def test_mpi(measured: Dict[str, Any]) -> None:
         raise Elsewhere("this machine has no MPI: install mpich")
     from mpi4py import MPI
 
-    said = subprocess.run(["mpirun", "--version"], stdout=subprocess.PIPE, check=True).stdout.decode()
+    output = subprocess.run(["mpirun", "--version"], stdout=subprocess.PIPE, check=True).stdout.decode()
     measured["library"] = MPI.Get_library_version().split("\n")[0].strip("\0")
     release = ".".join(map(str, MPI.get_vendor()[1]))
-    assert release in said, f"mpi4py found {release}, and mpirun says {said.splitlines()[0]}"
+    assert release in output, f"mpi4py found {release}, and mpirun says {output.splitlines()[0]}"
 
 
 @float8_gpu
@@ -104,15 +104,15 @@ def operands(device: str) -> Any:
 def test_linear(device: str, measured: Dict[str, Any]) -> None:
     layer, (x, gradient) = layer_of(device), operands(device)
     weight = layer.weight.float().double()
-    found = run(layer, x, gradient)
-    assert isinstance(found["weight"], ScalingTensor) and found["weight"].qtype == Dtypes.kfloat8_e4m3
+    results = run(layer, x, gradient)
+    assert isinstance(results["weight"], ScalingTensor) and results["weight"].qtype == Dtypes.kfloat8_e4m3
     truth = {
         "output": x.double() @ weight.t(),
         "input": gradient.double() @ weight,
         "weight": gradient.double().t() @ x.double(),
     }
     for name, formats in NOISE.items():
-        measured[name] = assert_rounded_like(found[name].float(), truth[name], *rounding_noise(*formats))
+        measured[name] = assert_rounded_like(results[name].float(), truth[name], *rounding_noise(*formats))
     plain = torch.nn.Linear(FEATURES, OUTPUTS, bias=False, device=device, dtype=torch.bfloat16)
     measured.update(assert_float8_products(lambda on: run(layer if on else plain, x, gradient), exactly=3))
 
@@ -137,10 +137,10 @@ def test_in_transformer_engine(in_transformer_engine: torch.nn.Module, device: s
     assert isinstance(layer.weight, ScalingTensor)
     weight = layer.weight.float().double()
     with te_autocast(te_recipe("delayed")):
-        found = run(layer, x, gradient)
+        results = run(layer, x, gradient)
     truth = {"output": x.double() @ weight.t(), "input": gradient.double() @ weight}
     for name, true in truth.items():
-        measured[name] = assert_rounded_like(found[name].float(), true, *rounding_noise(*NOISE[name]))
+        measured[name] = assert_rounded_like(results[name].float(), true, *rounding_noise(*NOISE[name]))
 
 
 def at_level(level: str) -> Prepare:

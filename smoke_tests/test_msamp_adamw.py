@@ -29,7 +29,7 @@ def test_steps(device: str, measured: Dict[str, Any]) -> None:
     for step, gradient in enumerate(gradients, start=1):
         parameter.grad = gradient.to(device)
         optimizer.step()
-        truth = references.adamw(start.double(), [each.double() for each in gradients[:step]], **ADAMW)
+        truth = references.adamw(start.double(), [gradient.double() for gradient in gradients[:step]], **ADAMW)
         error = relative_error(parameter.detach().cpu() - start.double(), truth - start)
         measured[f"update {step}"] = error
         if step == 1:

@@ -18,7 +18,7 @@ from smoke_tests.operators.bounds import E4M3, assert_rounded_like, rounding_noi
 @proves("what is added in place to a tensor in FP8 leaves the noise of the two casts, also where it is far larger")
 def test_add_in_place(size: float, device: str, measured: Dict[str, Any]) -> None:
     first, second = torch.randn(96, 80), torch.randn(96, 80) * size
-    kept = first.to(device).cast(Dtypes.kfloat8_e4m3)
-    Arithmetic.add_to_fp8(kept.value, kept.meta, second.to(device))
+    total = first.to(device).cast(Dtypes.kfloat8_e4m3)
+    Arithmetic.add_to_fp8(total.value, total.meta, second.to(device))
     least, most = rounding_noise(E4M3)[0], rounding_noise(E4M3, E4M3)[1]
-    measured["error"] = assert_rounded_like(kept.float().cpu(), (first + second).double(), least, most)
+    measured["error"] = assert_rounded_like(total.float().cpu(), (first + second).double(), least, most)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Dict
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ import torch
 from smoke_tests.claims import every, proves
 from smoke_tests.operators import bounds
 from smoke_tests.operators.kernels import operators_run
-from smoke_tests.operators.table import float8_overflow, operator
+from smoke_tests.operators.samples import scaled_mm, scaled_mm_arguments
+from smoke_tests.operators.table import operator
+from smoke_tests.operators.torch_adapter import float8_overflow
 
 LONG = 4099  # longer than any vector register and no multiple of one, so that vector code and its tail both run
 FORMATS = ["float8_e4m3fn", "float8_e5m2"]
@@ -54,14 +56,14 @@ def test_codes_decode(name: str) -> None:
     import ml_dtypes
 
     truth = torch.arange(256, dtype=torch.uint8).numpy().view(getattr(ml_dtypes, name)).astype("float32")
-    found, truth = all_codes(name).float(), torch.from_numpy(truth)
-    assert torch.equal(found.isnan(), truth.isnan())
+    decoded, truth = all_codes(name).float(), torch.from_numpy(truth)
+    assert torch.equal(decoded.isnan(), truth.isnan())
     numbers = ~truth.isnan()  # of a NaN the payload is nobody's promise
-    assert torch.equal(found[numbers].view(torch.int32), truth[numbers].view(torch.int32))
+    assert torch.equal(decoded[numbers].view(torch.int32), truth[numbers].view(torch.int32))
 
 
 @every_format
-@proves("each of the 256 float8 codes survives the way to float32 and back, NaN as NaN", since="2.1")
+@proves("each of the 256 float8 codes survives the conversion to float32 and back, NaN as NaN", since="2.1")
 def test_codes_encode(name: str) -> None:
     codes = all_codes(name)
     again = codes.float().to(codes.dtype)
@@ -83,7 +85,10 @@ def test_cast_rounds_to_nearest(name: str, measured: Dict[str, Any]) -> None:
 
 
 @every_format
-@proves("a value halfway between two float8 codes goes to the even one, its neighbours to the nearer one", since="2.1")
+@proves(
+    "a value halfway between two float8 codes is rounded to the even code, its neighbours to the nearer code",
+    since="2.1",
+)
 def test_ties_go_to_even(name: str) -> None:
     values = finite_values(name)
     middle = (values[1:] + values[:-1]) / 2
@@ -97,8 +102,8 @@ def test_ties_go_to_even(name: str) -> None:
 
 @every_format
 @proves(
-    "beyond the largest value e4m3 saturates, infinity included (before torch 2.12: NaN), e5m2 becomes infinite, "
-    "and NaN stays NaN",
+    "beyond the largest value e4m3 saturates, also for infinity (before torch 2.12 it gives NaN), e5m2 becomes "
+    "infinite, and NaN stays NaN",
     since="2.1",
 )
 def test_overflow_and_nan(name: str) -> None:
@@ -107,38 +112,14 @@ def test_overflow_and_nan(name: str) -> None:
     beyond = torch.tensor([largest + spacing / 2 * 1.001, 2 * largest, 1e30, math.inf]).repeat(LONG)
     expected = torch.full_like(beyond, float8_overflow(dtype))
     for sign in (1, -1):
-        found = (sign * beyond).to(dtype).float()
-        assert torch.equal(found.nan_to_num(nan=-1), (sign * expected).nan_to_num(nan=-1)), found.unique()
+        overflowed = (sign * beyond).to(dtype).float()
+        assert torch.equal(overflowed.nan_to_num(nan=-1), (sign * expected).nan_to_num(nan=-1)), overflowed.unique()
     just_inside = torch.tensor([largest + spacing / 2 * 0.999]).repeat(LONG)
     assert (just_inside.to(dtype).float() == largest).all()
     assert torch.full((LONG,), math.nan).to(dtype).float().isnan().all()
 
 
 # --- the float8 product ---
-
-
-def quantized(values: torch.Tensor, dtype: torch.dtype, per_row: bool) -> Tuple[torch.Tensor, torch.Tensor]:
-    """float8 codes [n, f] of values [n, f], and the scale ([] or [n, 1], float32) that turns them back."""
-    largest = values.abs().amax(dim=1, keepdim=True) if per_row else values.abs().max()
-    scale = (largest / torch.finfo(dtype).max).float()
-    return (values / scale).to(dtype), scale
-
-
-def scaled_mm_arguments(per_row: bool, size: float = 1.0) -> Tuple[torch.Tensor, ...]:
-    """Operands a [165, 272] and b [144, 272] in float64, their float8 codes, and the scales for the product.
-
-    A GPU's product needs 272 and 144 to be multiples of 16. size: how many times larger a is, or per row its last one.
-    """
-    a, b = torch.randn(165, 272, dtype=torch.float64) * 3, torch.randn(144, 272, dtype=torch.float64) / 7
-    a[-1 if per_row else 0 :] *= size
-    (codes_a, scale_a), (codes_b, scale_b) = (quantized(tensor, torch.float8_e4m3fn, per_row) for tensor in (a, b))
-    return a, b, codes_a, codes_b, scale_a, scale_b.t() if per_row else scale_b
-
-
-def scaled_mm(arguments: Sequence[torch.Tensor], dtype: torch.dtype, device: str) -> torch.Tensor:
-    """The product of codes with scales, computed on a device."""
-    product: torch.Tensor = operator("scaled_mm", "torch")(*[each.to(device) for each in arguments], dtype)
-    return product.cpu()
 
 
 every_scaling = pytest.mark.parametrize("per_row", [False, True], ids=["tensorwise", "rowwise"])
@@ -148,8 +129,8 @@ every_scaling = pytest.mark.parametrize("per_row", [False, True], ids=["tensorwi
 @every("scaled_mm")
 @pytest.mark.parametrize("size", [1.0, 4096.0], ids=["small", "large"])
 @proves(
-    "_scaled_mm is the float64 product of the decoded float8 codes and their scales, rounded once, in each row, be its "
-    "scale below 1 or above",
+    "_scaled_mm is the float64 product of the decoded float8 codes and their scales, rounded once, in each row, "
+    "whether its scale is below or above 1",
     since="2.5",
 )
 def test_scaled_mm_multiplies_codes(
@@ -189,7 +170,7 @@ def test_scaled_mm_of_one_sign(
         scale = torch.tensor(2.0**-10)
         # The wrapper's own product: without fast accumulation, as torch has it by default.
         more = {"use_fast_accum": True} if fast else {}
-        given = [each.to(device) for each in (a, b, scale, scale)]
+        given = [tensor.to(device) for tensor in (a, b, scale, scale)]
         product = operator("scaled_mm", column)(*given, dtype, **more).cpu()
         truth = (a.double() @ b.double().t()) * 2.0**-20
         measured[f"bias of {terms}"] = bias = float((product.double() / truth - 1).mean())
@@ -209,10 +190,10 @@ def test_scaled_mm_has_float8_noise(
     per_row: bool, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]
 ) -> None:
     a, b, *arguments = scaled_mm_arguments(per_row)
-    found = scaled_mm(arguments, dtype, device)
+    product = scaled_mm(arguments, dtype, device)
     noise = bounds.rounding_noise(bounds.E4M3, bounds.E4M3)
-    measured["error"] = bounds.assert_rounded_like(found, a @ b.t(), *noise)
-    measured["slope"] = bounds.slope(found, a @ b.t())
+    measured["error"] = bounds.assert_rounded_like(product, a @ b.t(), *noise)
+    measured["slope"] = bounds.slope(product, a @ b.t())
 
 
 # --- autocast ---
@@ -252,7 +233,7 @@ def test_a_row_is_the_same_alone(name: str, dtype: torch.dtype) -> None:
 
 
 @proves(
-    "AdamW(fused=True) on a CPU runs the one fused kernel, and nothing else but a count of steps",
+    "AdamW(fused=True) on a CPU runs the fused kernel, and nothing else except counting steps",
     seed="B11",
     since="2.4",
 )

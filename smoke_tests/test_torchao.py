@@ -51,8 +51,8 @@ def run(layer: torch.nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> Dict
     output.backward(gradient.to(output))
     assert leaf.grad is not None
     product = output.detach() - layer.bias.detach()
-    found = {"output": product, "input": leaf.grad, "weight": layer.weight.grad, "bias": layer.bias.grad}
-    return {name: tensor.cpu() for name, tensor in found.items()}
+    results = {"output": product, "input": leaf.grad, "weight": layer.weight.grad, "bias": layer.bias.grad}
+    return {name: tensor.cpu() for name, tensor in results.items()}
 
 
 def assert_noise_of(
@@ -60,13 +60,13 @@ def assert_noise_of(
 ) -> None:
     """Assert that each result of layer(x) carries exactly the float8 noise that the recipe gives it."""
     gradient = torch.randn(*x.shape[:-1], layer.out_features).to(x)
-    found, true = run(layer, x, gradient), run(truth, x, gradient)
+    computed, true = run(layer, x, gradient), run(truth, x, gradient)
     # float32 sums of up to 144 terms stay under 2^-20; what stays in high precision must, too.
     plain = 2.0**-20 if x.dtype is torch.float32 else bounds.ceiling(x.dtype, 3)
     for name, formats in RECIPES[recipe_of(column)].items():
         floor, ceiling = bounds.rounding_noise(*formats) if formats else (0.0, plain)
-        measured[name] = bounds.assert_rounded_like(found[name], true[name], floor, ceiling)
-    measured["bias"] = bounds.assert_rounded_like(found["bias"], true["bias"], 0.0, plain)
+        measured[name] = bounds.assert_rounded_like(computed[name], true[name], floor, ceiling)
+    measured["bias"] = bounds.assert_rounded_like(computed["bias"], true["bias"], 0.0, plain)
 
 
 @every_recipe
@@ -78,36 +78,39 @@ def test_linear(column: str, dtype: torch.dtype, device: str, measured: Dict[str
 
 
 @every_recipe
-@proves("a float8 Linear's scales follow its input: 1,024 times larger, then as much smaller, the noise is the same")
+@proves(
+    "a float8 Linear's scales follow its input: with values 1,024 times larger and 1,024 times smaller the noise is "
+    "the same"
+)
 def test_scales_follow_the_input(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     layer, truth = layers(column, dtype, device)
-    for each in (layer, truth):  # beside small products a bias would leave nothing but the rounding of their sum
-        torch.nn.init.zeros_(each.bias)
+    for module in (layer, truth):  # beside small products a bias would leave nothing but the rounding of their sum
+        torch.nn.init.zeros_(module.bias)
     x = torch.randn(7, ROWS // 7, FEATURES).to(dtype)
     for size in (1, 1024, 1 / 1024):  # largest values far above and far below 448, the largest code
         assert_noise_of(column, layer, truth, x * size, measured)
 
 
 @every_recipe
-@proves("rowwise scales keep rows apart: beside a row 2^20 times larger the small rows are as exact as ever")
+@proves("rowwise scales keep rows apart: beside a row 2^20 times larger the small rows are as exact as without it")
 def test_rows_have_their_own_scale(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     layer, truth = layers(column, dtype, device)
     x = torch.randn(ROWS, FEATURES).to(dtype)
     x[0] *= 2**20
     with torch.no_grad():
-        found = (layer(x.to(device)) - layer.bias).cpu()
+        computed = (layer(x.to(device)) - layer.bias).cpu()
         true = truth(x.double()) - truth.bias
     if recipe_of(column) == "tensorwise":  # the contrast: one scale for all loses what is 2^20 times smaller
-        assert bounds.relative_error(found[1:], true[1:]) > 0.5
+        assert bounds.relative_error(computed[1:], true[1:]) > 0.5
     else:
-        measured["error"] = bounds.assert_rounded_like(found[1:], true[1:], *bounds.rounding_noise(E4M3, E4M3))
+        measured["error"] = bounds.assert_rounded_like(computed[1:], true[1:], *bounds.rounding_noise(E4M3, E4M3))
 
 
 @needs(cuda=True, sm=(8, 9))
 @every_recipe
 @proves(
     "a float8 Linear's three products run as one FP8 kernel each, or two of them where the recipe keeps the weight "
-    "gradient as it was"
+    "gradient in high precision"
 )
 def test_products_ran_in_fp8(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     float8, _ = layers(column, dtype, device)
@@ -180,8 +183,8 @@ def test_largest_values_become_the_largest_code(
             largest = [values.abs().amax(dim) / torch.finfo(form).max for dim in ([(0, 1)] if whole else [0, 1])]
             # A scale is rounded to float32 and so is its product: two roundings of 2^-24 and their own.
             least = (0.5 if rowwise else 1.0) * (1 - 2.0**-22)
-            fits = [bool(((one > least) & (one <= 1 + 2.0**-22)).all()) for one in largest]
-            assert any(fits), f"largest values of {[(float(one.min()), float(one.max())) for one in largest]}"
+            fits = [bool(((share > least) & (share <= 1 + 2.0**-22)).all()) for share in largest]
+            assert any(fits), f"largest values of {[(float(share.min()), float(share.max())) for share in largest]}"
 
 
 @every_recipe

@@ -26,8 +26,8 @@ START, STEPS = 10, 60
 def train(name: str, folder: Path, *more: str, processes: int = 0) -> jobs.Job:
     """Start a run of recipes/runs.toml on this host; of arguments that come twice the engine takes the last."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = [*DEVICE, *ARGUMENTS[name].split(), "--job.dump_folder", str(folder), *more]
-    command = jobs.torchrun("engine.py", told, processes or RUNS[name]["gpus"])
+    options = [*DEVICE, *ARGUMENTS[name].split(), "--job.dump_folder", str(folder), *more]
+    command = jobs.torchrun("engine.py", options, processes or RUNS[name]["gpus"])
     return jobs.Job(command, folder / "engine.log")
 
 
@@ -36,7 +36,7 @@ def finished(name: str, folder: Path, *more: str, processes: int = 0) -> Dict[in
     with train(name, folder, *more, processes=processes) as job:
         assert job.ended(400) == 0, job.said()[-3000:]
     ranks = range(processes or RUNS[name]["gpus"])
-    return next(found for found in (jobs.losses(folder, rank) for rank in ranks) if min(found.values()) > 0)
+    return next(curve for curve in (jobs.losses(folder, rank) for rank in ranks) if min(curve.values()) > 0)
 
 
 @proves(
@@ -49,18 +49,18 @@ def finished(name: str, folder: Path, *more: str, processes: int = 0) -> Dict[in
 def test_the_engine_takes_every_run(name: str, recipe: str) -> None:
     from torchtitan.config import ConfigManager
 
-    run, told = RUNS[name], ConfigManager().parse_args([*ARGUMENTS[name].split(), *FLOAT8[recipe].split()])
-    gpus, layout = run["hosts"] * run["gpus"], told.parallelism
+    run, config = RUNS[name], ConfigManager().parse_args([*ARGUMENTS[name].split(), *FLOAT8[recipe].split()])
+    gpus, layout = run["hosts"] * run["gpus"], config.parallelism
     replicas = gpus // layout.tensor_parallel_degree // layout.pipeline_parallel_degree
-    assert told.training.global_batch_size == run["batch"]
-    accumulated = run["batch"] // (told.training.local_batch_size * replicas)
+    assert config.training.global_batch_size == run["batch"]
+    accumulated = run["batch"] // (config.training.local_batch_size * replicas)
     if layout.pipeline_parallel_degree > 1:
-        accumulated *= told.training.local_batch_size // layout.pipeline_parallel_microbatch_size
+        accumulated *= config.training.local_batch_size // layout.pipeline_parallel_microbatch_size
     assert accumulated == run["accumulated"]
     microbatches = gpus * run["microbatch"] * accumulated
     assert run["batch"] * layout.tensor_parallel_degree * layout.pipeline_parallel_degree == microbatches
-    float8 = told.quantize.linear.float8
-    assert told.model.converters == ([] if recipe == "none" else ["float8"])
+    float8 = config.quantize.linear.float8
+    assert config.model.converters == ([] if recipe == "none" else ["float8"])
     assert float8.enable_fsdp_float8_all_gather == (recipe == "tensorwise-gathered")
     assert float8.recipe_name == ("rowwise" if recipe == "rowwise" else None)
 
@@ -87,21 +87,21 @@ def until(steps: int) -> List[str]:
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def one_gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the run "tiny" on one GPU, trained once: its losses, and a checkpoint every 10 steps."""
     folder = tmp_path_factory.mktemp("one") / "run"
     finished("tiny", folder, *until(STEPS), processes=1)
     return folder
 
 
-def apart(found: Dict[int, float], truth: Dict[int, float], measured: Dict[str, Any]) -> None:
+def apart(computed: Dict[int, float], truth: Dict[int, float], measured: Dict[str, Any]) -> None:
     """Assert that two runs' losses (step -> nats) stay together over the 50 steps after their common checkpoint.
 
     The layouts round in other places, to bfloat16: one part in 256 of activations. Each step's loss then differs by a
     thousandth of a nat, where another batch, a lost replica or a wrong gradient scale makes a tenth.
     """
-    assert sorted(found) == list(range(START + 1, STEPS + 1))
-    measured["apart"] = max(abs(found[step] - truth[step]) for step in found)
+    assert sorted(computed) == list(range(START + 1, STEPS + 1))
+    measured["apart"] = max(abs(computed[step] - truth[step]) for step in computed)
     measured["fell by"] = truth[1] - truth[STEPS]
     assert measured["fell by"] > 1 and measured["apart"] < BAND
 
@@ -112,9 +112,9 @@ def apart(found: Dict[int, float], truth: Dict[int, float], measured: Dict[str, 
     "from one GPU's checkpoint each layout, sharded, tensor-parallel or pipelined, trains 50 steps to one GPU's losses",
     seed="E14",
 )
-def test_layouts_agree(name: str, one: Path, tmp_path: Path, measured: Dict[str, Any]) -> None:
-    apart(finished(name, tmp_path, *resumed(START, one)), jobs.losses(one), measured)
-    norms, truth = jobs.losses(tmp_path, 0, "grad_norm"), jobs.losses(one, 0, "grad_norm")
+def test_layouts_agree(name: str, one_gpu: Path, tmp_path: Path, measured: Dict[str, Any]) -> None:
+    apart(finished(name, tmp_path, *resumed(START, one_gpu)), jobs.losses(one_gpu), measured)
+    norms, truth = jobs.losses(tmp_path, 0, "grad_norm"), jobs.losses(one_gpu, 0, "grad_norm")
     measured["norm"] = max((norms[step] / truth[step] for step in norms), key=lambda ratio: abs(ratio - 1))
     assert (
         abs(measured["norm"] - 1) < 0.05
@@ -122,13 +122,13 @@ def test_layouts_agree(name: str, one: Path, tmp_path: Path, measured: Dict[str,
 
 
 @needs(gpus=2)
-@proves("what two pipelined GPUs saved, two tensor-parallel ones load, and train on to one GPU's losses")
-def test_checkpoints_reshard(one: Path, tmp_path: Path, measured: Dict[str, Any]) -> None:
+@proves("a checkpoint of two pipelined GPUs loads on two tensor-parallel GPUs, which train on to one GPU's losses")
+def test_checkpoints_reshard(one_gpu: Path, tmp_path: Path, measured: Dict[str, Any]) -> None:
     finished("tiny-pp2", tmp_path / "pipelined", *until(STEPS))
     truth, middle = jobs.losses(tmp_path / "pipelined", 1), 30
-    found = finished("tiny-tp2", tmp_path / "tensor", *resumed(middle, tmp_path / "pipelined"))
-    assert sorted(found) == list(range(middle + 1, STEPS + 1))
-    measured["apart"] = max(abs(found[step] - truth[step]) for step in found)
+    resharded = finished("tiny-tp2", tmp_path / "tensor", *resumed(middle, tmp_path / "pipelined"))
+    assert sorted(resharded) == list(range(middle + 1, STEPS + 1))
+    measured["apart"] = max(abs(resharded[step] - truth[step]) for step in resharded)
     assert measured["apart"] < BAND
 
 
@@ -150,32 +150,34 @@ IN_FLOAT8 = [
     "each layout in float8, where it is sharded also with its weights gathered in float8, learns as in bfloat16",
     seed=("D01", "E06", "E09"),
 )
-def test_float8_learns(name: str, recipe: str, one: Path, tmp_path: Path, measured: Dict[str, Any]) -> None:
-    found = finished(name, tmp_path, *FLOAT8[recipe].split(), *resumed(START, one))
-    truth = jobs.losses(one)
-    measured["apart"] = max(abs(found[step] - truth[step]) for step in found)
+def test_float8_learns(name: str, recipe: str, one_gpu: Path, tmp_path: Path, measured: Dict[str, Any]) -> None:
+    computed = finished(name, tmp_path, *FLOAT8[recipe].split(), *resumed(START, one_gpu))
+    truth = jobs.losses(one_gpu)
+    measured["apart"] = max(abs(computed[step] - truth[step]) for step in computed)
     assert 0 < measured["apart"] < 2 * BAND  # not the same: float8 rounds to one part in 16
 
 
 @needs(gpus=2)
-@proves("a rank that is killed ends the job within a minute, named with its host, and started again it resumes")
-def test_a_rank_is_killed(one: Path, tmp_path: Path, measured: Dict[str, Any]) -> None:
-    with train("tiny", tmp_path, *resumed(START, one)) as job:
+@proves(
+    "when a rank is killed the job ends within a minute and names the rank and its host, and started again it resumes"
+)
+def test_a_rank_is_killed(one_gpu: Path, tmp_path: Path, measured: Dict[str, Any]) -> None:
+    with train("tiny", tmp_path, *resumed(START, one_gpu)) as job:
         job.reach(25, tmp_path, seconds=400)
         (worker,) = job.processes("RANK=1")
         os.kill(worker, signal.SIGKILL)
         killed = time.monotonic()
         assert job.ended(60) != 0
         measured["seconds to the end"] = time.monotonic() - killed
-        said = job.said().partition("Root Cause")[2]
-    assert "rank      : 1 " in said and "host      : " in said, said[-2000:]
+        cause = job.said().partition("Root Cause")[2]
+    assert "rank      : 1 " in cause and "host      : " in cause, cause[-2000:]
     before = max(jobs.losses(tmp_path))
     shutil.move(str(tmp_path / "engine.log"), str(tmp_path / "killed.log"))
-    finished("tiny", tmp_path, *resumed(START, one))  # its own checkpoints come first
+    finished("tiny", tmp_path, *resumed(START, one_gpu))  # its own checkpoints come first
     steps = [row["step"] for row in jobs.noted(tmp_path)]
     measured["killed after step"], measured["resumed at step"] = before, steps[steps.index(before) + 1]
     assert measured["resumed at step"] == before // 10 * 10 + 1
-    apart(jobs.losses(tmp_path), jobs.losses(one), measured)
+    apart(jobs.losses(tmp_path), jobs.losses(one_gpu), measured)
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=[needs(gpus=4)])], ids=["2 GPUs", "4 GPUs"])
@@ -197,24 +199,24 @@ in_one_process = pytest.mark.xdist_group("collectives")  # which runs them once
 def test_ranks_have_one_stack(
     exchanged: List[Dict[str, Any]], manifest: Dict[str, Any], measured: Dict[str, Any]
 ) -> None:
-    found = [one["identity"] for one in exchanged]
-    assert len({one["gpu"] for one in found}) == len(found)
-    same = {json.dumps([one[key] for key in ("stack", "torch", "nccl", "nccl files")]) for one in found}
+    identities = [report["identity"] for report in exchanged]
+    assert len({identity["gpu"] for identity in identities}) == len(identities)
+    same = {json.dumps([identity[key] for key in ("stack", "torch", "nccl", "nccl files")]) for identity in identities}
     assert len(same) == 1, same
-    assert found[0]["stack"] == manifest["stack"]
-    (library,) = found[0]["nccl files"]
+    assert identities[0]["stack"] == manifest["stack"]
+    (library,) = identities[0]["nccl files"]
     assert Path(sys.prefix).resolve() in Path(library).resolve().parents, library
-    measured["nccl"], measured["ranks"] = found[0]["nccl"], len(found)
+    measured["nccl"], measured["ranks"] = identities[0]["nccl"], len(identities)
 
 
 @in_one_process
 @needs(gpus=2)
 @proves("all-reduce, all-gather and reduce-scatter give every element right, odd sizes too, on every rank")
 def test_collectives_are_right(exchanged: List[Dict[str, Any]], measured: Dict[str, Any]) -> None:
-    for rank, one in enumerate(exchanged):
-        checked = one["wrong"].pop("checked")
-        assert checked > 1e6 and len(one["wrong"]) == 9
-        assert not any(one["wrong"].values()), f"rank {rank}: {one['wrong']}"
+    for rank, report in enumerate(exchanged):
+        checked = report["wrong"].pop("checked")
+        assert checked > 1e6 and len(report["wrong"]) == 9
+        assert not any(report["wrong"].values()), f"rank {rank}: {report['wrong']}"
         measured["elements"] = measured.get("elements", 0) + checked
 
 
@@ -225,7 +227,7 @@ def test_collectives_are_right(exchanged: List[Dict[str, Any]], measured: Dict[s
 )
 def test_bandwidth(exchanged: List[Dict[str, Any]], measured: Dict[str, Any]) -> None:
     for name in ("all-reduce", "all-gather", "reduce-scatter", "float8 faster"):
-        measured[name] = min(one["bandwidth"][name] for one in exchanged)
+        measured[name] = min(report["bandwidth"][name] for report in exchanged)
     measured["links"] = links()
     assert min(measured[name] for name in ("all-reduce", "all-gather", "reduce-scatter")) > measured["links"] / 3
     assert measured["float8 faster"] >= 1.7
@@ -233,22 +235,26 @@ def test_bandwidth(exchanged: List[Dict[str, Any]], measured: Dict[str, Any]) ->
 
 def links() -> float:
     """What the first GPU's NVLinks carry in one direction together, in GB/s, as the driver says."""
-    said = subprocess.run(["nvidia-smi", "nvlink", "-s", "-i", "0"], stdout=subprocess.PIPE, check=True).stdout
-    total = sum(float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", said.decode()))
-    assert total, f"the driver names no NVLink: {said.decode()[:300]}"
+    output = subprocess.run(["nvidia-smi", "nvlink", "-s", "-i", "0"], stdout=subprocess.PIPE, check=True).stdout
+    total = sum(float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", output.decode()))
+    assert total, f"the driver names no NVLink: {output.decode()[:300]}"
     return total
 
 
 @in_one_process
 @needs(gpus=2)
-@proves("FSDP2 gathers exactly half of the bytes where torchao has it gather weights in float8, and as many where not")
+@proves(
+    "FSDP2 gathers exactly half of the bytes where torchao has it gather weights in float8, and all of them otherwise"
+)
 def test_bytes_of_the_gathered_weights(exchanged: List[Dict[str, Any]], measured: Dict[str, Any]) -> None:
     from smoke_tests.training.distributed.collectives import LAYERS, WIDTH
 
-    for one in exchanged:
-        sent = {recipe: count for recipe, (count, _) in one["gathered"].items()}
+    for report in exchanged:
+        sent = {recipe: count for recipe, (count, _) in report["gathered"].items()}
         assert sent["none"] == sent["tensorwise"] == LAYERS * WIDTH**2 * 2 * 2  # two bytes each, forward and backward
         assert sent["tensorwise-gathered"] * 2 == sent["none"]
-    outputs = [one["gathered"]["tensorwise-gathered"][1] / one["gathered"]["tensorwise"][1] for one in exchanged]
+    outputs = [
+        report["gathered"]["tensorwise-gathered"][1] / report["gathered"]["tensorwise"][1] for report in exchanged
+    ]
     measured["output"] = max(outputs, key=lambda ratio: abs(ratio - 1))
     assert abs(measured["output"] - 1) < 0.05  # the scales are taken of the same weights, rounded to bfloat16 or not

@@ -11,7 +11,8 @@ import torch
 
 from smoke_tests.claims import every, long, needs, proves
 from smoke_tests.operators.kernels import assert_float8_products
-from smoke_tests.operators.table import operator, te_autocast, te_recipe
+from smoke_tests.operators.table import operator
+from smoke_tests.operators.transformer_engine_adapter import te_autocast, te_recipe
 from smoke_tests.training.comparison import FALL, ShortRun, assert_follows, fall_of, plain_losses, same_run, spread
 from smoke_tests.training.short_training import batches, standard_library_text
 

@@ -14,7 +14,8 @@ from smoke_tests.claims import needs, proves
 from smoke_tests.operators import bounds, references
 from smoke_tests.operators.bounds import E4M3, E5M2
 from smoke_tests.operators.kernels import FLOAT8, assert_float8_products, gpu_kernels_run, products
-from smoke_tests.operators.table import te_autocast, te_recipe, te_recipes, te_without_fp8
+from smoke_tests.operators.table import te_recipes
+from smoke_tests.operators.transformer_engine_adapter import te_autocast, te_recipe, te_without_fp8
 
 # What each recipe rounds the factors of the products to: of the output, and of the gradients.
 RECIPES: Dict[str, Tuple[Tuple[int, int], Tuple[int, int]]] = {
@@ -115,15 +116,15 @@ def settle(layer: torch.nn.Module, recipe: Any, x: torch.Tensor, gradient: torch
 def in_float64(truth: Truth, layer: torch.nn.Module, x: torch.Tensor, gradient: torch.Tensor) -> List[torch.Tensor]:
     """What `run` would give in float64."""
     leaf = x.cpu().double().requires_grad_()
-    parameters = {name: one.detach().cpu().double().requires_grad_() for name, one in layer.named_parameters()}
+    parameters = {name: tensor.detach().cpu().double().requires_grad_() for name, tensor in layer.named_parameters()}
     output = truth(leaf, parameters)
     output.backward(gradient.cpu().double())
     assert leaf.grad is not None
-    return [output.detach(), leaf.grad, *[one.grad for one in parameters.values() if one.grad is not None]]
+    return [output.detach(), leaf.grad, *[tensor.grad for tensor in parameters.values() if tensor.grad is not None]]
 
 
 def assert_noise(
-    found: Sequence[torch.Tensor], true: Sequence[torch.Tensor], recipe: str, products: int, measured: Dict[str, Any]
+    computed: Sequence[torch.Tensor], true: Sequence[torch.Tensor], recipe: str, products: int, measured: Dict[str, Any]
 ) -> None:
     """Assert FP8's noise in output and gradients: no less than one product's, no more than of all in a row.
 
@@ -131,11 +132,11 @@ def assert_noise(
     """
     formats = RECIPES[recipe]
     least, most = bounds.rounding_noise(*formats[0])
-    measured["output"] = bounds.assert_rounded_like(found[0].cpu(), true[0], least, most * products)
+    measured["output"] = bounds.assert_rounded_like(computed[0].cpu(), true[0], least, most * products)
     least, most = bounds.rounding_noise(*formats[1])
     # A gradient also meets the noise of what was computed forward.
-    errors = [bounds.relative_error(one.cpu(), other) for one, other in zip(found[1:], true[1:])]
-    matrices = [error for error, one in zip(errors, found[1:]) if one.dim() == 2]
+    errors = [bounds.relative_error(tensor.cpu(), other) for tensor, other in zip(computed[1:], true[1:])]
+    matrices = [error for error, tensor in zip(errors, computed[1:]) if tensor.dim() == 2]
     measured["gradient"] = max(matrices)
     assert least <= min(matrices) and max(matrices) <= most * 2 * products, f"gradients are off by {matrices}"
     assert max(errors) <= most * 2 * products, f"gradients are off by {errors}"
@@ -163,17 +164,17 @@ def test_gradients_have_slope_1(name: str, recipe: str, device: str, measured: D
     x, gradient = x_and_gradient(FEATURES if name == "LayerNormMLP" else OUTPUTS)
     settle(layer, chosen, x, gradient)
     most = bounds.rounding_noise(*RECIPES[recipe][1])[1] * 2 * products
-    for found, true in zip(run(layer, chosen, x, gradient)[1:], in_float64(truth, layer, x, gradient)[1:]):
-        error = bounds.relative_error(found.cpu(), true)
+    for computed, true in zip(run(layer, chosen, x, gradient)[1:], in_float64(truth, layer, x, gradient)[1:]):
+        error = bounds.relative_error(computed.cpu(), true)
         assert error <= most, f"noise {error:.3g}, more than {most:.3g}"  # a gradient of zeros is 1 off in both
-        slope = bounds.slope(found.cpu(), true)
-        measured["slope"] = max(slope, measured.get("slope", slope), key=lambda one: abs(one - 1))
-        assert_slope(found.cpu(), true)
+        slope = bounds.slope(computed.cpu(), true)
+        measured["slope"] = max(slope, measured.get("slope", slope), key=lambda value: abs(value - 1))
+        assert_slope(computed.cpu(), true)
 
 
-def assert_slope(found: torch.Tensor, true: torch.Tensor, most: float = bounds.SLOPE) -> None:
+def assert_slope(computed: torch.Tensor, true: torch.Tensor, most: float = bounds.SLOPE) -> None:
     """Assert that the slope is 1, less what rounding takes; that of a norm's few weights strays with their noise."""
-    slope, error = bounds.slope(found, true), bounds.relative_error(found, true)
+    slope, error = bounds.slope(computed, true), bounds.relative_error(computed, true)
     most += 4 * error / len(true) ** 0.5 if true.dim() == 1 else 0
     assert abs(slope + error**2 - 1) <= most, f"slope {slope:.5f} of {tuple(true.shape)} with noise {error:.3g}"
 
@@ -188,22 +189,22 @@ def test_transformer_layer(recipe: str, device: str, measured: Dict[str, Any]) -
     layer, chosen = transformer_layer(), te_recipe(recipe)
     x, gradient = (torch.randn(80, 2, FEATURES, device="cuda").to(BF16) for _ in range(2))
     settle(layer, chosen, x, gradient)
-    found = [tensor.double().cpu() for tensor in run(layer, chosen, x, gradient)]
+    computed = [tensor.double().cpu() for tensor in run(layer, chosen, x, gradient)]
     # Without what the residual carries past the layer; of zeros nothing is wrong by less than all of it.
-    found[0] -= x.double().cpu()
-    found[1] -= gradient.double().cpu()
+    computed[0] -= x.double().cpu()
+    computed[1] -= gradient.double().cpu()
     true = in_float64(in_formulas, layer, x, gradient)
-    errors = [bounds.relative_error(each, exact) for each, exact in zip(found, true)]
+    errors = [bounds.relative_error(result, exact) for result, exact in zip(computed, true)]
     measured["output"], measured["gradient"] = errors[0], max(errors[1:])
     # From the least noise of one product to that of all in a row, which adds in quadrature: the two of attention, and
     # three of the gate, up and down. A gradient meets that of the products forward as well.
     (least, forward), (_, backward) = (bounds.rounding_noise(*formats) for formats in RECIPES[recipe])
     most = [5**0.5 * forward, *[(5 * (forward**2 + backward**2)) ** 0.5] * (len(errors) - 1)]
-    assert len(found) == len(true) == 10
+    assert len(computed) == len(true) == 10
     assert all(least <= error <= limit for error, limit in zip(errors, most)), f"off by {errors}"
-    assert_slope(found[0], true[0])
-    for each, exact in zip(found[1:], true[1:]):
-        assert_slope(each, exact, 2 * bounds.SLOPE)
+    assert_slope(computed[0], true[0])
+    for result, exact in zip(computed[1:], true[1:]):
+        assert_slope(result, exact, 2 * bounds.SLOPE)
 
 
 @fp8_gpu
@@ -353,7 +354,7 @@ def test_scales_follow(recipe: str, device: str, measured: Dict[str, Any]) -> No
     assert (
         min(float(tensor.abs().max()) for tensor in large)
         > 448
-        > max(float(each.abs().max()) for each in (x, gradient))
+        > max(float(result.abs().max()) for result in (x, gradient))
     )
     settle(layer, chosen, *large)
     assert_noise(run(layer, chosen, *large), in_float64(truth, layer, *large), recipe, products, measured)
@@ -361,7 +362,7 @@ def test_scales_follow(recipe: str, device: str, measured: Dict[str, Any]) -> No
 
 @fp8_gpu
 @every_recipe
-@proves("an update of the weights reaches their FP8 copy, unless that is told to be kept")
+@proves("an update of the weights reaches their FP8 copy, unless the layer is asked to keep that copy")
 def test_weight_updates_reach_the_copy(recipe: str, device: str, measured: Dict[str, Any]) -> None:
     layer, chosen = LAYERS["Linear"][0](), te_recipe(recipe)
     x, _ = x_and_gradient(OUTPUTS)
@@ -393,12 +394,12 @@ def test_state_round_trip(recipe: str, device: str, monkeypatch: pytest.MonkeyPa
     torch.save(layer.state_dict(), file)
     file.seek(0)
     other.load_state_dict(torch.load(file, weights_only=False))
-    after = [run(one, chosen, x, gradient)[0] for one in (layer, other)]
+    after = [run(module, chosen, x, gradient)[0] for module in (layer, other)]
     assert torch.equal(*after)
 
 
 @fp8_gpu
-@proves("a layer that resumed from a checkpoint goes on following its input, 16 times larger, as delayed scaling does")
+@proves("a layer that resumed from a checkpoint keeps following its input, 16 times larger, as delayed scaling does")
 def test_resumed_scales_follow(device: str, measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")  # as above
     make, chosen = LAYERS["Linear"][0], te_recipe("delayed")

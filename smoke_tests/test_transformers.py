@@ -13,7 +13,8 @@ from transformers import MistralConfig, MistralForCausalLM
 
 from smoke_tests.claims import needs, proves
 from smoke_tests.operators import bounds, references
-from smoke_tests.operators.table import operator, te_autocast, te_recipe
+from smoke_tests.operators.table import operator
+from smoke_tests.operators.transformer_engine_adapter import te_autocast, te_recipe
 
 
 class LinearWithState(torch.nn.Linear):  # type: ignore[misc]
@@ -51,12 +52,12 @@ def tensors_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
     return {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
 
 
-def assert_bit_equal(found: Dict[str, torch.Tensor], expected: Dict[str, torch.Tensor]) -> None:
+def assert_bit_equal(actual: Dict[str, torch.Tensor], expected: Dict[str, torch.Tensor]) -> None:
     """Same names, same dtypes, same bits."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype, name
-        assert torch.equal(found[name], value), name
+        assert actual[name].dtype == value.dtype, name
+        assert torch.equal(actual[name], value), name
 
 
 @pytest.mark.parametrize("safetensors", [True, False], ids=["safetensors", "bin"])
@@ -142,7 +143,7 @@ def test_a_model_in_fp8_is_saved_and_loaded(
     loaded.train()  # as what trained is
     for _ in range(2):  # the first step after loading has scales of 1, and measures those of the next
         step_in_fp8(loaded, tokens)
-    trained, resumed = (step_in_fp8(one, tokens) for one in (model, loaded))
+    trained, resumed = (step_in_fp8(network, tokens) for network in (model, loaded))
     measured["loss"], measured["loaded"] = (float(output.loss.detach()) for output in (trained, resumed))
     for output in (trained, resumed):
         assert float(output.loss.detach()) == pytest.approx(loss_by_hand(output.logits, tokens), rel=96 * 2.0**-24)

@@ -7,50 +7,52 @@ from pathlib import Path
 from typing import Any, Dict
 
 from smoke_tests.claims import long, proves
-from smoke_tests.training.distributed import jobs, sharded
+from smoke_tests.training.distributed import jobs
 
 STEPS, LOST_AT, EVERY = 50, 22, 5
 
 
 @long
 @proves(
-    "of two hosts that train a sharded Llama one is cut off and killed: within a minute the other ends and names its "
-    "rank and host, and both, started again, go on from the checkpoint to the losses of one process",
+    "when one of two hosts that train a sharded Llama is cut off and killed, the other ends within a minute and names"
+    " the lost rank and host, and both, started again, resume from the checkpoint to the losses of one process",
     package="torch",
     since="2.13",  # not tried with an older one
 )
 def test_a_host_is_lost_and_returns(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    from smoke_tests.training.distributed import sharded  # here, since it takes as long to import as torch
+
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     for folder in (alone, shared):
         folder.mkdir()
     with jobs.TwoHosts() as hosts:
         given = [str(shared), str(STEPS)]
         sharded.train(alone, STEPS, rank=0, world=1)
-        with hosts.start("one", "sharded.py", given, tmp_path / "one.log") as one, hosts.start(
+        with hosts.start("one", "sharded.py", given, tmp_path / "one.log") as first, hosts.start(
             "two", "sharded.py", given, tmp_path / "two.log"
-        ) as two:
-            one.reach(LOST_AT, shared)
+        ) as second:
+            first.reach(LOST_AT, shared)
             hosts.plug("two", "down")  # no connection is closed, as when the power fails
-            two.kill()
+            second.kill()
             lost = time.monotonic()
-            code = one.ended(60)
+            code = first.ended(60)
             measured["seconds to the end"] = time.monotonic() - lost
-            assert code != 0 and "lost rank" in one.said(), one.said()[-3000:]
-            silent = one.said().partition("lost rank ")[2].split("\n")[0]
+            assert code != 0 and "lost rank" in first.said(), first.said()[-3000:]
+            silent = first.said().partition("lost rank ")[2].split("\n")[0]
             assert silent.endswith("on host two"), silent
         before = max(jobs.losses(shared))
         hosts.plug("two", "up")
-        with hosts.start("one", "sharded.py", given, tmp_path / "one.log") as one, hosts.start(
+        with hosts.start("one", "sharded.py", given, tmp_path / "one.log") as first, hosts.start(
             "two", "sharded.py", given, tmp_path / "two.log"
-        ) as two:
-            assert one.ended(120) == 0, one.said()[-3000:]
-            assert two.ended(30) == 0, two.said()[-3000:]
+        ) as second:
+            assert first.ended(120) == 0, first.said()[-3000:]
+            assert second.ended(30) == 0, second.said()[-3000:]
     steps = [row["step"] for row in jobs.noted(shared)]
     again = steps[steps.index(before) + 1]
     measured["lost after step"], measured["resumed at step"] = before, again
     assert again == before // EVERY * EVERY + 1, f"it resumed at step {again}, and {before} was the last"
-    truth, found = jobs.losses(alone), jobs.losses(shared)
-    assert sorted(found) == sorted(truth) == list(range(1, STEPS + 1))
-    measured["apart"] = max(abs(found[step] - truth[step]) for step in truth)
+    truth, resumed = jobs.losses(alone), jobs.losses(shared)
+    assert sorted(resumed) == sorted(truth) == list(range(1, STEPS + 1))
+    measured["apart"] = max(abs(resumed[step] - truth[step]) for step in truth)
     # Both compute in float32 and differ in the order of sums alone; what one batch in another place does is 0.1 nats.
     assert measured["apart"] < 1e-3, measured["apart"]

@@ -19,18 +19,20 @@ def test_smoothing(device: str, measured: Dict[str, Any]) -> None:
     logits, labels = torch.randn(ROWS, VOCABULARY) * 4, torch.randint(VOCABULARY, (ROWS,))
     losses, logsumexp = xentropy_cuda_lib.forward(logits.to(device), labels.to(device), 0.1)
     gradient = torch.randn(ROWS)
-    found = xentropy_cuda_lib.backward(gradient.to(device), logits.to(device), logsumexp, labels.to(device), 0.1, False)
+    result = xentropy_cuda_lib.backward(
+        gradient.to(device), logits.to(device), logsumexp, labels.to(device), 0.1, False
+    )
     leaf = logits.double().requires_grad_()
     truth = torch.nn.functional.cross_entropy(leaf, labels, label_smoothing=0.1, reduction="none")
     truth.backward(gradient.double())
     assert leaf.grad is not None
-    pairs = ((losses.cpu(), truth.detach()), (found.cpu(), leaf.grad))
+    pairs = ((losses.cpu(), truth.detach()), (result.cpu(), leaf.grad))
     most = bounds.ceiling(torch.float32, 3)
     measured["loss"], measured["gradient"] = (bounds.assert_rounded_like(*pair, 0.0, most) for pair in pairs)
 
 
 @needs(cuda=True)
-@proves("a gradient computed in place of the logits has the bits of one in memory of its own", seed=("B08", "B44"))
+@proves("a gradient result in place of the logits has the bits of one in memory of its own", seed=("B08", "B44"))
 def test_in_place(device: str) -> None:
     logits = (torch.randn(ROWS, VOCABULARY, device=device) * 4).to(torch.bfloat16)
     labels, gradient = torch.randint(VOCABULARY, (ROWS,), device=device), torch.randn(ROWS, device=device)

@@ -29,7 +29,7 @@ def autocast(how: str) -> ContextManager[Any]:
 
 def dispatched(how: str, packed: bool, device: str) -> swiglu_op.SwiGLUOpDispatch:
     """What xformers' dispatcher is told of a SwiGLU whose gate and up projections lie side by side or not."""
-    x, gate, up, down, *biases = (each.to(device, WEIGHTS[how]) for each in sample("mlp", torch.float32).inputs)
+    x, gate, up, down, *biases = (tensor.to(device, WEIGHTS[how]) for tensor in sample("mlp", torch.float32).inputs)
     first, second, last = biases
     if packed:
         (gate, up), (first, second) = (unbind(torch.stack(pair), 0) for pair in ((gate, up), (first, second)))
@@ -39,7 +39,7 @@ def dispatched(how: str, packed: bool, device: str) -> swiglu_op.SwiGLUOpDispatc
 
 @bfloat16_gpu
 @both_ways
-@proves("both operators that were kept from bfloat16, fused and decomposed, accept it", seed="B55")
+@proves("both operators that xformers refused for bfloat16, fused and decomposed, accept it", seed="B55")
 def test_guarded_operators_accept_bfloat16(how: str, device: str) -> None:
     given = dispatched(how, False, device)
     assert given.dtype_autocast_gpu == BF16
@@ -76,12 +76,12 @@ def test_swiglu_stays_in_bfloat16(kind: str, device: str, measured: Dict[str, An
             projected: torch.Tensor = call(*leaves)
         return projected
 
-    found = bounds.forward_and_backward(under_autocast, inputs, given.gradient, device)
-    assert found[0].dtype == BF16
+    computed = bounds.forward_and_backward(under_autocast, inputs, given.gradient, device)
+    assert computed[0].dtype == BF16
     # A gradient that was computed in float16 has bits that bfloat16 cannot hold.
-    assert all(torch.equal(tensor, tensor.to(BF16).to(tensor.dtype)) for tensor in found)
+    assert all(torch.equal(tensor, tensor.to(BF16).to(tensor.dtype)) for tensor in computed)
     truth = bounds.in_float64(references.mlp, given.inputs, given.gradient)
-    rounded = [tensor.to(BF16) for tensor in found]
+    rounded = [tensor.to(BF16) for tensor in computed]
     bounds.assert_as_in_float64(rounded, truth, BF16, given.roundings, measured)
 
 
@@ -100,9 +100,9 @@ NORMS = {"rms_norm": rmsnorm.rms_norm, "add_rms_norm": add_rms_norm}
 def test_norms_for_inference(name: str, device: str, measured: Dict[str, Any]) -> None:
     given = sample(name, BF16)
     with torch.no_grad():
-        found = given.bind(NORMS[name], device)(*[tensor.to(device) for tensor in given.inputs]).cpu()
+        computed = given.bind(NORMS[name], device)(*[tensor.to(device) for tensor in given.inputs]).cpu()
     truth = given.bind(getattr(references, name))(*[tensor.double() for tensor in given.inputs])
-    bounds.assert_as_in_float64([found], [truth], BF16, given.roundings, measured)
+    bounds.assert_as_in_float64([computed], [truth], BF16, given.roundings, measured)
 
 
 @bfloat16_gpu

@@ -35,8 +35,9 @@ def test_every_planted_fault_names_a_claim_that_exists() -> None:
     """As the source names it, run or not; the file may stand apart from the test's name there."""
     room = Room(ROOT)
     known = {claim.partition("::")[2] for claim in room.claims}
-    for file in ("faults.py", "training/faults.py"):
-        strings = {text for place, each in room.code.definitions.items() if place[0] == file for text in each.strings}
+    for where in ("faults/", "training/faults.py"):
+        planted = [each for place, each in room.code.definitions.items() if place[0].startswith(where)]
+        strings = {text for each in planted for text in each.strings}
         named = {match[1] for text in strings if (match := re.search(r"(?:^|::)(test_\w*)$", text))}
         parts = {name for name in named if name.endswith("_")}  # the rest of the name is put together
         assert named and named - parts <= known, named - known

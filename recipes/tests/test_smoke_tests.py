@@ -458,12 +458,20 @@ def test_a_missing_manifest_is_refused_in_one_sentence(room: PlantedRoom) -> Non
 
 
 def test_a_warning_that_our_own_file_causes_refutes_its_claim(room: PlantedRoom) -> None:
-    warns = "import warnings\n@proves('{0}')\ndef test_{0}():\n    warnings.warn('{0}', stacklevel={1})\n"
-    room.plant(warns.format("ours", 1) + warns.format("another", 2))
+    warns = "import warnings\n\ndef warn():\n    warnings.warn('{0}')\n"
+    (room.folder / "operators").mkdir()
+    (room.folder / "operators" / "beside.py").write_text(warns.format("a module"))
+    (room.folder.parent / "alpha.py").write_text(warns.format("a package"))
+    calls = "import alpha\nfrom smoke_tests.operators import beside\n" + warns.format("ours")
+    claims = {"ours": "warn", "module": "beside.warn", "package": "alpha.warn"}
+    room.plant(
+        calls + "".join(f"@proves('{name}')\ndef test_{name}():\n    {call}()\n" for name, call in claims.items())
+    )
     assert room.run().returncode == 1
     assert room.claims() == {
         "test_alpha.py::test_ours": ("refuted", "UserWarning: ours"),
-        "test_alpha.py::test_another": ("proved", ""),
+        "test_alpha.py::test_module": ("refuted", "UserWarning: a module"),
+        "test_alpha.py::test_package": ("proved", ""),
     }
 
 

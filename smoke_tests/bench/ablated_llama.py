@@ -13,7 +13,9 @@ from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Option
 import torch
 import torch.nn.functional as F
 
-from smoke_tests.operators.table import operator, rotate_halves, rows, te_autocast, te_recipe
+from smoke_tests.operators.table import operator, rows
+from smoke_tests.operators.torch_adapter import rotate_halves
+from smoke_tests.operators.transformer_engine_adapter import te_autocast, te_recipe
 from smoke_tests.training.columns import FUSED
 from smoke_tests.training.models import Shape, operations_per_token
 

@@ -19,7 +19,8 @@ import torch
 from smoke_tests.bench.ablated_llama import NAIVE, AblatedLlama, Config, build, draw, flops, fused
 from smoke_tests.bench.method import Arm, Cell, Check, graphed
 from smoke_tests.operators.bounds import relative_error
-from smoke_tests.operators.table import OPERATORS, rows, version_of_torch
+from smoke_tests.operators.table import OPERATORS, rows
+from smoke_tests.operators.torch_adapter import version_of_torch
 from smoke_tests.training import memory
 from smoke_tests.training.models import MODELS, Shape
 from smoke_tests.training.options import Options

@@ -9,7 +9,7 @@ import torch
 
 from smoke_tests.bench.method import Arm, Cell, Check, graphed
 from smoke_tests.operators.bounds import relative_error
-from smoke_tests.operators.table import te_autocast, te_recipe
+from smoke_tests.operators.transformer_engine_adapter import te_autocast, te_recipe
 
 # Hidden size and heads: Brown et al. 2020 (2005.14165), table 2.1, with the heads of common implementations.
 SIZES: Dict[str, Tuple[int, int]] = {

@@ -1,4 +1,4 @@
-"""How far from the truth a number format may be, on both sides: too far is wrong, too near is another format."""
+"""How large the error of a number format may be: above the ceiling it is wrong, below the floor in another format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def forward_and_backward(
     output = operator(*leaves)
     given = gradient.to(output, copy=True)
     output.backward(given)
-    assert torch.equal(given, gradient.to(output)), "the gradient of the output is written over"  # others read it, too
+    assert torch.equal(given, gradient.to(output)), "the gradient of the output is overwritten"  # others read it, too
     return [output.detach().cpu()] + [leaf.grad.cpu() for leaf in leaves if leaf.grad is not None]
 
 
@@ -39,14 +39,14 @@ def in_float64(
     return forward_and_backward(operator, [tensor.double() for tensor in inputs], gradient.double())
 
 
-def relative_error(found: torch.Tensor, truth: torch.Tensor) -> float:
+def relative_error(computed: torch.Tensor, truth: torch.Tensor) -> float:
     """Root mean square of the error over that of the truth (any equal shapes, truth in float64)."""
-    return float((found.double() - truth).norm() / truth.norm())
+    return float((computed.double() - truth).norm() / truth.norm())
 
 
-def slope(found: torch.Tensor, truth: torch.Tensor) -> float:
-    """Least-squares factor c in found = c * truth: 1 for honest rounding, 1.02 if a scale is 2 % off."""
-    return float((found.double() * truth).sum() / truth.pow(2).sum())
+def slope(computed: torch.Tensor, truth: torch.Tensor) -> float:
+    """Least-squares factor c in computed = c * truth: 1 after plain rounding, 1.02 if a scale is 2 % off."""
+    return float((computed.double() * truth).sum() / truth.pow(2).sum())
 
 
 def rounding_noise(*mantissas: int) -> Tuple[float, float]:
@@ -54,36 +54,37 @@ def rounding_noise(*mantissas: int) -> Tuple[float, float]:
 
     Rounding x = m 2^e, 1 <= m < 2, to spacing s = 2^(e - bits) errs by s / sqrt(12) in root mean square, which is
     2^-bits / sqrt(12) / m of x: between half of 2^-bits / sqrt(12) and all of it, whatever the distribution of x.
-    A product of two rounded factors adds their noises in quadrature. Below the floor nobody rounded to the format.
+    A product of two rounded factors adds their noises in quadrature. An error below the floor means that nothing was
+    rounded to the format.
     """
     greatest = math.sqrt(sum(4.0**-bits for bits in mantissas) / 12)
     return greatest / 2, greatest
 
 
-def assert_rounded_like(found: torch.Tensor, truth: torch.Tensor, floor: float, ceiling: float) -> float:
+def assert_rounded_like(computed: torch.Tensor, truth: torch.Tensor, floor: float, ceiling: float) -> float:
     """Assert that the relative error lies between the bounds and that the slope is 1; returns the error.
 
     The slope finds what hides inside the noise of eight bits, such as a scale that is 2 % off.
     """
-    assert found.shape == truth.shape, f"shape {tuple(found.shape)} instead of {tuple(truth.shape)}"
-    error = relative_error(found, truth)
+    assert computed.shape == truth.shape, f"shape {tuple(computed.shape)} instead of {tuple(truth.shape)}"
+    error = relative_error(computed, truth)
     assert error <= ceiling, f"relative error {error:.3g} is above {ceiling:.3g}"
     assert error >= floor, f"relative error {error:.3g} is below {floor:.3g}: not in this format"
-    assert_slope_1(found, truth)
+    assert_slope_1(computed, truth)
     return error
 
 
-def assert_slope_1(found: torch.Tensor, truth: torch.Tensor) -> None:
+def assert_slope_1(computed: torch.Tensor, truth: torch.Tensor) -> None:
     """Assert that the slope is 1, less what rounding to the nearest takes, the square of the error.
 
     A rounded number stands for its cell: what the cell's numbers differ from it by is in their squares alone.
     """
-    factor, error = slope(found, truth), relative_error(found, truth)
+    factor, error = slope(computed, truth), relative_error(computed, truth)
     assert abs(factor + error**2 - 1) <= SLOPE, f"slope {factor:.5f} with noise {error:.3g}"
 
 
 def assert_as_in_float64(
-    found: List[torch.Tensor],
+    computed: List[torch.Tensor],
     truth: List[torch.Tensor],
     dtype: torch.dtype,
     roundings: int,
@@ -96,12 +97,12 @@ def assert_as_in_float64(
     also: a further relative error that the operator may make. terms: as `ceiling` takes it.
     """
     floor, _ = rounding_noise(MANTISSA[dtype])
-    assert len(found) == len(truth)
-    assert all(tensor.dtype == dtype for tensor in found)
+    assert len(computed) == len(truth)
+    assert all(tensor.dtype == dtype for tensor in computed)
     errors = []
-    for one, true in zip(found, truth):
+    for result, true in zip(computed, truth):
         least = floor * max(0.0, 1 - scatter(true.numel()))
-        errors.append(assert_rounded_like(one, true, least, also + ceiling(dtype, roundings, true.numel(), terms)))
+        errors.append(assert_rounded_like(result, true, least, also + ceiling(dtype, roundings, true.numel(), terms)))
     measured["error"] = max(errors)
 
 
@@ -137,11 +138,11 @@ def assert_rope_as_in_float64(
     assert torch.equal(rotate(first, 0), first), "position 0 is turned"  # and a table of one position has to grow
     for start, length in ((0, 7), (0, 1025), (113, 9)):
         inputs, gradient = [torch.randn(2, 3, length, 24).to(dtype)], torch.randn(2, 3, length, 24).to(dtype)
-        found = forward_and_backward(functools.partial(rotate, start=start), inputs, gradient, device)
+        computed = forward_and_backward(functools.partial(rotate, start=start), inputs, gradient, device)
         truth = in_float64(functools.partial(references.rope, start=start, base=base), inputs, gradient)
         # Rounded on the way: the cosine, both products, the result.
         off = (start + length) * torch.finfo(make.angles).eps / 2  # type: ignore[attr-defined]
-        assert_as_in_float64(found, truth, dtype, 4, measured, also=off)
+        assert_as_in_float64(computed, truth, dtype, 4, measured, also=off)
 
 
 ADAMW: Dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}

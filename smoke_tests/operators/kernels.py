@@ -1,4 +1,4 @@
-"""Which kernels really ran."""
+"""The kernels that a call ran, on the GPU or in ATen."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def operators_run(function: Callable[[], object]) -> Set[str]:
 
 
 def gpu_kernels_run(function: Callable[[], object]) -> Set[str]:
-    """Names of the kernels that a call ran on the GPU, as CUPTI gives them; copies, fills and notes are none."""
+    """Names of the kernels that a call ran on the GPU, as CUPTI names them, without copies, fills and annotations."""
     return set(gpu_launches(function))
 
 
 def gpu_launches(function: Callable[[], object]) -> Dict[str, List[float]]:
-    """How many ms each launch of each of these kernels took."""
+    """Kernel -> the milliseconds of each of its launches, of the kernels that a call ran on the GPU."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiler:
         torch.empty(1, device="cuda").fill_(0)  # the first kernel may be lost
@@ -46,7 +46,7 @@ def gpu_launches(function: Callable[[], object]) -> Dict[str, List[float]]:
         torch.cuda.synchronize()
     launches: Dict[str, List[float]] = {}
     for event in profiler.events():
-        # Optimizer.step#AdamW.step is a note, {lambda()#1} part of a kernel's name.
+        # Optimizer.step#AdamW.step is an annotation, and {lambda()#1} a part of a kernel's name.
         none = event.name.startswith(("Memcpy", "Memset")) or "#" in event.name.partition("(")[0]
         if event.device_type == torch.autograd.DeviceType.CUDA and not none:
             launches.setdefault(event.name, []).append(event.time_range.elapsed_us() / 1e3)
@@ -54,18 +54,18 @@ def gpu_launches(function: Callable[[], object]) -> Dict[str, List[float]]:
 
 
 def cuda_errors() -> List[str]:
-    """The CUDA errors that unchecked launches left behind, in this thread and in the one that runs backward.
+    """The pending CUDA errors of unchecked launches, in this thread and in autograd's backward thread.
 
-    Each thread has its own; a launch that is checked raises it and clears it.
+    Each thread has its own error; a checked launch raises and clears it.
     """
-    found = []
+    errors = []
     in_backward = lambda: torch.ones(1, device="cuda", requires_grad=True).mul(2).backward()  # noqa: E731
     for launch in (lambda: torch.ones(1, device="cuda").add_(1), in_backward, torch.cuda.synchronize):
         try:
             launch()
         except RuntimeError as error:
-            found.append(str(error).splitlines()[0])
-    return found
+            errors.append(str(error).splitlines()[0])
+    return errors
 
 
 # --- FP8 products ---
@@ -81,15 +81,12 @@ def products(names: Iterable[str]) -> Set[str]:
     return {name for name in names if PRODUCT.search(name) and not ATTENTION.search(name)}
 
 
-def assert_float8_products(
-    step: Callable[[bool], object], mixed: bool = False, least: int = 1, exactly: int = 0
-) -> Dict[str, str]:
+def assert_float8_products(step: Callable[[bool], object], exactly: int, mixed: bool = False) -> Dict[str, str]:
     """Assert that all products of step(True) run as FP8 kernels, and none of step(False): a calibration pair.
 
-    mixed: some of step(True) are to stay in high precision. least: how many at least are to run in FP8; exactly: how
-    many are, neither fewer nor more. A layer that is trained has three, a fourth where its output is computed again,
-    and two where its input needs no gradient; what adds the parts of one product up has no FP8 in its name and does
-    not count. Returns the kernels, for the evidence.
+    exactly: how many products run in FP8. A trained layer has three, a fourth where its output is computed again, and
+    two where its input needs no gradient. A kernel that adds up the parts of a product has no FP8 in its name and does
+    not count. mixed: some products of step(True) stay in high precision. Returns the kernels, for the evidence.
     """
     launched, other = (gpu_launches(lambda on=on: step(on)) for on in (True, False))  # type: ignore[misc]
     in_float8, control = products(launched), products(other)
@@ -98,7 +95,7 @@ def assert_float8_products(
     plain = {name for name in in_float8 if not FLOAT8.search(name)}
     counts = {name: len(launched[name]) for name in sorted(in_float8 - plain)}
     count = sum(counts.values())
-    assert count >= least, f"{count} products ran in FP8, not {least}; in high precision {sorted(plain)}"
-    assert exactly in (0, count), f"{count} products ran in FP8, not {exactly}: {counts}"
+    in_high = f"; in high precision {sorted(plain)}"
+    assert count == exactly > 0, f"{count} products ran in FP8, not {exactly}: {counts}{in_high}"
     assert bool(plain) == mixed, f"no FP8 kernel: {sorted(plain)}" if plain else "none stays in high precision"
     return {"fp8": sorted(in_float8 - plain)[0][:80], "control": sorted(control)[0][:80]}

@@ -37,8 +37,8 @@ def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int)
 
     logits [n, v], labels [n] (ignore_index: the row does not count) -> scalar.
     """
-    kept = labels != ignore_index
-    logits, labels = logits[kept], labels[kept]
+    counted = labels != ignore_index
+    logits, labels = logits[counted], labels[counted]
     return (torch.logsumexp(logits, dim=-1) - logits.gather(1, labels[:, None])[:, 0]).mean()
 
 

@@ -1,15 +1,15 @@
-"""What operators are tried with: random input for each of them, and the check that a known limit is refused."""
+"""Random input for each operator, and the check that a known limit raises an error."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 
 from smoke_tests.operators import bounds
 from smoke_tests.operators.kernels import cuda_errors
-from smoke_tests.operators.table import OPERATORS
+from smoke_tests.operators.table import OPERATORS, operator
 
 IGNORED = -100
 EPS = 1e-5
@@ -19,7 +19,7 @@ Operator = Callable[..., torch.Tensor]
 class Sample(NamedTuple):
     """What an operator is given: tensors with gradients, further arguments, and the gradient of its output.
 
-    roundings: how many roundings to the dtype an honest implementation makes on the way to its worst result.
+    roundings: how many roundings to the dtype a correct implementation makes on the way to its worst result.
     """
 
     inputs: List[torch.Tensor]
@@ -76,31 +76,67 @@ def sample(
         weight = (torch.randn(width, features) / math.sqrt(features)).to(dtype)
         return Sample([x[0], weight], (labels_for(count, width), IGNORED), torch.ones(()), 8)
     if name == "mlp":
-        # Sizes that products by tensor cores take, each other than the next. Rounded on the way to the gradient of x:
-        # both projections, silu; the gradients of the product, silu, both projections, of x from each, and their sum.
-        shapes = ((88, 72), (88, 72), (72, 88))
-        weights = [(torch.randn(*shape) / math.sqrt(shape[1])).to(dtype) for shape in shapes]
-        return Sample([draw(count, 72), *weights, draw(88), draw(88), draw(72)], (), draw(count, 72), 10)
+        return mlp_sample(dtype, count)
     assert name == "swiglu", name  # rounded: silu(gate), its derivative, the result; gates up to 16 or so
     return Sample([draw(count, width) * 4, draw(count, width)], (), draw(count, width), 3)
 
 
+def mlp_sample(dtype: torch.dtype, count: int, features: int = 72, width: int = 88) -> Sample:
+    """Random input for an MLP: `count` rows of `features`, and `width` between its projections.
+
+    Tensor cores take the default sizes. Rounded on the way to the gradient of x: both projections, silu; the gradients
+    of the product, silu, both projections, of x from each, and their sum.
+    """
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape).to(dtype)
+
+    shapes = ((width, features), (width, features), (features, width))
+    weights = [(torch.randn(*shape) / math.sqrt(shape[1])).to(dtype) for shape in shapes]
+    inputs = [draw(count, features), *weights, draw(width), draw(width), draw(features)]
+    return Sample(inputs, (), draw(count, features), 10)
+
+
 def sample_for(name: str, column: str, dtype: torch.dtype, **sizes: Any) -> Sample:
-    """A sample with rows, or heads, of a length that this implementation takes, whatever is asked for."""
+    """A sample whose rows or heads have a length that this implementation takes, whatever `sizes` asks for."""
     taken = OPERATORS[name][column].size
     return sample(name, dtype, **{**sizes, **({"size": taken, "features": taken} if taken else {})})
+
+
+def quantized(values: torch.Tensor, dtype: torch.dtype, per_row: bool) -> Tuple[torch.Tensor, torch.Tensor]:
+    """float8 codes [n, f] of values [n, f], and the scale ([] or [n, 1], float32) that turns them back."""
+    largest = values.abs().amax(dim=1, keepdim=True) if per_row else values.abs().max()
+    scale = (largest / torch.finfo(dtype).max).float()
+    return (values / scale).to(dtype), scale
+
+
+def scaled_mm_arguments(per_row: bool, size: float = 1.0) -> Tuple[torch.Tensor, ...]:
+    """Operands a [165, 272] and b [144, 272] in float64, their float8 codes, and the scales for the product.
+
+    A GPU's product needs 272 and 144 to be multiples of 16. size: how many times larger a is, or per row its last one.
+    """
+    a, b = torch.randn(165, 272, dtype=torch.float64) * 3, torch.randn(144, 272, dtype=torch.float64) / 7
+    a[-1 if per_row else 0 :] *= size
+    (codes_a, scale_a), (codes_b, scale_b) = (quantized(tensor, torch.float8_e4m3fn, per_row) for tensor in (a, b))
+    return a, b, codes_a, codes_b, scale_a, scale_b.t() if per_row else scale_b
+
+
+def scaled_mm(arguments: Sequence[torch.Tensor], dtype: torch.dtype, device: str) -> torch.Tensor:
+    """The product of codes with scales, computed on a device."""
+    product: torch.Tensor = operator("scaled_mm", "torch")(*[tensor.to(device) for tensor in arguments], dtype)
+    return product.cpu()
 
 
 def assert_refused(
     call: Operator, inputs: List[torch.Tensor], gradient: torch.Tensor, device: str, measured: Dict[str, Any]
 ) -> None:
-    """Assert that a known limit ends in an error rather than in numbers."""
+    """Assert that a known limit raises an error instead of giving numbers."""
     errors = []
     try:
         bounds.forward_and_backward(call, inputs, gradient, device)
     except Exception as error:  # each implementation has its own
         errors.append("{}: {}".format(type(error).__name__, str(error).splitlines()[0]))
-    while device == "cuda" and (left := cuda_errors()) and len(errors) < 9:  # one more per unchecked launch
+    while device == "cuda" and (left := cuda_errors()) and len(errors) < 9:  # another for each unchecked launch
         errors += left
     assert errors, "a known limit was computed: take it out of the table"
     measured["limit"] = errors[0]

@@ -10,7 +10,8 @@ from typing import Any, Callable, Dict, List, Optional
 
 import torch
 
-from smoke_tests.operators.table import InFp8, version_of_torch
+from smoke_tests.operators.torch_adapter import version_of_torch
+from smoke_tests.operators.transformer_engine_adapter import InFp8
 from smoke_tests.training import ms_amp
 from smoke_tests.training.llama import own_name
 from smoke_tests.training.precision import inner

@@ -16,7 +16,8 @@ from unittest import mock
 
 import torch
 
-from smoke_tests.faults import FAULTS, Call, Fault, delayed_with, engine, patched
+from smoke_tests.faults.planting import FAULTS, Call, Fault, patched
+from smoke_tests.faults.transformer_engine_layers import delayed_with, engine
 from smoke_tests.training import checkpoint, hugging_face, trainer
 from smoke_tests.training.llama import RMSNorm, Rotary
 from smoke_tests.training.options import Options

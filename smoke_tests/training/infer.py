@@ -13,7 +13,7 @@ from typing import Any, List, NamedTuple
 
 import torch
 
-from smoke_tests.operators.table import InFp8
+from smoke_tests.operators.transformer_engine_adapter import InFp8
 from smoke_tests.training import checkpoint
 from smoke_tests.training.columns import columns_of
 from smoke_tests.training.llama import Llama

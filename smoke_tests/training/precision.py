@@ -14,7 +14,9 @@ from typing import Any, Callable, Iterator, List, Optional, Tuple
 import torch
 import torch.nn.functional as F
 
-from smoke_tests.operators.table import OPERATORS, InFp8, operator, version_of_torch
+from smoke_tests.operators.table import OPERATORS, operator
+from smoke_tests.operators.torch_adapter import version_of_torch
+from smoke_tests.operators.transformer_engine_adapter import InFp8
 
 Compute = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 ALIASES = {"fp8": "transformer-engine.delayed", "bf16": "torch", "float32": "torch"}
