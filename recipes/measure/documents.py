@@ -24,6 +24,7 @@ from recipes.files import ROOT, read_json, read_toml
 from recipes.measure import results
 from recipes.measure.results import Number, Row
 from recipes.prove import proofs
+from recipes.prove.definitions import Code
 
 # The inventory: five documents, and how many ids each has, numbered from 1.
 DOCUMENTS = {
@@ -143,10 +144,10 @@ def load(root: Path = ROOT) -> list[Statement]:
 def answers(root: Path) -> list[Answer]:
     """Each statement with what answers it, once for each file of rows or comparison that does."""
     measured = [(path.stem.replace("--", ", "), results.read(path)[1]) for path in results.committed(root)]
-    found = []
+    found, code = [], proofs.code(root)
     for statement in load(root):
         if statement.patch:
-            mine = [_proved(root, statement, statement.patch)]
+            mine = [_proved(root, statement, statement.patch, code)]
         elif statement.parity:
             mine = list(_compared(root, statement))
         elif statement.test:
@@ -183,12 +184,16 @@ def verdict(arm: dict[str, Any], margin: float) -> str:
     return f"{arm['above']:+.4f} ({low:+.4f} to {high:+.4f}): {arm['verdict']} (margin {margin:g})"
 
 
-def _proved(root: Path, statement: Statement, name: str) -> Answer:
+def _proved(root: Path, statement: Statement, name: str, code: Code) -> Answer:
+    """What the proof of a patch says to a statement."""
     path = root / "patches" / name
     if not path.is_file():
         raise Refusal(f"recipes/seeds.toml: there is no patches/{name}: correct it.")
-    one, link = patch.read(path), f"[patch](patches/{name})"
-    return Answer(statement, f"proved on {proofs.told(one)}" if proofs.ran(one) else "", link)
+    read, link = patch.read(path), f"[patch](patches/{name})"
+    if not proofs.ran(read):
+        return Answer(statement, where=link)
+    since = ", and changed since" if proofs.changes(read, code) else ""
+    return Answer(statement, f"proved{since}: {proofs.proved_on(read)}", link)
 
 
 def _compared(root: Path, statement: Statement) -> Iterator[Answer]:

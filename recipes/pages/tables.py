@@ -21,23 +21,30 @@ from recipes.measure.results import PICTURES, committed, read
 from recipes.pages import markdown
 from recipes.prove import evidence, proofs, records
 from recipes.prove.claims import Room
+from recipes.prove.definitions import Code
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the tables are made of: all plans, claims, promoted runs with their plans, and the documents' statements."""
+    """What the tables are made of.
+
+    All plans and claims, the promoted runs with their plans, the documents' statements, and the code of the proofs of
+    patches.
+    """
 
     catalogue: Catalogue
     plans: list[Plan]
     room: Room
     runs: list[tuple[Plan, dict[str, Any]]]
     statements: list[documents.Answer]
+    proofs: Code
 
     @classmethod
     def of(cls, catalogue: Catalogue) -> Facts:
         plans = proofs.plans(catalogue)
         runs = [(one, run) for one in plans for run in evidence.promoted(catalogue.root, one.target.name)]
-        return cls(catalogue, plans, Room(catalogue.root), runs, documents.answers(catalogue.root))
+        root = catalogue.root
+        return cls(catalogue, plans, Room(root), runs, documents.answers(root), proofs.code(root))
 
     @property
     def root(self) -> Path:
@@ -87,7 +94,7 @@ def _state_of(facts: Facts, plan: Plan) -> str:
     """How many claims are in which state on each machine; of a target that never ran, how far it came."""
     runs = [run for other, run in facts.runs if other is plan]
     if not runs:
-        rungs = {row[3] for row in _not_run(facts.root, plan)} - {"declared"}
+        rungs = {row[3] for row in _not_run(facts, plan)} - {"declared"}
         return ", ".join([*sorted(rungs), "never run"])
     states = []
     for run in runs:
@@ -162,7 +169,7 @@ def matrix(facts: Facts) -> str:
     for one in facts.plans:
         runs = [run for other, run in facts.runs if other is one]
         if not runs:
-            rows += _not_run(facts.root, one)
+            rows += _not_run(facts, one)
         for run in runs:
             machine = run["hardware"]
             host = f"driver {machine['driver']}" if machine["gpus"] else machine["cpu"]
@@ -177,28 +184,31 @@ def matrix(facts: Facts) -> str:
     return "\n\n".join([table, "Built with:", *(f"({number}) {built}" for built, number in notes.items())])
 
 
-def _not_run(root: Path, one: Plan) -> list[list[str]]:
+LADDER = ("built", "built, inputs changed since", "patched", "patched, proofs changed since", "declared")
+
+
+def _not_run(facts: Facts, one: Plan) -> list[list[str]]:
     """Of a target without any run: its packages by how far they are, and what they were built with."""
     found: dict[tuple[str, str], list[str]] = {}
-    built = evidence.built(root, one.target.name)
-    state = (
-        "built" if built and built["stack"] == evidence.built_for(one, built).stack else "built, inputs changed since"
-    )
+    built = evidence.built(facts.root, one.target.name)
+    is_current = built and built["stack"] == evidence.built_for(one, built).stack
+    state = "built" if is_current else "built, inputs changed since"
     for pin in one.pins:
-        cell = "patched" if _proofs_ran(one, pin) else "declared", ""
+        cell = _patched(facts.proofs, one, pin), ""
         if built and pin.name in built["packages"]:
             cell = state, _how(one, built["packages"][pin.name]["built_with"])
         found.setdefault(cell, []).append(pin.label)
-    cells = sorted(
-        found, key=lambda cell: ("built", "built, inputs changed since", "patched", "declared").index(cell[0])
-    )  # down the ladder
+    cells = sorted(found, key=lambda cell: LADDER.index(cell[0]))
     return [[f"`{one.target.name}`", "", ", ".join(found[cell]), *cell] for cell in cells]
 
 
-def _proofs_ran(one: Plan, pin: Pin) -> bool:
-    """Whether a package is patched and the proof of each of its patches ran on its very release."""
-    found = [proofs.entry(proofs.written(each), pin.release) for each in one.patches[pin.name]]
-    return bool(found) and all(entry and "unproven" not in entry for entry in found)
+def _patched(code: Code, one: Plan, pin: Pin) -> str:
+    """Whether the proof of each patch of a package ran on its very release, and whether each is as it was then."""
+    patches = one.patches[pin.name]
+    entries = [proofs.entry(proofs.written(each), pin.release) for each in patches]
+    if not entries or not all(entry and "unproven" not in entry for entry in entries):
+        return "declared"
+    return "patched, proofs changed since" if any(proofs.changes(each, code) for each in patches) else "patched"
 
 
 def _cell(facts: Facts, one: Plan, run: dict[str, Any], package: str) -> tuple[str, str]:
@@ -214,8 +224,12 @@ def _cell(facts: Facts, one: Plan, run: dict[str, Any], package: str) -> tuple[s
 
 def _counted(word: str, count: int, commit: str) -> str:
     """A state and how many rows are in it; of what changed, since which commit."""
-    since = f" since {commit[:7]} ([diff](../../compare/{commit}...main))" if word == evidence.CHANGED else ""
-    return f"{count} {word}{since}"
+    return f"{count} {word}{_since(commit) if word == evidence.CHANGED else ''}"
+
+
+def _since(commit: str) -> str:
+    """ "since" a commit, and a link to what has changed."""
+    return f" since {commit[:7]} ([diff](../../compare/{commit}...main))"
 
 
 def _how(one: Plan, built: Mapping[str, Any]) -> str:
@@ -241,12 +255,16 @@ def patches(facts: Facts) -> str:
 
 
 def proofs_of_patches(facts: Facts) -> str:
-    """On what each patch was proved."""
+    """The state of each patch's proof, and what it ran on."""
     lines = []
     for row in proofs.rows(facts.root, facts.plans):
         record, patch = proofs.record_of(row.patch).relative_to(facts.root).as_posix(), row.patch
-        lines.append(f"- [{patch.package} {patch.path.name[:4]}]({record}): {row.proved}")
-    return "\n".join(lines)
+        commit = (proofs.written(patch) or {}).get("commit")
+        state = row.state
+        if state == evidence.CHANGED and commit:
+            state += _since(commit)
+        lines.append([f"[{patch.package} {patch.path.name[:4]}]({record})", state, row.proved_on])
+    return markdown.table("proof|state|ran on", lines)
 
 
 def answered_documents(facts: Facts) -> str:

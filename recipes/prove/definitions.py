@@ -28,6 +28,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 CACHED = {"lru_cache", "cache", "fixture"}  # decorators of what may run for one claim and serve the next
 TOP = "<module>"  # the statements of a module that bind no name
 MARKS = "pytestmark"  # what marks every test of a module
+TOOL = "recipes"  # a key holds what code imports from the tool, and not the module that it is in
 DIGITS = 16  # of a sha256, in hexadecimal: 64 bits
 
 
@@ -68,11 +69,12 @@ class Code:
         self.files = {_module_name(file): file for file in texts}
         local = frozenset({*self.files, *(f"{folder.name}.{name}" for name in self.files)})
         self.modules = {file: _split(_text(path), str(path), file, local) for file, path in texts.items()}
-        self.data = {
-            path.name: Definition((path.relative_to(folder).as_posix(), TOP), "data", _digest(path.read_bytes()))
-            for path in sorted(folder.rglob("*"))
-            if path.suffix in (".ini", ".toml") and path.is_file()
-        }
+        self.data: dict[str, Definition] = {}
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".ini", ".toml", ".patch") and path.is_file():
+                file = path.relative_to(folder).as_posix()
+                definition = Definition((file, TOP), "data", _digest(path.read_bytes()))
+                self.data |= {path.name: definition, file: definition}  # code names a file in either way
         self.definitions: dict[Place, Definition] = {
             definition.place: definition
             for module in self.modules.values()
@@ -313,7 +315,7 @@ def _split(text: str, path: str, file: str, local: frozenset[str]) -> Module:
                 file,
                 f"import {name}",
                 "data",
-                [ast.parse(f"import {name}, {origin}, {there or '_'}")],
+                [ast.parse(f"import {name}, {_without_place(origin)}, {there or '_'}")],
                 _Own(set()),
             )
     modules = {
@@ -335,7 +337,9 @@ def _add_unmentioned_imports(module: Module, file: str, local: frozenset[str]) -
     mentioned = {name.partition(".")[0] for each in module.definitions.values() for name in each.names}
     for name in sorted(module.imports.keys() - mentioned):
         origins, own = sorted(module.imports[name], key=str), _Own(set())
-        elsewhere = [f"{origin}.{there}" for origin, there in origins if not _is_local(origin, there, local)]
+        elsewhere = [
+            f"{_without_place(origin)}.{there}" for origin, there in origins if not _is_local(origin, there, local)
+        ]
         own.names |= {name for origin, there in origins if there is None and _is_local(origin, there, local)}
         if own.names or elsewhere:
             _add(module, file, TOP, "data", [ast.parse(repr(text)) for text in elsewhere], own)
@@ -344,6 +348,11 @@ def _add_unmentioned_imports(module: Module, file: str, local: frozenset[str]) -
 def _is_local(origin: str, there: str | None, local: frozenset[str]) -> bool:
     """Whether an import is of a module of this folder, or of something in one."""
     return bool({origin, f"{origin}.{there}", origin.partition(".")[0]} & local)
+
+
+def _without_place(origin: str) -> str:
+    """The module that an import is from; of the tool's modules, which may move, the name of the tool."""
+    return TOOL if origin.partition(".")[0] == TOOL else origin
 
 
 def _bindings(node: ast.Import | ast.ImportFrom) -> Iterator[tuple[str, str, str | None]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from recipes.catalogue import patch
 from recipes.catalogue.load import Catalogue
 from recipes.make.build import Builder
 from recipes.make.cache import Cache
@@ -67,7 +69,7 @@ def promote(options: argparse.Namespace) -> int:
 
 
 def changes(_: argparse.Namespace) -> int:
-    """List what changed since each run of claims that is kept, and how many claims that concerns."""
+    """List what has changed since each kept run of claims and proof of a patch, and what that concerns."""
     facts = Facts.of(Catalogue())
     for plan, run in facts.runs:
         changed = evidence.changes(evidence.built_for(plan, run), facts.room, run)
@@ -75,7 +77,20 @@ def changes(_: argparse.Namespace) -> int:
         for name, rows in sorted(changed.items()):
             concerned = sorted({row.split("[")[0] for row in rows})
             say(f"    {name}: {len(rows)} rows of {len(concerned)} claims, such as {concerned[0]}")
+    _changed_proofs(facts.root)
     return 0
+
+
+def _changed_proofs(root: Path) -> None:
+    """Say which patches, proofs or harness have changed since the proofs ran."""
+    now, every = proofs.code(root), patch.every(root)
+    changed: dict[str, list[str]] = {}
+    for each in every:
+        for part in proofs.changes(each, now):
+            changed.setdefault(part, []).append(each.name)
+    say(f"patches/, since each proof ran: {'nothing changed' if not changed else ''}")
+    for part, names in changed.items():
+        say(f"    {part}: {len(names)} of {len(every)} patches, such as {names[0]}")
 
 
 def mutants(options: argparse.Namespace) -> int:
