@@ -19,7 +19,7 @@ from recipes.ship import dockerfile
 PAGES: dict[str, dict[str, Callable[[Facts], str]]] = {
     "README.md": {"images": tables.images, "numbers": tables.headlines},
     "docs/status/targets.md": {"targets": tables.targets, "packages": tables.packages},
-    "docs/status/claims.md": {"matrix": tables.matrix, "records": tables.records_table},
+    "docs/status/claims.md": {"matrix": tables.matrix, "logs": tables.logs, "records": tables.records_table},
     "docs/status/patches.md": {"patches": tables.patches, "proofs": tables.proofs_of_patches},
     "docs/status/compatibility.md": {"compatibility": lambda facts: compatibility.text(facts.catalogue)},
     "docs/status/numbers.md": {"bench": tables.goals_reached},
@@ -82,8 +82,8 @@ def check(catalogue: Catalogue) -> int:
     """0 if every rendered file is current; else refused with the command that makes it so."""
     texts = dict(every(catalogue))
     if stray := next((path for path in catalogue.root.glob("docker/*.Dockerfile") if path not in texts), None):
-        raise Refusal(f"{stray.name} is of no target: run `nox -s render` and commit it.")
+        raise Refusal(f"{stray.name} belongs to no target: run `nox -s render` and commit it.")
     for path, text in texts.items():
         if not _is_current(path, text):
-            raise Refusal(f"{path.name} is not what the data and the evidence say: run `nox -s render` and commit it.")
+            raise Refusal(f"{path.name} does not match the data and the evidence: run `nox -s render` and commit it.")
     return 0

@@ -187,6 +187,17 @@ def matrix(facts: Facts) -> str:
 LADDER = ("built", "built, inputs changed since", "patched", "patched, proofs changed since", "declared")
 
 
+def logs(facts: Facts) -> str:
+    """The outcomes and the raw log of each committed run of claims; a log of several runs says so."""
+    rows = []
+    for plan, run in facts.runs:
+        place, several = f"smoke_tests/evidence/{run['name']}", run.get("runs_in_log", 1)
+        log = f"[log]({place}.log)" + (f" of {several} runs, one of them this" if several > 1 else "")
+        machine = evidence.machine_name(run["hardware"])
+        rows.append([f"`{plan.target.name}`", machine, run["started"][:10], f"[outcomes]({place}.json)", log])
+    return markdown.table("target|hardware|day|outcomes|raw log", rows)
+
+
 def _not_run(facts: Facts, one: Plan) -> list[list[str]]:
     """Of a target without any run: its packages by how far they are, and what they were built with."""
     found: dict[tuple[str, str], list[str]] = {}
@@ -282,7 +293,7 @@ def ids_by_answer(facts: Facts) -> dict[str, list[str]]:
     """The ids by what answers them, each once: the words of the page's columns."""
     claimed = {seed for claim in facts.room.claims.values() for seed in claim.seeds}
     if unknown := sorted(claimed - set(documents.IDS)):
-        raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, and the inventory is A01 to E16: correct it.")
+        raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, which is not one of A01 to E16: correct it.")
     proved = {
         seed
         for claim in facts.room.claims.values()
