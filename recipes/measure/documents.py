@@ -135,7 +135,7 @@ def load(root: Path = ROOT) -> list[Statement]:
     path = root / "recipes" / "seeds.toml"
     tables = read_toml(path)
     if set(tables) != {"statement"} or not isinstance(tables["statement"], list):
-        raise Refusal(f"{path} is no list of statements: write each as [[statement]].")
+        raise Refusal(f"{path} is not a list of statements: write each as [[statement]].")
     return [
         validated(Statement, table, path, f"statement {number}") for number, table in enumerate(tables["statement"], 1)
     ]

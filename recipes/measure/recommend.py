@@ -18,7 +18,7 @@ def recommend(root: Path, config: str, rows: Path, tokens: int, package: str, la
     _, cells = read(rows)
     models = shapes(root)
     if tokens < 1:
-        raise Refusal(f"--tokens {tokens} is no batch: name how many tokens a layer sees at once.")
+        raise Refusal(f"--tokens {tokens} is not a number of tokens: give how many a layer gets at once.")
     arm = module.arm_of(package, launch)
     measured = {name for row in of(cells, "linear/") for name, one in valid(row).items() if one["precision"] == "fp8"}
     if arm not in measured:

@@ -69,7 +69,7 @@ def read(path: Path) -> tuple[list[Row], list[Row]]:
         cells = list(rows.latest(found).values())
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         said = fault_of(error) if isinstance(error, ValidationError) else repr(error)
-        raise Refusal(f"{path} is no file of rows ({said}): bring the rows.jsonl of a run.") from None
+        raise Refusal(f"{path} is not a file of rows ({said}): bring the rows.jsonl of a run.") from None
     if not cells:
         raise Refusal(f'{path} holds no measured row: run `nox -s "bench(TARGET)"` first.')
     runs = {row["shard"]: row for row in found if row["key"] == "shard"}

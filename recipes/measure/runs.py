@@ -164,7 +164,7 @@ def load(root: Path = ROOT) -> dict[str, Run]:
     path, found = root / "recipes" / "runs.toml", {}
     for name, table in read_toml(path).items():
         if not isinstance(table, dict):
-            raise Refusal(f"{path}: {name} is no table, and every top-level key is a run: write [{name}].")
+            raise Refusal(f"{path}: {name} is not a table, and every top-level key is a run: write [{name}].")
         found[name] = validated(Run, {"name": name, **table}, path, name)
     return found
 

@@ -96,7 +96,7 @@ def brought(model: type[Brought], path: Path) -> dict[str, Any]:
     try:
         model.model_validate(found)
     except ValidationError as error:
-        raise Refusal(f"{path} is not as its writer leaves it ({fault_of(error)}): bring it again, whole.") from None
+        raise Refusal(f"{path} is damaged or incomplete ({fault_of(error)}): bring the whole file again.") from None
     return found
 
 

@@ -104,7 +104,7 @@ def run(plan: Plan, env: Path, libraries: Path, seeds: int) -> int:
     code, _ = smoke.watched(command, plan.root, environment.run_variables(plan.target, env))
     if code > 1:
         raise Refusal(
-            f"{plan.target.name}: planting ended with code {code}: read what it printed and run again, it goes on."
+            f"{plan.target.name}: planting ended with code {code}: read what it printed, and run again to go on."
         )
     keep(plan, out)
     out.unlink()
@@ -146,7 +146,7 @@ def keep(plan: Plan, path: Path) -> None:
     room = Room(plan.root)
     if not found.get("mutants") or found["target"] != plan.target.name or room.others_than(found["files"]):
         raise Refusal(
-            f"{path} is no whole run of {plan.target.name} with the tests of this checkout: run "
+            f"{path} is not a whole run of {plan.target.name} with the tests of this checkout: run "
             "`python -m smoke_tests.mutants` there, to its end and with seeds."
         )
     outcomes = json.loads(smoke.without_paths(plan, json.dumps(found)))

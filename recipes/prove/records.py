@@ -40,9 +40,9 @@ def note(root: Path, path: Path) -> str:
         name = str(path)
     if not (program := program_of(name)) or not (folder / name).is_file():
         known = ", ".join(PROGRAMS)
-        raise Refusal(f"{path} is no record below {folder} ({known}): put it there under such a name.")
+        raise Refusal(f"{path} is not a record below {folder} ({known}): put it there under such a name.")
     if not (commit := commit_of(root)):
-        raise Refusal(f"{path} would be of tests that are in no commit: commit smoke_tests/, and record it again.")
+        raise Refusal(f"{path} would be of tests that are not committed: commit smoke_tests/, and record it again.")
     noted = {"commit": commit, "key": _key_of_program(Room(root).code, program)}
     write_json(folder / "records.json", {**_noted(root), name: noted})
     return name

@@ -67,7 +67,7 @@ def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, An
         )
     found = brought(Outcomes, outcomes)
     if found["target"] != plan.target.name:
-        raise Refusal(f"{outcomes} is of {found['target']}: bring that of {plan.target.name}.")
+        raise Refusal(f"{outcomes} is of the target {found['target']}: bring the one of {plan.target.name}.")
     written = _assemble(plan, found, log, manifest, image)
     console.print(_table(written))
     say(f"evidence: {folder_of(plan)}/{written['name']}.json")
@@ -81,8 +81,8 @@ def _assemble(
     room, folder = Room(plan.root), folder_of(plan)
     if others := room.others_than({**outcomes["files"], **_data_read(outcomes)}):
         raise Refusal(
-            f"{plan.target.name}: these outcomes are of other tests than {room.folder} holds ({', '.join(others)}): "
-            "run those, where the environment is."
+            f"{plan.target.name}: these outcomes are of other tests than those in {room.folder} ({', '.join(others)}): "
+            "run the claims again where the environment is."
         )
     name = f"{plan.target.name}--{machine_name(outcomes['hardware'], 'x')}"
     write_text(folder / f"{name}.log", without_paths(plan, re.sub(r"\x1b\[[\d;]*m", "", log)))

@@ -22,7 +22,7 @@ from recipes.ship.dockerfile import SOURCES
 def engine() -> docker.DockerClient:
     """The Docker engine that DOCKER_HOST or the default socket names; refused if none answers, or without `docker`."""
     if shutil.which("docker") is None:
-        raise Refusal("There is no command docker on the PATH, which builds and runs images: install Docker's client.")
+        raise Refusal("The command docker, which builds and runs images, is not on the PATH: install Docker's client.")
     try:
         client = docker.from_env()
         client.ping()
@@ -81,7 +81,7 @@ class Options:
         """Options of `docker buildx build`; the Dockerfile stays as it is."""
         bases = {image.image: image.reference for image in (SOURCES, target.base.wheels, target.base.runtime)}
         if strangers := sorted(set(self.standins) - set(bases)):
-            raise Refusal(f"--standin {strangers[0]} is no base of {target.name}: choose one of {', '.join(bases)}.")
+            raise Refusal(f"--standin {strangers[0]} is not a base of {target.name}: choose one of {', '.join(bases)}.")
         said = [f"--build-context={bases[name]}=docker-image://{other}" for name, other in self.standins.items()]
         if other := self.standins.get(target.base.runtime.image):
             name, _, digest = other.partition("@")

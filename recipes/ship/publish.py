@@ -51,14 +51,16 @@ class Commit:
         ]
         if failed := [one.stderr for one in said if one.returncode]:
             raise Refusal(
-                f"{root} is no git checkout that can be read ({last_words(failed[0].partition(chr(10))[0])}), and an "
+                f"{root} cannot be read as a git checkout ({last_words(failed[0].partition(chr(10))[0])}), and an "
                 "image is published from a commit: clone Fusebox."
             )
         if changes := said[0].stdout.split("\n")[0].strip():
             raise Refusal(f"{root} has changes that are not committed ({changes}): commit them, then publish.")
         ignored = [line.removeprefix("!! ") for line in said[2].stdout.splitlines()]
         if found := [path for path in ignored if not re.search(r"(^|/)(__pycache__/|\.)", path)]:
-            raise Refusal(f"{root} has {found[0]}, which git ignores and an image would hold: remove it, then publish.")
+            raise Refusal(
+                f"{root} has {found[0]}, which git ignores but an image would contain: remove it, then publish."
+            )
         sha, seconds = said[1].stdout.split()
         return cls(sha, int(seconds))
 
@@ -88,7 +90,7 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
     try:
         if prove(plan, f"{name}@{digest}"):
             raise Refusal(
-                f"{name}@{digest} was pushed and a claim of it is refuted: no tag was set, read its evidence."
+                f"{name}@{digest} was pushed, but a claim of it was refuted, so no tag was set: read its evidence."
             )
         kept = _kept(plan, options, name, commit, floating)
         wanted = [one for one in tags(plan.target, commit) if one not in kept]
@@ -110,11 +112,13 @@ def _refuse_unpublishable(plan: Plan, registry: str) -> None:
         reason = plan.target.unpublished
         raise Refusal(f"Target {plan.target.name} is not published ({reason}): build it with `nox -s image`.")
     if not re.fullmatch(REGISTRY, registry):
-        raise Refusal(f"--registry {registry!r} is no place to push to: write HOST[:PORT][/PATH], as ghcr.io/owner.")
+        raise Refusal(
+            f"--registry {registry!r} is not a place to push to: write HOST[:PORT][/PATH], such as ghcr.io/owner."
+        )
     if unresolved := plan.target.base.unresolved:
         raise Refusal(
-            f"recipes/targets.toml [{plan.target.name}.base]: the digest of {unresolved[0]} is unresolved, and what is "
-            f"published is pinned: run `nox -s lock -- {plan.target.name}`."
+            f"recipes/targets.toml [{plan.target.name}.base]: the digest of {unresolved[0]} is unresolved, and only a "
+            f"pinned base is published: run `nox -s lock -- {plan.target.name}`."
         )
     if shutil.which("crane") is None:
         raise Refusal("Publishing needs crane (go-containerregistry), which is not installed: install it.")
@@ -164,7 +168,7 @@ def prove(plan: Plan, image: str) -> int:
                 subprocess.run(copied, capture_output=True, check=False)  # one that is missing is refused below
             manifest = Path(scratch, "manifest.json")
             if not manifest.exists():
-                raise Refusal(f"{image} does not say what it holds: build it with `nox -s image`.")
+                raise Refusal(f"{image} has no label that says what it contains: build it with `nox -s image`.")
             return smoke.keep(plan, Path(scratch, "outcomes.json"), code, log, read_json(manifest), image)
     finally:
         subprocess.run(["docker", "rm", "--force", container], capture_output=True, check=False)
