@@ -290,7 +290,7 @@ def test_what_is_no_file_of_rows_is_named(tmp_path: Path, text: str | None) -> N
     path = tmp_path if text is None else tmp_path / "rows.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(Refusal, match=re.escape(str(path)) + " is no file of rows"):
+    with pytest.raises(Refusal, match=re.escape(str(path)) + " is not a file of rows"):
         results.read(path)
 
 

@@ -117,7 +117,7 @@ def test_an_image_on_a_standin_says_so() -> None:
 
 def test_a_standin_for_no_base_is_refused() -> None:
     target = Catalogue().targets["cpu"]
-    with pytest.raises(Refusal, match=r"python:3 is no base of cpu: choose one of python:3\.12"):
+    with pytest.raises(Refusal, match=r"python:3 is not a base of cpu: choose one of python:3\.12"):
         image.Options({"python:3": "x"}).arguments(target)
 
 

@@ -160,7 +160,7 @@ def tags_of(repository: str) -> list[str]:
 
 
 def test_an_image_is_published_from_a_commit(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match=r"is no git checkout that can be read \(fatal: not a git repository"):
+    with pytest.raises(Refusal, match=r"cannot be read as a git checkout \(fatal: not a git repository"):
         publish.Commit.of(tmp_path)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@example.org"]
     (tmp_path / "file").touch()
@@ -175,7 +175,7 @@ def test_an_image_is_published_from_a_commit(tmp_path: Path) -> None:
     (tmp_path / ".git" / "info" / "exclude").write_text("*.pyc\n*.key\n")
     assert publish.Commit.of(tmp_path) == commit
     (tmp_path / "smoke_tests" / "my.key").touch()
-    with pytest.raises(Refusal, match=r"smoke_tests/my\.key, which git ignores and an image would hold"):
+    with pytest.raises(Refusal, match=r"smoke_tests/my\.key, which git ignores but an image would contain"):
         publish.Commit.of(tmp_path)
     (tmp_path / "smoke_tests" / "my.key").unlink()
     (tmp_path / "smoke_tests" / "new").touch()
