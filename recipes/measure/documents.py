@@ -192,8 +192,8 @@ def _proved(root: Path, statement: Statement, name: str, code: Code) -> Answer:
     read, link = patch.read(path), f"[patch](patches/{name})"
     if not proofs.ran(read):
         return Answer(statement, where=link)
-    since = ", and changed since" if proofs.changes(read, code) else ""
-    return Answer(statement, f"proved{since}: {proofs.proved_on(read)}", link)
+    since = "changed since it was " if proofs.changes(read, code) else ""
+    return Answer(statement, f"{since}proved on {proofs.proved_on(read)}", link)
 
 
 def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
