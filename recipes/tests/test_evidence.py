@@ -212,7 +212,7 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     with pytest.raises(Refusal, match=r"of other tests than those in .* \(operators/references\.py\)"):
         smoke.bring(here, tmp_path / "away")
     for name, text, why in (
-        ("outcomes.json", '{"target": "c', "not the JSON"),
+        ("outcomes.json", '{"target": "c', "not valid JSON"),
         ("outcomes.json", "{}", r"damaged or incomplete \(target"),
         ("outcomes.json", json.dumps(outcomes | {"hardware": hardware | {"name": "../up"}}), r".*\(hardware.name"),
         ("outcomes.json", json.dumps(outcomes | {"claims": ["x"]}), r".*\(claims.0"),

@@ -132,11 +132,11 @@ def test_a_link_out_of_a_mirror_is_refused(tmp_path: Path) -> None:
     (mirror / "github.com" / "two").symlink_to("one")
     assert image.Options({}, mirror).arguments(target) == [f"--build-context=mirror={mirror}"]
     (mirror / "github.com" / "one" / "its.git").symlink_to(tmp_path)
-    with pytest.raises(Refusal, match=r"--mirror .*mirror: github\.com/one/its\.git is a link out of it"):
+    with pytest.raises(Refusal, match=r"--mirror .*mirror: github\.com/one/its\.git is a link out of the folder"):
         image.Options({}, mirror).arguments(target)
     (mirror / "github.com" / "one" / "its.git").unlink()
     (mirror / "github.com" / "three").symlink_to(mirror / "github.com" / "one")
-    with pytest.raises(Refusal, match=r"github\.com/three names a place from / on"):
+    with pytest.raises(Refusal, match=r"github\.com/three is an absolute link"):
         image.Options({}, mirror).arguments(target)
 
 

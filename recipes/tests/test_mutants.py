@@ -165,7 +165,7 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
         mutants.keep(here, tmp_path / "elsewhere.json")
     kept = mutants.committed(tmp_path)
     for text, why in (
-        ('{"cut o', "not the JSON"),
+        ('{"cut o', "not valid JSON"),
         ("[]", "damaged or incomplete"),
         (json.dumps(outcomes() | {"clean": None}), r"damaged or incomplete \(clean"),
     ):
