@@ -144,23 +144,23 @@ def load(root: Path = ROOT) -> list[Statement]:
 def answers(root: Path) -> list[Answer]:
     """Each statement with what answers it, once for each file of rows or comparison that does."""
     measured = [(path.stem.replace("--", ", "), results.read(path)[1]) for path in results.committed(root)]
-    found, code = [], proofs.code(root)
+    every, code = [], proofs.code(root)
     for statement in load(root):
         if statement.patch:
-            mine = [_proved(root, statement, statement.patch, code)]
+            answers_to_it = [_proved(root, statement, statement.patch, code)]
         elif statement.parity:
-            mine = list(_compared(root, statement))
+            answers_to_it = list(_compared(root, statement))
         elif statement.test:
             file, _, name = statement.test.partition("::")
-            mine = [Answer(statement, "tested with every change", f"[{name}]({file})")]
+            answers_to_it = [Answer(statement, "tested with every change", f"[{name}]({file})")]
         elif statement.takes:
-            mine = [Answer(statement, where=f"not run; it takes {statement.takes}")]
+            answers_to_it = [Answer(statement, where=f"not run; it takes {statement.takes}")]
         elif statement.beyond:
-            mine = [Answer(statement, f"not here: {statement.beyond}")]
+            answers_to_it = [Answer(statement, f"not here: {statement.beyond}")]
         else:
-            mine = [answer for place, cells in measured for answer in _measured(statement, place, cells)]
-        found += mine or [Answer(statement, where=_places(statement.cells))]
-    return found
+            answers_to_it = [answer for place, cells in measured for answer in _measured(statement, place, cells)]
+        every += answers_to_it or [Answer(statement, where=_places(statement.cells))]
+    return every
 
 
 def trainings(root: Path) -> Iterator[tuple[str, str, str, str, dict[str, Any]]]:
@@ -198,7 +198,7 @@ def _proved(root: Path, statement: Statement, name: str, code: Code) -> Answer:
 
 def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
     for target, machine, model, _, report in trainings(root):
-        if not any(fnmatch(model, one) for one in statement.models or ["*"]):
+        if not any(fnmatch(model, pattern) for pattern in statement.models or ["*"]):
             continue
         arm = report["arms"].get(statement.parity, {})
         if "differences" in arm:
@@ -208,10 +208,10 @@ def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
 
 
 def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[Answer]:
-    rows = list({row["key"]: row for one in statement.cells for row in cells if fnmatch(row["key"], one)}.values())
+    matched = {row["key"]: row for pattern in statement.cells for row in cells if fnmatch(row["key"], pattern)}
     numbers: list[Number] = []
     used, waits, words = [], 0, []
-    for row in rows:
+    for row in matched.values():
         arms = results.valid(row)
         arm = arms.get(str(statement.arm), {})
         base = arms.get(statement.over or arm.get("base") or "")
@@ -231,9 +231,9 @@ def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[An
         middle = statistics.median(number for number, _, _ in numbers)
         listed = f"{min(numbers)[0]:.2f} to {max(numbers)[0]:.2f}, median {middle:.2f}, in {len(numbers)} cells"
     holds = None if not judged else False if False in judged else True if all(judged) else None
-    told_apart = {True: "holds", False: "does not hold", None: "not told apart"}[holds]
+    outcome = {True: "holds", False: "does not hold", None: "not told apart"}[holds]
     count = f"; {judged.count(True)} of {len(judged)} do, {judged.count(False)} do not" if len(judged) > 4 else ""
-    verdict_of = f"{told_apart} ({statement.bound}{count}): " if statement.bound else ""
+    verdict_of = f"{outcome} ({statement.bound}{count}): " if statement.bound else ""
     host = f"; the host sets the time in {waits}" if waits else ""
     keys = [row["key"] for row in used]
     where = f"{place}: {statement.arm} in {_places(keys if len(keys) <= 4 else statement.cells)}"

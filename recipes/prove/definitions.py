@@ -174,15 +174,15 @@ class Code:
 
     @functools.cache  # noqa: B019  # a Code lives as long as the verb
     def _floor(self, root: Place) -> frozenset[Place]:
-        found: set[Place] = set()
+        reached: set[Place] = set()
         pending = [root, *self.harness]
         while pending:
             place = pending.pop()
-            if place in found or place[0] in self.outside:
+            if place in reached or place[0] in self.outside:
                 continue
-            found.add(place)
+            reached.add(place)
             pending += self._beside(place)
-        return frozenset(found)
+        return frozenset(reached)
 
     @functools.cache  # noqa: B019
     def _beside(self, place: Place) -> frozenset[Place]:
@@ -216,7 +216,7 @@ class Code:
         """What a string names: a module that is started, or its file."""
         file = self.files.get(text.removeprefix(f"{self.folder.name}."))
         named = [file] if file else [path for path in self.modules if path == text or path.endswith(f"/{text}")]
-        return tuple(one.place for path in named for one in self.modules[path].definitions.values())
+        return tuple(definition.place for path in named for definition in self.modules[path].definitions.values())
 
     # --- names ---
 

@@ -52,7 +52,7 @@ def _promotable(plan: Plan, path: Path) -> dict[str, Any]:
 def compare_log(log: Path, claims: Iterable[Mapping[str, Any]]) -> int:
     """How many runs a raw log holds; refused where none of them printed exactly these claims."""
     printed = imported("printed")
-    wanted = collections.Counter(_parts(printed.line(claim)) for claim in claims)
+    expected = collections.Counter(_parts(printed.line(claim)) for claim in claims)
     runs: list[collections.Counter[tuple[str, ...]]] = [collections.Counter()]
     for line in log.read_text(encoding="utf-8").splitlines():
         if re.match(r"(proved|refuted|unproven) +\S+ .* \(\d+\.\d s\)$", line):
@@ -60,8 +60,8 @@ def compare_log(log: Path, claims: Iterable[Mapping[str, Any]]) -> int:
         elif re.match(r"target \S+ on .*: \d+ proved, \d+ refuted, \d+ unproven", line):
             runs.append(collections.Counter())
     runs = [lines for lines in runs if lines]
-    if wanted not in runs:
-        apart = (wanted - (runs or [wanted])[-1]) or ((runs or [wanted])[-1] - wanted)
+    if expected not in runs:
+        apart = (expected - (runs or [expected])[-1]) or ((runs or [expected])[-1] - expected)
         example = ", ".join(next(iter(apart), ("no claim at all",)))
         raise Refusal(f"{log} does not contain the outcomes beside it (such as {example!r}): bring both from one run.")
     return len(runs)

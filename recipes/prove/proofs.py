@@ -270,11 +270,11 @@ class Row:
 
 def rows(root: Path, every: list[Plan]) -> list[Row]:
     """All patches, each with the targets that apply it and the state of its proof."""
-    now, found = code(root), []
+    now, rows = code(root), []
     for each in patch.every(root):
         targets = tuple(plan.target.name for plan in every if each in plan.patches.get(each.package, []))
-        found.append(Row(each, targets, state(each, now)))
-    return found
+        rows.append(Row(each, targets, state(each, now)))
+    return rows
 
 
 def show(catalogue: Catalogue) -> None:

@@ -65,10 +65,10 @@ def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, An
             f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what "
             "they printed above."
         )
-    found = brought(Outcomes, outcomes)
-    if found["target"] != plan.target.name:
-        raise Refusal(f"{outcomes} is of the target {found['target']}: bring the one of {plan.target.name}.")
-    written = _assemble(plan, found, log, manifest, image)
+    content = brought(Outcomes, outcomes)
+    if content["target"] != plan.target.name:
+        raise Refusal(f"{outcomes} is of the target {content['target']}: bring the one of {plan.target.name}.")
+    written = _assemble(plan, content, log, manifest, image)
     console.print(_table(written))
     say(f"evidence: {folder_of(plan)}/{written['name']}.json")
     return 1 if code or any(claim["outcome"] == "refuted" for claim in written["claims"]) else 0
@@ -125,9 +125,9 @@ def _with_keys(
     compiled, always = functions.pop("compiled", set()), functions.get("", set())
     anywhere = frozenset().union(*functions.values()) if functions else frozenset()
     for claim in claims:
-        if mine := functions.get(claim["id"]):
-            started = frozenset() if is_whole else code.started(mine)
-            places[claim["id"]] = code.ran(mine, anywhere, mine & compiled) | always | started
+        if functions_run := functions.get(claim["id"]):
+            started = frozenset() if is_whole else code.started(functions_run)
+            places[claim["id"]] = code.ran(functions_run, anywhere, functions_run & compiled) | always | started
     table = sorted(set().union(*places.values())) if places else []
     numbers = {place: number for number, place in enumerate(table)}
     for claim in claims:
