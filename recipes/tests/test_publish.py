@@ -135,12 +135,12 @@ def test_an_older_commit_moves_no_tag_back(tmp_path: Path) -> None:
     chosen, plain = plan(Catalogue(), "cpu"), Options({})
     morning, evening = (publish.Commit("0" * 40, 1777939200 + 3600 * hour) for hour in (8, 20))
     assert (f"{morning.time:%Y%m%d %H}", f"{evening.time:%Y%m%d %H}") == ("20260505 08", "20260505 20")
-    assert list(publish._kept(chosen, plain, name, morning, None)) == ["cpu-20260505", "cpu"]
-    assert publish._kept(chosen, plain, name, evening, None) == {}
-    assert publish._kept(chosen, plain, name, evening, "why") == {"cpu": "why"}
-    assert list(publish._kept(chosen, Options({}, sm=("9.0",)), name, evening, None)) == ["cpu"]
-    assert publish._kept(chosen, Options({"a": "b"}), name, evening, None) == {}
-    assert list(publish._kept(chosen, Options({"a": "b"}), "registry.invalid/x", evening, None)) == ["cpu"]
+    assert list(publish._unmoved(chosen, plain, name, morning, None)) == ["cpu-20260505", "cpu"]
+    assert publish._unmoved(chosen, plain, name, evening, None) == {}
+    assert publish._unmoved(chosen, plain, name, evening, "why") == {"cpu": "why"}
+    assert list(publish._unmoved(chosen, Options({}, sm=("9.0",)), name, evening, None)) == ["cpu"]
+    assert publish._unmoved(chosen, Options({"a": "b"}), name, evening, None) == {}
+    assert list(publish._unmoved(chosen, Options({"a": "b"}), "registry.invalid/x", evening, None)) == ["cpu"]
 
 
 @pytest.mark.parametrize(
