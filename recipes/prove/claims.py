@@ -13,7 +13,8 @@ from packaging.version import Version
 
 from recipes.catalogue.plan import Plan
 from recipes.files import sha256_of
-from recipes.prove.definitions import Code, Place, Recorded, syntax, unpacked
+from recipes.prove.definitions import Code, Recorded, unpacked
+from recipes.prove.parsing import Place, syntax
 
 HARNESS = ("conftest.py", "claims.py", "hardware.py", "pytest.ini")  # what selects, runs and judges every claim
 OUTSIDE = ("recorder.py", "printed.py")  # what notes and shows what happens, and is part of no outcome

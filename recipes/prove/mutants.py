@@ -24,7 +24,8 @@ from recipes.make.build import Builder
 from recipes.make.environment import Wheel
 from recipes.prove import evidence, smoke
 from recipes.prove.claims import HARNESS, OUTSIDE, Room
-from recipes.prove.definitions import Code, Place
+from recipes.prove.definitions import Code
+from recipes.prove.parsing import Place
 
 Row = dict[str, Any]
 COUNTED = ("caught", "survived", "crashed")

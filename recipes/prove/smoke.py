@@ -20,8 +20,9 @@ from recipes.make import environment
 from recipes.process import group
 from recipes.progress import console, say
 from recipes.prove.claims import Room
-from recipes.prove.definitions import Code, Place, packed
+from recipes.prove.definitions import Code, packed
 from recipes.prove.evidence import Manifest, Outcomes, brought, grouped, machine_name, worst
+from recipes.prove.parsing import Place
 
 KILLED_UNSEEN = Version("3.12")  # before this Python a process that is killed leaves no record of what it ran
 
