@@ -44,7 +44,7 @@ def add_mirror(parser: argparse.ArgumentParser) -> None:
         "--mirror",
         type=place,
         default=os.environ.get("FUSEBOX_MIRROR") or None,
-        help="a folder that is asked for every file before the network (default: $FUSEBOX_MIRROR)",
+        help="a folder to take files from before the network is asked (default: $FUSEBOX_MIRROR)",
     )
 
 

@@ -120,9 +120,7 @@ def _register_launch(verbs: Verbs) -> None:
         ("microbatch", "sequences in a micro-batch"), ("steps", "number of optimizer steps")
     ):  # fmt: skip
         added.add_argument(f"--{name}", type=int, help=meaning)
-    added.add_argument(
-        "--checkpointing", choices=("none", "selective", "full"), help="of which activations to recompute"
-    )
+    added.add_argument("--checkpointing", choices=("none", "selective", "full"), help="which activations to recompute")
     added.add_argument(
         "--asynchronous", action="store_true", default=None, help="overlap the communication of tensor parallelism"
     )
