@@ -1,4 +1,4 @@
-"""The menu: what can be done with this checkout. A session is an environment plus one verb of `python -m recipes`.
+"""What can be done with this checkout. A session is an environment plus one verb of `python -m recipes`.
 
 nox -s "smoke(cpu)"      build the target `cpu` and prove it on this machine
 nox -s tests             test Fusebox itself
@@ -20,17 +20,17 @@ import nox
 
 
 def loaded(path):
-    """A TOML file; where it is none, one sentence says so."""
+    """Read a TOML file; one that cannot be read ends nox in one sentence."""
     try:
         return nox.project.load_toml(path)
     except (OSError, ValueError, RecursionError) as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        sys.exit(f"fusebox: {path} cannot be read ({said}): mend it, or run from a complete checkout of Fusebox.")
+        reason = " ".join(str(error).split()).rstrip(".")
+        sys.exit(f"fusebox: {path} cannot be read ({reason}): correct it, or run from a complete checkout of Fusebox.")
 
 
 PROJECT = loaded("pyproject.toml")
-# What is no table, or lacks a key, is refused by the verb that reads it.
-TARGETS = {name: one for name, one in loaded("recipes/targets.toml").items() if isinstance(one, dict)}
+# A value that is not a table, and a table that lacks a key, is refused by the verb that reads it.
+TARGETS = {name: table for name, table in loaded("recipes/targets.toml").items() if isinstance(table, dict)}
 
 nox.options.sessions = []  # bare `nox` runs nothing costly
 nox.options.reuse_venv = "yes"
@@ -41,20 +41,20 @@ for_each_target = nox.parametrize("target", list(TARGETS), ids=list(TARGETS))
 for_each_published = nox.parametrize(
     "target",
     [
-        nox.param(name, id=name, tags=[str(one.get("runner", ""))])
-        for name, one in TARGETS.items()
-        if one.get("publish")
+        nox.param(name, id=name, tags=[str(table.get("runner", ""))])
+        for name, table in TARGETS.items()
+        if table.get("publish")
     ],
 )
 
 
 def install(session, group):
     """Install a dependency group, unless this environment already has exactly that."""
-    wanted = nox.project.dependency_groups(PROJECT, group)
+    requirements = nox.project.dependency_groups(PROJECT, group)
     stamp = Path(session.virtualenv.location, f"{group}.txt")
-    if not stamp.exists() or stamp.read_text() != "\n".join(wanted):
-        session.install("--quiet", *wanted)
-        stamp.write_text("\n".join(wanted))
+    if not stamp.exists() or stamp.read_text() != "\n".join(requirements):
+        session.install("--quiet", *requirements)
+        stamp.write_text("\n".join(requirements))
 
 
 @nox.session
@@ -68,14 +68,14 @@ verb = functools.partial(nox.session, venv_backend="none", requires=["tool"])
 
 
 def recipes(session, *arguments):
-    """Run one verb; after Ctrl-C it has more than the 5 seconds that it gives what it started (recipes/process.py)."""
+    """Run one verb. After Ctrl-C it gives its processes 5 seconds (recipes/process.py), and so needs more itself."""
     python = session.cache_dir.parent / "tool" / "bin" / "python"
     session.run(python, "-m", "recipes", *arguments, external=True, interrupt_timeout=10, terminate_timeout=2)
 
 
 @verb()
 def plan(session):
-    """Show what a target is made of and costs: nox -s plan -- cpu [--sm 9.0] [--python 3.12] [--with torchao==0.16]."""
+    """Show what a target contains and costs: nox -s plan -- cpu [--sm 9.0] [--python 3.12] [--with torchao==0.16]."""
     recipes(session, "plan", *session.posargs)
 
 
@@ -95,7 +95,7 @@ def patch(session, target):
 
 @verb()
 def patches(session):
-    """Show all patches: for which versions and targets, what became of each upstream, on what it is proved."""
+    """Show all patches: their versions and targets, whether upstream has them, and what they were proved on."""
     recipes(session, "patches", *session.posargs)
 
 
@@ -109,21 +109,21 @@ def build(session, target):
 @verb()
 @for_each_target
 def smoke(session, target):
-    """Build the environment and prove it on this machine; -- --mirror DIR fetches from a folder first."""
+    """Build the environment and prove it on this machine; -- --mirror DIR asks a folder before the network."""
     recipes(session, "smoke", target, *session.posargs)
 
 
 @verb()
 @for_each_target
 def image(session, target):
-    """Build the image with docker and let it prove itself; -- [--standin NAME=REF] [--mirror DIR] [--ca FILE]."""
+    """Build the image with docker and run its claims in it; -- [--standin NAME=REF] [--mirror DIR] [--ca FILE]."""
     recipes(session, "image", target, *session.posargs)
 
 
 @verb()
 @for_each_published
 def publish(session, target):
-    """Push the image by digest, prove what was pushed, tag it last: -- --registry HOST[:PORT][/PATH] [as for image]."""
+    """Push the image by digest, prove what was pushed, then tag it: -- --registry HOST[:PORT][/PATH] [as for image]."""
     recipes(session, "publish", target, *session.posargs)
 
 
@@ -136,7 +136,7 @@ def promote(session, target):
 
 @verb()
 def changes(session):
-    """List what changed since each run of claims that is kept, and which claims that concerns."""
+    """List what has changed since each kept run of claims and proof of a patch, and what that concerns."""
     recipes(session, "changes", *session.posargs)
 
 
@@ -150,7 +150,7 @@ def mutants(session, target):
 @verb()
 @for_each_target
 def bench(session, target):
-    """Measure what FP8 and fused operators are worth here: -- [--quick] [--only KEY] [--seconds N] [--promote]."""
+    """Measure what FP8 and fused operators gain here: -- [--list] [--quick] [--only KEY] [--seconds N] [--promote]."""
     recipes(session, "bench", target, *session.posargs)
 
 
@@ -181,10 +181,10 @@ def lock(session):
 
 @nox.session
 def bump(session):
-    """Raise a pin: nox -s bump -- cpu torchao==0.19.0; then the proofs of that package's patches run again."""
+    """Pin another release: nox -s bump -- cpu torchao==0.19.0; then run the proofs of that package's patches."""
     install(session, "tests")
     session.run("python", "-m", "recipes", "bump", *session.posargs)
-    pin = next((word for word in session.posargs if "==" in word), "")  # none was asked for help
+    pin = next((word for word in session.posargs if "==" in word), "")  # there is none beside --help
     package = re.sub(r"[-_.]+", "-", pin.partition("==")[0].strip()).lower()  # as folders are named (PEP 503)
     if package and Path("patches", package).is_dir():
         session.run("python", "-m", "pytest", f"patches/{package}")
@@ -192,7 +192,7 @@ def bump(session):
 
 @verb()
 def compat(session):
-    """Print the compatibility matrix: every target x every release; allowed, refused (why), or unknown."""
+    """Print which releases each target allows, which it refuses and why, and which are unknown."""
     recipes(session, "compat", *session.posargs)
 
 
@@ -216,7 +216,7 @@ def clean(session):
 
 @nox.session
 def tests(session):
-    """Test Fusebox itself: unit tests, the catalogue, bad input, the patches' proofs."""
+    """Test Fusebox itself: unit tests, the catalogue, bad input, and the proofs of the patches."""
     install(session, "tests")
     everything = ["-n", "auto", "--dist", "worksteal", "--durations", "15", "recipes/tests", "patches"]
     session.run("python", "-m", "pytest", *(session.posargs or everything))
@@ -224,7 +224,7 @@ def tests(session):
 
 @nox.session
 def docs(session):
-    """Build the documentation as a site, build/site; a broken link or anchor fails."""
+    """Build the documentation as a site in build/site; a broken link or anchor fails the build."""
     install(session, "docs")
     session.run("python", "-m", "recipes.pages.site", "build/docs")
     session.run("zensical", "build", "--clean", "--strict", *session.posargs)

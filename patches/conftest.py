@@ -1,7 +1,7 @@
-"""Runs each patch's proof on every release that the patch applies to, and keeps or compares what it printed.
+"""Runs each patch's proof on every release that the patch applies to, and records or compares what it printed.
 
-With --record, the outputs of proofs that passed are written beside their patches; without, they are compared with
-those.
+With --record, the outputs of the proofs that passed are written beside their patches. Without it, they are compared
+with what is written there.
 """
 
 from __future__ import annotations
@@ -84,13 +84,12 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def both_trees(request: pytest.FixtureRequest, place: Path) -> Proof:
     """Both trees, unpacked anew, and the environment that the proof asks for."""
     case: Case = request.param
-    said = proofs.conditions(request.path)
-    if case.source.version in said.unproven:
-        _record(request.node, unproven=said.unproven[case.source.version])
-        pytest.skip(f"unproven here: {said.unproven[case.source.version]}")
-    chosen = plan(all_plans()[0], said.runs_in)
+    conditions = proofs.conditions(request.path)
+    if case.source.version in conditions.unproven:
+        _record(request.node, unproven=conditions.unproven[case.source.version])
+        pytest.skip(f"unproven here: {conditions.unproven[case.source.version]}")
     store = Cache()
-    beside = [  # read from the module itself, because one proof may import another's
+    beside = [  # read from the module itself, because a proof may import that of another
         Artifact(name, version, sha256, file)
         for versions, wheels in getattr(request.module, "BESIDE", {}).items()
         if SpecifierSet(versions).contains(case.source.version, prereleases=True)
@@ -98,27 +97,27 @@ def both_trees(request: pytest.FixtureRequest, place: Path) -> Proof:
     ]
     artifact = file_of(case.patch.package, case.source)
     with Steps() as steps, store.held(steps.wait):  # for no longer than is needed, since all proofs share the cache
-        builder = Builder(chosen, store, steps, Path(MIRROR) if MIRROR else None)
+        builder = Builder(plan(all_plans()[0], conditions.runs_in), store, steps, Path(MIRROR) if MIRROR else None)
         if artifact is None:  # first, since it is what may be out of reach
             git_tree(builder, case, place / "git")
         env = proof_environment(builder, case.patch.package)
         files = builder.downloads.all([*beside, *([artifact] if artifact else [])])
     pristine, patched = trees(files[artifact.sha256] if artifact else place / "git", case, place)
-    for one in beside:
-        unpack_wheel(files[one.sha256], place / "beside")
+    for wheel in beside:
+        unpack_wheel(files[wheel.sha256], place / "beside")
     python = environment.python_of(env)
-    interpreter, prefix = asked(python)
+    interpreter, prefix = interpreter_of(python)
     places = {pristine: "TREE", patched: "TREE", place / "beside": "BESIDE", env: "ENV", prefix: "PYTHON"}
-    made = Proof(pristine, patched, python, case.source.version, (place / "beside",), places)
+    proof = Proof(pristine, patched, python, case.source.version, (place / "beside",), places)
     _record(
-        request.node, target=said.runs_in, interpreter=interpreter, emulated=said.emulated,
+        request.node, target=conditions.runs_in, interpreter=interpreter, emulated=conditions.emulated,
         pristine=tree_hash(pristine), patched=tree_hash(patched), runs={},
     )  # fmt: skip
-    return made
+    return proof
 
 
 def trees(source: Path, case: Case, into: Path) -> tuple[Path, Path]:
-    """The pristine and the patched tree of a wheel, an sdist or a git tree; what is patched is a copy of its own."""
+    """The pristine and the patched tree of a wheel, an sdist or a git tree; the patched tree is a copy."""
     places = into / "pristine", into / "patched"
     if source.suffix == ".whl":
         patched_wheel(source, list(case.patches), into / source.name, into / "touched")
@@ -134,11 +133,14 @@ def trees(source: Path, case: Case, into: Path) -> tuple[Path, Path]:
 
 
 def unpack_wheel(file: Path, into: Path, like: tuple[Path, Path] | None = None) -> Path:
-    """Unpack a wheel. What is the same in another one, and its tree, is linked there: torch's files are gigabytes."""
+    """Unpack a wheel.
+
+    like: another wheel and its tree; files that are the same in both are linked, because those of torch are gigabytes.
+    """
     known = {}
     if like:
-        with zipfile.ZipFile(like[0]) as other:
-            known = {info.filename: (info.CRC, info.file_size) for info in other.infolist()}
+        with zipfile.ZipFile(like[0]) as archive:
+            known = {info.filename: (info.CRC, info.file_size) for info in archive.infolist()}
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
             path = into / info.filename
@@ -151,19 +153,19 @@ def unpack_wheel(file: Path, into: Path, like: tuple[Path, Path] | None = None) 
 
 
 def git_tree(builder: Builder, case: Case, into: Path) -> None:
-    """A git release's tree; where its repositories cannot be had at all, the test is skipped."""
+    """Make the tree of a git release; where its repositories cannot be reached, the test is skipped."""
     try:
         builder.git.tree(case.label, case.source, into)
     except Refusal as refusal:
-        if MIRROR is None and (silent := unreachable(case.source)):
-            pytest.skip(f"unproven here: {silent} cannot be reached")
+        if MIRROR is None and (repository := unreachable(case.source)):
+            pytest.skip(f"unproven here: {repository} cannot be reached")
         raise AssertionError(str(refusal)) from None
 
 
 def unreachable(source: Source) -> str | None:
-    """The first repository of a source that does not answer, if one does not."""
+    """The first repository of a source that does not answer; None if all do."""
     quiet = os.environ | {"GIT_TERMINAL_PROMPT": "0"}
-    for repository in (source.repository, *(one.repository for one in source.submodules)):
+    for repository in (source.repository, *(submodule.repository for submodule in source.submodules)):
         command = ["git", "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=30", "ls-remote", str(repository)]
         try:
             if subprocess.run([*command, "HEAD"], env=quiet, capture_output=True, check=False, timeout=60).returncode:
@@ -174,7 +176,7 @@ def unreachable(source: Source) -> str | None:
 
 
 def proof_environment(builder: Builder, package: str) -> Path:
-    """A target's locked dependencies and ready-made wheels, without the package proved; nothing in it is compiled."""
+    """An environment of a target's locked dependencies and ready-made wheels, without the package that is proved."""
     target = builder.plan.target
     try:
         python = environment.interpreter(target, builder.cache, builder.steps)
@@ -196,11 +198,11 @@ def proof_environment(builder: Builder, package: str) -> Path:
 
 
 @cache
-def asked(python: Path) -> tuple[str, Path]:
+def interpreter_of(python: Path) -> tuple[str, Path]:
     """Implementation and version of a Python, and where it is installed."""
     script = "import platform as p, sys; print(p.python_implementation(), p.python_version()); print(sys.base_prefix)"
-    said = subprocess.run([str(python), "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
-    return said[0], Path(said[1])
+    lines = subprocess.run([str(python), "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    return lines[0], Path(lines[1])
 
 
 def _record(item: pytest.Item, **facts: Any) -> None:
@@ -215,18 +217,19 @@ def _record(item: pytest.Item, **facts: Any) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """After a proof passed: keep what it printed, or compare it with the record."""
     result = yield
-    held = getattr(item, "funcargs", {}).get("proof")
-    if isinstance(held, Proof):
+    proof = getattr(item, "funcargs", {}).get("proof")
+    if isinstance(proof, Proof):
         case: Case = item.callspec.params["proof"]  # type: ignore[attr-defined]
-        given = {name: value for name, value in item.callspec.params.items() if name != "proof"}  # type: ignore[attr-defined]
-        name = item.originalname + (f"[{', '.join(f'{k}={v}' for k, v in given.items())}]" if given else "")  # type: ignore[attr-defined]
-        fresh = item.config.stash[RUNS][item.path][case.source.identity]
-        fresh["runs"][name] = held.runs
+        parameters = {name: value for name, value in item.callspec.params.items() if name != "proof"}  # type: ignore[attr-defined]
+        name = item.originalname + (f"[{', '.join(f'{k}={v}' for k, v in parameters.items())}]" if parameters else "")  # type: ignore[attr-defined]
+        entry = item.config.stash[RUNS][item.path][case.source.identity]
+        entry["runs"][name] = proof.runs
         if not item.config.getoption("--record"):
-            kept = proofs.entry(proofs.written(case.patch), case.source) or {}
-            was = {side: kept.get(side) for side in ("pristine", "patched")} | {"runs": kept.get("runs", {}).get(name)}
-            now = {side: fresh[side] for side in ("pristine", "patched")} | {"runs": held.runs}
-            assert now == was, f"{case.patch.name} on {case.label}: not what its record says: {proofs.AGAIN}."
+            recorded = proofs.entry(proofs.written(case.patch), case.source) or {}
+            before = {side: recorded.get(side) for side in ("pristine", "patched")}
+            before["runs"] = recorded.get("runs", {}).get(name)
+            now = {side: entry[side] for side in ("pristine", "patched")} | {"runs": proof.runs}
+            assert now == before, f"{case.patch.name} on {case.label}: not what its record says: {proofs.AGAIN}."
     return result
 
 
@@ -236,8 +239,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     report = yield
     params = getattr(getattr(item, "callspec", None), "params", {})
     if isinstance(case := params.get("proof"), Case):
-        explicit = case.source.version in proofs.conditions(item.path).unproven
-        if report.failed or (report.skipped and not explicit):
+        is_declared = case.source.version in proofs.conditions(item.path).unproven
+        if report.failed or (report.skipped and not is_declared):
             item.config.stash[UNFINISHED][item.path] = f"{item.name} {report.outcome}"
     return report
 
@@ -249,7 +252,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         return
     for test, entries in session.config.stash[RUNS].items():
         missing = [
-            one.label for one in proofs.cases(*all_plans(), patch_of(test)) if one.source.identity not in entries
+            case.label for case in proofs.cases(*all_plans(), patch_of(test)) if case.source.identity not in entries
         ]
         if missing:
             session.config.stash[UNFINISHED].setdefault(test, f"{missing[0]} did not run")
@@ -262,6 +265,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if config.getoption("--record"):
         for test in config.stash[RUNS] | config.stash[UNFINISHED]:
-            why = config.stash[UNFINISHED].get(test)
+            reason = config.stash[UNFINISHED].get(test)
             name = proofs.record_of(patch_of(test)).name
-            terminalreporter.line(f"not recorded: {name}: {why}" if why else f"recorded: {test.parent.name}/{name}")
+            terminalreporter.line(
+                f"not recorded: {name}: {reason}" if reason else f"recorded: {test.parent.name}/{name}"
+            )

@@ -60,6 +60,6 @@ if __name__ == "__main__":
     try:
         code = main()
         sys.stdout.flush()
-    except BrokenPipeError:  # who read it, as `head` does, has enough
+    except BrokenPipeError:  # the reader, such as `head`, has enough
         code = 128 + signal.SIGPIPE
     os._exit(code)  # at once, also when a download still waits for a stalled server

@@ -31,7 +31,9 @@ def read_text(path: Path) -> str:
     except FileNotFoundError:
         raise Refusal(f"{path} does not exist: run from a complete checkout of Fusebox.") from None
     except OSError as error:
-        raise Refusal(f"{path} cannot be read ({error.strerror}): check that it is a file of yours.") from None
+        raise Refusal(
+            f"{path} cannot be read ({error.strerror}): check that it is a file and that you may read it."
+        ) from None
     except UnicodeDecodeError as error:
         raise Refusal(f"{path} is not UTF-8 (byte {error.start}): save it as UTF-8.") from None
 
@@ -44,11 +46,11 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise Refusal(f"{path} is not valid TOML: {str(error).removesuffix('.')}; mend that line.") from None
+        raise Refusal(f"{path} is not valid TOML: {str(error).removesuffix('.')}; correct that line.") from None
     except RecursionError:
         raise Refusal(f"{path} is nested too deeply to be a recipe: flatten it.") from None
     except ValueError as error:  # an integer or a date that Python cannot hold
-        raise Refusal(f"{path} is not valid TOML: {error}; mend that value.") from None
+        raise Refusal(f"{path} is not valid TOML: {error}; correct that value.") from None
 
 
 def sha256_of(path: Path) -> str:
@@ -121,11 +123,11 @@ def put(source: Path, final: Path) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """What a file brought from elsewhere holds; refused where that is no JSON."""
+    """What a file brought from elsewhere holds; refused where that is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise Refusal(f"{path} is not the JSON that it should be ({error}): bring it again, whole.") from None
+        raise Refusal(f"{path} is not valid JSON ({error}): bring the whole file again.") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -10,6 +10,7 @@ nobody has looked at this patch on this version.
 from __future__ import annotations
 
 import email.parser
+import hashlib
 import re
 from dataclasses import dataclass, field, replace
 from email.message import Message
@@ -21,7 +22,7 @@ from packaging.version import Version
 
 from recipes.catalogue.schema import Pin, Target, is_version
 from recipes.errors import Refusal
-from recipes.files import read_text, sha256_of
+from recipes.files import read_text
 
 REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "X-Applies-To")
 OURS = ("X-Applies-To", "X-Lines", "X-Needs")
@@ -53,7 +54,8 @@ class Patch:
 
     @property
     def sha256(self) -> str:
-        return sha256_of(self.path)
+        """The sha256 of the diff alone: other words in the header change nothing that is built."""
+        return hashlib.sha256(self.diff.encode()).hexdigest()
 
     @property
     def summary(self) -> str:

@@ -41,9 +41,9 @@ def measure(plan: Plan, env: Path, only: list[str], seconds: float | None, quick
 def listed(plan: Plan, env: Path, only: list[str], quick: bool) -> int:
     """Show the cells that this machine can measure, and which of them are there."""
     _, command = _command(plan, env, only, quick)
-    code, said = watched([*command, "--list"], plan.root, environment.run_variables(plan.target, env))
+    code, output = watched([*command, "--list"], plan.root, environment.run_variables(plan.target, env))
     if code:
-        raise _refused(plan, (said.splitlines() or [""])[-1], code)
+        raise _refused(plan, (output.splitlines() or [""])[-1], code)
     return 0
 
 
@@ -55,8 +55,8 @@ def _command(plan: Plan, env: Path, only: list[str], quick: bool) -> tuple[Path,
 
 
 def _refused(plan: Plan, last: str, code: int) -> Refusal:
-    said = last.removeprefix("bench: ") if last.startswith("bench: ") else f"measuring ended with code {code}."
-    return Refusal(f"{plan.target.name}: {said}")
+    reason = last.removeprefix("bench: ") if last.startswith("bench: ") else f"measuring ended with code {code}."
+    return Refusal(f"{plan.target.name}: {reason}")
 
 
 def folder_of(plan: Plan) -> Path:

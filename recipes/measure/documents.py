@@ -24,6 +24,7 @@ from recipes.files import ROOT, read_json, read_toml
 from recipes.measure import results
 from recipes.measure.results import Number, Row
 from recipes.prove import proofs
+from recipes.prove.definitions import Code
 
 # The inventory: five documents, and how many ids each has, numbered from 1.
 DOCUMENTS = {
@@ -134,7 +135,7 @@ def load(root: Path = ROOT) -> list[Statement]:
     path = root / "recipes" / "seeds.toml"
     tables = read_toml(path)
     if set(tables) != {"statement"} or not isinstance(tables["statement"], list):
-        raise Refusal(f"{path} is no list of statements: write each as [[statement]].")
+        raise Refusal(f"{path} is not a list of statements: write each as [[statement]].")
     return [
         validated(Statement, table, path, f"statement {number}") for number, table in enumerate(tables["statement"], 1)
     ]
@@ -143,23 +144,23 @@ def load(root: Path = ROOT) -> list[Statement]:
 def answers(root: Path) -> list[Answer]:
     """Each statement with what answers it, once for each file of rows or comparison that does."""
     measured = [(path.stem.replace("--", ", "), results.read(path)[1]) for path in results.committed(root)]
-    found = []
+    every, code = [], proofs.code(root)
     for statement in load(root):
         if statement.patch:
-            mine = [_proved(root, statement, statement.patch)]
+            answers_to_it = [_proved(root, statement, statement.patch, code)]
         elif statement.parity:
-            mine = list(_compared(root, statement))
+            answers_to_it = list(_compared(root, statement))
         elif statement.test:
             file, _, name = statement.test.partition("::")
-            mine = [Answer(statement, "tested with every change", f"[{name}]({file})")]
+            answers_to_it = [Answer(statement, "tested with every change", f"[{name}]({file})")]
         elif statement.takes:
-            mine = [Answer(statement, where=f"not run; it takes {statement.takes}")]
+            answers_to_it = [Answer(statement, where=f"not run; it takes {statement.takes}")]
         elif statement.beyond:
-            mine = [Answer(statement, f"not here: {statement.beyond}")]
+            answers_to_it = [Answer(statement, f"not here: {statement.beyond}")]
         else:
-            mine = [answer for place, cells in measured for answer in _measured(statement, place, cells)]
-        found += mine or [Answer(statement, where=_places(statement.cells))]
-    return found
+            answers_to_it = [answer for place, cells in measured for answer in _measured(statement, place, cells)]
+        every += answers_to_it or [Answer(statement, where=_places(statement.cells))]
+    return every
 
 
 def trainings(root: Path) -> Iterator[tuple[str, str, str, str, dict[str, Any]]]:
@@ -183,17 +184,21 @@ def verdict(arm: dict[str, Any], margin: float) -> str:
     return f"{arm['above']:+.4f} ({low:+.4f} to {high:+.4f}): {arm['verdict']} (margin {margin:g})"
 
 
-def _proved(root: Path, statement: Statement, name: str) -> Answer:
+def _proved(root: Path, statement: Statement, name: str, code: Code) -> Answer:
+    """What the proof of a patch says to a statement."""
     path = root / "patches" / name
     if not path.is_file():
         raise Refusal(f"recipes/seeds.toml: there is no patches/{name}: correct it.")
-    one, link = patch.read(path), f"[patch](patches/{name})"
-    return Answer(statement, f"proved on {proofs.told(one)}" if proofs.ran(one) else "", link)
+    read, link = patch.read(path), f"[patch](patches/{name})"
+    if not proofs.ran(read):
+        return Answer(statement, where=link)
+    since = "changed since it was " if proofs.changes(read, code) else ""
+    return Answer(statement, f"{since}proved on {proofs.proved_on(read)}", link)
 
 
 def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
     for target, machine, model, _, report in trainings(root):
-        if not any(fnmatch(model, one) for one in statement.models or ["*"]):
+        if not any(fnmatch(model, pattern) for pattern in statement.models or ["*"]):
             continue
         arm = report["arms"].get(statement.parity, {})
         if "differences" in arm:
@@ -203,10 +208,10 @@ def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
 
 
 def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[Answer]:
-    rows = list({row["key"]: row for one in statement.cells for row in cells if fnmatch(row["key"], one)}.values())
+    matched = {row["key"]: row for pattern in statement.cells for row in cells if fnmatch(row["key"], pattern)}
     numbers: list[Number] = []
     used, waits, words = [], 0, []
-    for row in rows:
+    for row in matched.values():
         arms = results.valid(row)
         arm = arms.get(str(statement.arm), {})
         base = arms.get(statement.over or arm.get("base") or "")
@@ -226,9 +231,9 @@ def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[An
         middle = statistics.median(number for number, _, _ in numbers)
         listed = f"{min(numbers)[0]:.2f} to {max(numbers)[0]:.2f}, median {middle:.2f}, in {len(numbers)} cells"
     holds = None if not judged else False if False in judged else True if all(judged) else None
-    told_apart = {True: "holds", False: "does not hold", None: "not told apart"}[holds]
+    outcome = {True: "holds", False: "does not hold", None: "not told apart"}[holds]
     count = f"; {judged.count(True)} of {len(judged)} do, {judged.count(False)} do not" if len(judged) > 4 else ""
-    verdict_of = f"{told_apart} ({statement.bound}{count}): " if statement.bound else ""
+    verdict_of = f"{outcome} ({statement.bound}{count}): " if statement.bound else ""
     host = f"; the host sets the time in {waits}" if waits else ""
     keys = [row["key"] for row in used]
     where = f"{place}: {statement.arm} in {_places(keys if len(keys) <= 4 else statement.cells)}"

@@ -73,8 +73,8 @@ def answered(cells: list[Row]) -> list[Row]:
     if not cells[0]["run"]["machine"]["gpus"]:
         return []
     several = of(cells, "scaling/")
-    wanted = [*(SEVERAL if several else ()), *(SINGLE if len(cells) > len(several) else ())]
-    shown = [_shown(goal, cells) for goal in wanted]
+    goals = [*(SEVERAL if several else ()), *(SINGLE if len(cells) > len(several) else ())]
+    shown = [_shown(goal, cells) for goal in goals]
     return shown + (_least_gain(cells) if len(cells) > len(several) else [])
 
 
@@ -107,8 +107,8 @@ def measured(goal: Goal, row: Row, name: str) -> Number | None:
     if base is None:
         return None
     if goal.of == "memory":
-        held, less = (side["state_mib"] + side.get("peak_mib", 0) for side in (base, arm))
-        return held / less, held / less, held / less
+        more, less = (side["state_mib"] + side.get("peak_mib", 0) for side in (base, arm))
+        return more / less, more / less, more / less
     return times(base, arm) if goal.over else (arm["ratio"], arm["low"], arm["high"])
 
 

@@ -18,9 +18,9 @@ def recommend(root: Path, config: str, rows: Path, tokens: int, package: str, la
     _, cells = read(rows)
     models = shapes(root)
     if tokens < 1:
-        raise Refusal(f"--tokens {tokens} is no batch: name how many tokens a layer sees at once.")
+        raise Refusal(f"--tokens {tokens} is not a number of tokens: give how many a layer gets at once.")
     arm = module.arm_of(package, launch)
-    measured = {name for row in of(cells, "linear/") for name, one in valid(row).items() if one["precision"] == "fp8"}
+    measured = {name for row in of(cells, "linear/") for name, arm in valid(row).items() if arm["precision"] == "fp8"}
     if arm not in measured:
         named = ", ".join(sorted(measured)) or "none"
         raise Refusal(
@@ -46,12 +46,12 @@ def shapes(root: Path) -> dict[str, list[int]]:
         part.value for part in tree.body if isinstance(part, ast.AnnAssign) and "MODELS" in ast.dump(part.target)
     ]
     assert isinstance(models, ast.Dict)
-    found = {}
+    shapes = {}
     for name, model in zip(models.keys, models.values, strict=True):
         assert isinstance(name, ast.Constant)
         assert isinstance(model, ast.Call)
         shape = model.args[0]
         assert isinstance(shape, ast.Call)
         if shape.args:
-            found[str(name.value)] = [ast.literal_eval(size) for size in shape.args]
-    return found
+            shapes[str(name.value)] = [ast.literal_eval(size) for size in shape.args]
+    return shapes

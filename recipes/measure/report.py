@@ -51,8 +51,8 @@ def promote(plan: Plan, path: Path) -> list[Path]:
     merged = {row["key"]: row for row in [*before, *cells] if row["run"]["releases"] == releases}
     cells = list(merged.values())
     heads = {row["run"]["shard"]: row["run"] for row in cells}
-    kept = [*heads.values(), *cells]
-    write_text(final, "".join(json.dumps(without_verdict(row)) + "\n" for row in kept))
+    written = [*heads.values(), *cells]
+    write_text(final, "".join(json.dumps(without_verdict(row)) + "\n" for row in written))
     written = [final]
     for name in PICTURES:
         place = final.with_name(f"{final.stem}-{name}.svg")
@@ -96,8 +96,8 @@ def report(plan: Plan, path: Path) -> Path:
     failed = {row["key"]: row["error"] for row in room("rows").read(path) if "error" in row and row["key"] not in known}
     write_text(final, page(plan.root, runs, cells, failed))
     write_text(final.with_name("rows.csv"), csv_of(cells))
-    told = {"runs": runs, "cells": [without_run(row) for row in cells]}
-    write_text(final.with_name("rows.json"), json.dumps(told, indent=1))
+    content = {"runs": runs, "cells": [without_run(row) for row in cells]}
+    write_text(final.with_name("rows.json"), json.dumps(content, indent=1))
     return final
 
 
@@ -142,8 +142,8 @@ def page(root: Path, runs: list[Row], cells: list[Row], failed: dict[str, str]) 
 
 
 def _section(name: str, title: str, shown: str, cells: list[Row]) -> Row:
-    found = of(cells, name + "/")
-    return {"name": name, "title": title, "picture": picture(shown, found), "lines": list(lines(found))}
+    chosen = of(cells, name + "/")
+    return {"name": name, "title": title, "picture": picture(shown, chosen), "lines": list(lines(chosen))}
 
 
 def lines(cells: Iterable[Row]) -> Iterator[Row]:

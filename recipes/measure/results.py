@@ -63,16 +63,16 @@ def read(path: Path) -> tuple[list[Row], list[Row]]:
     """The runs that a file of rows tells of, and the last row of each cell, judged, with its "run"; refused without."""
     rows = room("rows")
     try:
-        found = rows.read(path)
-        for row in found:
+        measured = rows.read(path)
+        for row in measured:
             (Run if row["key"] == "shard" else Cell if "arms" in row else Lost).model_validate(row)
-        cells = list(rows.latest(found).values())
+        cells = list(rows.latest(measured).values())
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        said = fault_of(error) if isinstance(error, ValidationError) else repr(error)
-        raise Refusal(f"{path} is no file of rows ({said}): bring the rows.jsonl of a run.") from None
+        fault = fault_of(error) if isinstance(error, ValidationError) else repr(error)
+        raise Refusal(f"{path} is not a file of rows ({fault}): bring the rows.jsonl of a run.") from None
     if not cells:
         raise Refusal(f'{path} holds no measured row: run `nox -s "bench(TARGET)"` first.')
-    runs = {row["shard"]: row for row in found if row["key"] == "shard"}
+    runs = {row["shard"]: row for row in measured if row["key"] == "shard"}
     used = {row["shard"] for row in cells}
     return [run for shard, run in runs.items() if shard in used], [{**row, "run": runs[row["shard"]]} for row in cells]
 
@@ -102,12 +102,12 @@ def committed(root: Path) -> list[Path]:
 
 def newest_committed(root: Path) -> Path:
     """The committed rows of a GPU with a sweep of Linear layers, of the newest torch; refused where that is not one."""
-    found: dict[Version, list[Path]] = {}
+    by_torch: dict[Version, list[Path]] = {}
     for path in committed(root):
         runs, cells = read(path)
         if runs[0]["machine"].get("gpus") and of(cells, "linear/sweep/"):
-            found.setdefault(Version(Version(runs[0]["releases"]["torch"]).public), []).append(path)
-    newest = found[max(found)] if found else []
+            by_torch.setdefault(Version(Version(runs[0]["releases"]["torch"]).public), []).append(path)
+    newest = by_torch[max(by_torch)] if by_torch else []
     if len(newest) != 1:
         names = ", ".join(path.name for path in newest) or "none"
         raise Refusal(
@@ -118,7 +118,7 @@ def newest_committed(root: Path) -> Path:
 
 def measured_runs(root: Path) -> dict[str, str]:
     """The runs of recipes/runs.toml that were measured as they are: name -> the fastest by precision, on which GPUs."""
-    found: dict[str, str] = {}
+    speeds_by_run: dict[str, str] = {}
     for path in committed(root):
         for row in of(read(path)[1], "scaling/"):
             as_described = [arm for arm in valid(row).values() if not arm["recomputed"] and not arm["more"]]
@@ -127,10 +127,10 @@ def measured_runs(root: Path) -> dict[str, str]:
                 for arm in as_described:
                     if arm["run"] == name:
                         speeds[arm["precision"]] = max(speeds.get(arm["precision"], 0.0), arm["tokens_per_second"])
-                told = ", ".join(f"{precision} {speed:,.0f}" for precision, speed in speeds.items())
-                where = f"{told}: {row['facts']['gpus']} × {row['run']['machine']['name']}"
-                found[name] = f"{found[name]}; {where}" if name in found else where
-    return found
+                listed = ", ".join(f"{precision} {speed:,.0f}" for precision, speed in speeds.items())
+                where = f"{listed}: {row['facts']['gpus']} × {row['run']['machine']['name']}"
+                speeds_by_run[name] = f"{speeds_by_run[name]}; {where}" if name in speeds_by_run else where
+    return speeds_by_run
 
 
 def valid(row: Mapping[str, Any]) -> dict[str, Row]:
@@ -158,8 +158,8 @@ def share(arm: Row, row: Row) -> float | None:
 
 def shares(row: Row) -> dict[str, float]:
     """Arm -> how much of its ceiling it reaches, of the valid ones for which that can be told."""
-    found = {name: share(arm, row) for name, arm in valid(row).items()}
-    return {name: reached for name, reached in found.items() if reached is not None}
+    shares = {name: share(arm, row) for name, arm in valid(row).items()}
+    return {name: reached for name, reached in shares.items() if reached is not None}
 
 
 def waited(arm: Row) -> list[float]:

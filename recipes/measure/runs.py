@@ -123,7 +123,7 @@ class Run(Strict):
     def settings(self, out: str) -> dict[str, dict[str, Any]]:
         """What the engine is told, table by table; checkpoints and numbers go to the folder `out`."""
         piped = self.pipeline > 1  # then the engine's batch is all that goes through the pipeline in a step
-        told: dict[str, dict[str, Any]] = {
+        settings: dict[str, dict[str, Any]] = {
             "job": {"description": self.name, "dump_folder": out},
             "model": {"name": "fusebox", "flavor": self.shape, "hf_assets_path": "."},
             "optimizer": {"lr": self.learning_rate},
@@ -147,7 +147,7 @@ class Run(Strict):
             "metrics": {"log_freq": 1, "disable_color_printing": True},
             "debug": {"seed": 0},
         }
-        return told
+        return settings
 
     def arguments(self, out: str) -> list[str]:
         """The same as the engine's arguments, and those of the float8 recipe."""
@@ -162,12 +162,12 @@ class Run(Strict):
 
 def load(root: Path = ROOT) -> dict[str, Run]:
     """Every run, by name."""
-    path, found = root / "recipes" / "runs.toml", {}
+    path, runs = root / "recipes" / "runs.toml", {}
     for name, table in read_toml(path).items():
         if not isinstance(table, dict):
-            raise Refusal(f"{path}: {name} is no table, and every top-level key is a run: write [{name}].")
-        found[name] = validated(Run, {"name": name, **table}, path, name)
-    return found
+            raise Refusal(f"{path}: {name} is not a table, and every top-level key is a run: write [{name}].")
+        runs[name] = validated(Run, {"name": name, **table}, path, name)
+    return runs
 
 
 def module(root: Path = ROOT) -> str:
@@ -188,7 +188,7 @@ def module(root: Path = ROOT) -> str:
         if run.shape in MEASURED:
             lines += _on_one_host(run, gpus)
     lines += ["}", "FLOAT8 = {"]
-    lines += [f'    "{name}": "{" ".join(_flags(told))}",' for name, told in FLOAT8.items()]
+    lines += [f'    "{name}": "{" ".join(_flags(settings))}",' for name, settings in FLOAT8.items()]
     return "\n".join([*lines, "}"]) + "\n"
 
 

@@ -35,10 +35,10 @@ def left_open(facts: Facts) -> str:
 
 def _ranges(ids: list[str]) -> list[str]:
     """A01-A08, A11."""
-    found: list[list[str]] = []
-    for one in ids:
-        if found and one == f"{found[-1][1][0]}{int(found[-1][1][1:]) + 1:02}":
-            found[-1][1] = one
+    ranges: list[list[str]] = []
+    for identity in ids:
+        if ranges and identity == f"{ranges[-1][1][0]}{int(ranges[-1][1][1:]) + 1:02}":
+            ranges[-1][1] = identity
         else:
-            found.append([one, one])
-    return [first if first == last else f"{first}-{last}" for first, last in found]
+            ranges.append([identity, identity])
+    return [first if first == last else f"{first}-{last}" for first, last in ranges]

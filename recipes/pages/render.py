@@ -19,7 +19,7 @@ from recipes.ship import dockerfile
 PAGES: dict[str, dict[str, Callable[[Facts], str]]] = {
     "README.md": {"images": tables.images, "numbers": tables.headlines},
     "docs/status/targets.md": {"targets": tables.targets, "packages": tables.packages},
-    "docs/status/claims.md": {"matrix": tables.matrix, "records": tables.records_table},
+    "docs/status/claims.md": {"matrix": tables.matrix, "logs": tables.logs, "records": tables.records_table},
     "docs/status/patches.md": {"patches": tables.patches, "proofs": tables.proofs_of_patches},
     "docs/status/compatibility.md": {"compatibility": lambda facts: compatibility.text(facts.catalogue)},
     "docs/status/numbers.md": {"bench": tables.goals_reached},
@@ -41,23 +41,23 @@ def blocks(facts: Facts) -> dict[str, str]:
     return {name: make(facts) for makers in PAGES.values() for name, make in makers.items()}
 
 
-def told(root: Path) -> tuple[Path, str]:
-    """The runs as the claims are told them, and the text that file should have."""
+def described_runs(root: Path) -> tuple[Path, str]:
+    """The module that gives the claims the runs of recipes/runs.toml, and the text that it should have."""
     return root / "smoke_tests" / "training" / "distributed" / "engine_arguments.py", runs.module(root)
 
 
 def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
     """Every rendered file and the text it should have."""
     root, facts = catalogue.root, Facts.of(catalogue)
-    dockerfiles = [(root / "docker" / f"{one.target.name}.Dockerfile", dockerfile.text(one)) for one in facts.plans]
+    dockerfiles = [(root / "docker" / f"{plan.target.name}.Dockerfile", dockerfile.text(plan)) for plan in facts.plans]
     texts = blocks(facts)
     pages = [filled(root, name, {marker: texts[marker] for marker in markers}) for name, markers in PAGES.items()]
-    return [*pages, told(root), *dockerfiles]
+    return [*pages, described_runs(root), *dockerfiles]
 
 
 def write(catalogue: Catalogue) -> int:
-    """Write every rendered file that is not current and return 0; a Dockerfile that is of no target is removed."""
-    _write([told(catalogue.root)])  # first: claims reach it, and the other files say which claims have changed
+    """Write every rendered file that is not current and return 0; a Dockerfile that belongs to no target is removed."""
+    _write([described_runs(catalogue.root)])  # first, since claims reach it
     texts = dict(every(catalogue))
     for path in catalogue.root.glob("docker/*.Dockerfile"):
         if path not in texts:
@@ -82,8 +82,8 @@ def check(catalogue: Catalogue) -> int:
     """0 if every rendered file is current; else refused with the command that makes it so."""
     texts = dict(every(catalogue))
     if stray := next((path for path in catalogue.root.glob("docker/*.Dockerfile") if path not in texts), None):
-        raise Refusal(f"{stray.name} is of no target: run `nox -s render` and commit it.")
+        raise Refusal(f"{stray.name} belongs to no target: run `nox -s render` and commit it.")
     for path, text in texts.items():
         if not _is_current(path, text):
-            raise Refusal(f"{path.name} is not what the data and the evidence say: run `nox -s render` and commit it.")
+            raise Refusal(f"{path.name} does not match the data and the evidence: run `nox -s render` and commit it.")
     return 0

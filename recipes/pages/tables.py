@@ -21,31 +21,38 @@ from recipes.measure.results import PICTURES, committed, read
 from recipes.pages import markdown
 from recipes.prove import evidence, proofs, records
 from recipes.prove.claims import Room
+from recipes.prove.definitions import Code
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What the tables are made of: all plans, claims, promoted runs with their plans, and the documents' statements."""
+    """What the tables are made of.
+
+    All plans and claims, the promoted runs with their plans, the documents' statements, and the code of the proofs of
+    patches.
+    """
 
     catalogue: Catalogue
     plans: list[Plan]
     room: Room
     runs: list[tuple[Plan, dict[str, Any]]]
     statements: list[documents.Answer]
+    proofs: Code
 
     @classmethod
     def of(cls, catalogue: Catalogue) -> Facts:
         plans = proofs.plans(catalogue)
-        runs = [(one, run) for one in plans for run in evidence.promoted(catalogue.root, one.target.name)]
-        return cls(catalogue, plans, Room(catalogue.root), runs, documents.answers(catalogue.root))
+        runs = [(plan, run) for plan in plans for run in evidence.promoted(catalogue.root, plan.target.name)]
+        root = catalogue.root
+        return cls(catalogue, plans, Room(root), runs, documents.answers(root), proofs.code(root))
 
     @property
     def root(self) -> Path:
         return self.catalogue.root
 
-    def states(self, one: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, int]:
+    def states(self, plan: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, int]:
         """How many of some rows of a run are in which state, as a run of what was built for it."""
-        return evidence.states(evidence.built_for(one, run), self.room, run, rows)
+        return evidence.states(evidence.built_for(plan, run), self.room, run, rows)
 
 
 def trainings(facts: Facts) -> str:
@@ -87,7 +94,7 @@ def _state_of(facts: Facts, plan: Plan) -> str:
     """How many claims are in which state on each machine; of a target that never ran, how far it came."""
     runs = [run for other, run in facts.runs if other is plan]
     if not runs:
-        rungs = {row[3] for row in _not_run(facts.root, plan)} - {"declared"}
+        rungs = {row[3] for row in _not_run(facts, plan)} - {"declared"}
         return ", ".join([*sorted(rungs), "never run"])
     states = []
     for run in runs:
@@ -159,16 +166,16 @@ def headlines(facts: Facts) -> str:
 def matrix(facts: Facts) -> str:
     """Target and hardware by package: how many claims are in which state, and what the package was compiled with."""
     rows, notes = [], dict[str, int]()
-    for one in facts.plans:
-        runs = [run for other, run in facts.runs if other is one]
+    for plan in facts.plans:
+        runs = [run for other, run in facts.runs if other is plan]
         if not runs:
-            rows += _not_run(facts.root, one)
+            rows += _not_run(facts, plan)
         for run in runs:
             machine = run["hardware"]
             host = f"driver {machine['driver']}" if machine["gpus"] else machine["cpu"]
             hardware = f"{evidence.machine_name(machine)} ({host})"
             rows += [
-                [f"`{one.target.name}`", hardware, pin.label, *_cell(facts, one, run, pin.name)] for pin in one.pins
+                [f"`{plan.target.name}`", hardware, pin.label, *_cell(facts, plan, run, pin.name)] for pin in plan.pins
             ]
     for row in rows:
         if row[4]:
@@ -177,56 +184,74 @@ def matrix(facts: Facts) -> str:
     return "\n\n".join([table, "Built with:", *(f"({number}) {built}" for built, number in notes.items())])
 
 
-def _not_run(root: Path, one: Plan) -> list[list[str]]:
+LADDER = ("built", "built, inputs changed since", "patched", "patched, proofs changed since", "declared")
+
+
+def logs(facts: Facts) -> str:
+    """The outcomes and the raw log of each committed run of claims; a log of several runs says so."""
+    rows = []
+    for plan, run in facts.runs:
+        place, several = f"smoke_tests/evidence/{run['name']}", run.get("runs_in_log", 1)
+        log = f"[log]({place}.log)" + (f" of {several} runs" if several > 1 else "")
+        machine = evidence.machine_name(run["hardware"])
+        rows.append([f"`{plan.target.name}`", machine, run["started"][:10], f"[outcomes]({place}.json)", log])
+    return markdown.table("target|hardware|day|outcomes|raw log", rows)
+
+
+def _not_run(facts: Facts, plan: Plan) -> list[list[str]]:
     """Of a target without any run: its packages by how far they are, and what they were built with."""
-    found: dict[tuple[str, str], list[str]] = {}
-    built = evidence.built(root, one.target.name)
-    state = (
-        "built" if built and built["stack"] == evidence.built_for(one, built).stack else "built, inputs changed since"
-    )
-    for pin in one.pins:
-        cell = "patched" if _proofs_ran(one, pin) else "declared", ""
+    labels: dict[tuple[str, str], list[str]] = {}
+    built = evidence.built(facts.root, plan.target.name)
+    is_current = built and built["stack"] == evidence.built_for(plan, built).stack
+    state = "built" if is_current else "built, inputs changed since"
+    for pin in plan.pins:
+        cell = _patched(facts.proofs, plan, pin), ""
         if built and pin.name in built["packages"]:
-            cell = state, _how(one, built["packages"][pin.name]["built_with"])
-        found.setdefault(cell, []).append(pin.label)
-    cells = sorted(
-        found, key=lambda cell: ("built", "built, inputs changed since", "patched", "declared").index(cell[0])
-    )  # down the ladder
-    return [[f"`{one.target.name}`", "", ", ".join(found[cell]), *cell] for cell in cells]
+            cell = state, _how(plan, built["packages"][pin.name]["built_with"])
+        labels.setdefault(cell, []).append(pin.label)
+    cells = sorted(labels, key=lambda cell: LADDER.index(cell[0]))
+    return [[f"`{plan.target.name}`", "", ", ".join(labels[cell]), *cell] for cell in cells]
 
 
-def _proofs_ran(one: Plan, pin: Pin) -> bool:
-    """Whether a package is patched and the proof of each of its patches ran on its very release."""
-    found = [proofs.entry(proofs.written(each), pin.release) for each in one.patches[pin.name]]
-    return bool(found) and all(entry and "unproven" not in entry for entry in found)
+def _patched(code: Code, plan: Plan, pin: Pin) -> str:
+    """Whether the proof of each patch of a package ran on its very release, and whether each is as it was then."""
+    patches = plan.patches[pin.name]
+    entries = [proofs.entry(proofs.written(each), pin.release) for each in patches]
+    if not entries or not all(entry and "unproven" not in entry for entry in entries):
+        return "declared"
+    return "patched, proofs changed since" if any(proofs.changes(each, code) for each in patches) else "patched"
 
 
-def _cell(facts: Facts, one: Plan, run: dict[str, Any], package: str) -> tuple[str, str]:
+def _cell(facts: Facts, plan: Plan, run: dict[str, Any], package: str) -> tuple[str, str]:
     """State and origin of a package in a run."""
     claims = [row for row in run["claims"] if row["package"] == package]
     if not claims:
         return "declared", ""
-    how = _how(one, run["packages"].get(package, {}).get("built_with", {}))
-    missing = sum(claim.about(one) in (None, package) for claim in evidence.missing_claims(one, facts.room, run))
-    counts = facts.states(one, run, claims) | ({"not run": missing} if missing else {})
+    how = _how(plan, run["packages"].get(package, {}).get("built_with", {}))
+    missing = sum(claim.about(plan) in (None, package) for claim in evidence.missing_claims(plan, facts.room, run))
+    counts = facts.states(plan, run, claims) | ({"not run": missing} if missing else {})
     return ", ".join(_counted(word, count, run["commit"]) for word, count in counts.items()), how
 
 
 def _counted(word: str, count: int, commit: str) -> str:
     """A state and how many rows are in it; of what changed, since which commit."""
-    since = f" since {commit[:7]} ([diff](../../compare/{commit}...main))" if word == evidence.CHANGED else ""
-    return f"{count} {word}{since}"
+    return f"{count} {word}{_since(commit) if word == evidence.CHANGED else ''}"
 
 
-def _how(one: Plan, built: Mapping[str, Any]) -> str:
+def _since(commit: str) -> str:
+    """ "since" a commit, and a link to what has changed."""
+    return f" since {commit[:7]} ([diff](../../compare/{commit}...main))"
+
+
+def _how(plan: Plan, built: Mapping[str, Any]) -> str:
     """The compilers of a package and where they ran; nothing of one that is not compiled."""
     compiled = built.get("compiler", "none") != "none"
-    return f"{_otherwise(one, built)}{built['compiler']}, {built['where']}" if compiled else ""
+    return f"{_otherwise(plan, built)}{built['compiler']}, {built['where']}" if compiled else ""
 
 
-def _otherwise(one: Plan, built: Mapping[str, Any]) -> str:
+def _otherwise(plan: Plan, built: Mapping[str, Any]) -> str:
     """What a wheel was compiled with and for, where its target declares another toolkit or more architectures."""
-    target, nvcc = one.target, re.search(r"release (\d+\.\d+)", built["compiler"])
+    target, nvcc = plan.target, re.search(r"release (\d+\.\d+)", built["compiler"])
     toolkit = f"CUDA {nvcc[1]} in place of {target.cuda}; " if nvcc and nvcc[1] != target.cuda else ""
     return toolkit + (f"sm {' '.join(built['sm'])} only; " if built.get("sm", target.sm) != target.sm else "")
 
@@ -241,21 +266,25 @@ def patches(facts: Facts) -> str:
 
 
 def proofs_of_patches(facts: Facts) -> str:
-    """On what each patch was proved."""
+    """The state of each patch's proof, and what it ran on."""
     lines = []
     for row in proofs.rows(facts.root, facts.plans):
         record, patch = proofs.record_of(row.patch).relative_to(facts.root).as_posix(), row.patch
-        lines.append(f"- [{patch.package} {patch.path.name[:4]}]({record}): {row.proved}")
-    return "\n".join(lines)
+        commit = (proofs.written(patch) or {}).get("commit")
+        state = row.state
+        if state == evidence.CHANGED and commit:
+            state += _since(commit)
+        lines.append([f"[{patch.package} {patch.path.name[:4]}]({record})", state, row.proved_on])
+    return markdown.table("proof|state|ran on", lines)
 
 
 def answered_documents(facts: Facts) -> str:
     """How far each document is answered: its ids by the best that there is for them."""
     answered, rows = ids_by_answer(facts), []
-    denied = {seed for one in facts.statements if one.holds is False for seed in one.statement.seeds}
+    denied = {seed for answer in facts.statements if answer.holds is False for seed in answer.statement.seeds}
     for letter, (name, last) in documents.DOCUMENTS.items():
         counted = [*answered.values(), sorted(denied)]
-        counts = [str(sum(seed[0] == letter for seed in found)) for found in counted]
+        counts = [str(sum(seed[0] == letter for seed in ids)) for ids in counted]
         rows.append([f"{letter}01 to {letter}{last}: {name}", *counts])
     return markdown.table("|".join(["document", *answered, "does not hold"]), rows)
 
@@ -264,19 +293,19 @@ def ids_by_answer(facts: Facts) -> dict[str, list[str]]:
     """The ids by what answers them, each once: the words of the page's columns."""
     claimed = {seed for claim in facts.room.claims.values() for seed in claim.seeds}
     if unknown := sorted(claimed - set(documents.IDS)):
-        raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, and the inventory is A01 to E16: correct it.")
+        raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, which is not one of A01 to E16: correct it.")
     proved = {
         seed
         for claim in facts.room.claims.values()
         for seed in claim.seeds
         if "proved on" in states_of(facts, claim.id)
     }
-    found = [one.statement for one in facts.statements if one.found]
+    statements = [answer.statement for answer in facts.statements if answer.found]
     kinds = {
         "a claim is proved": proved,
-        "measured, patched or tested": {seed for one in found if not one.beyond for seed in one.seeds},
+        "measured, patched or tested": {seed for each in statements if not each.beyond for seed in each.seeds},
         "claimed, not run yet": claimed,
-        "not to be had here": {seed for one in found for seed in one.seeds},
+        "not available here": {seed for each in statements for seed in each.seeds},
         "open": set(documents.IDS),
     }
     ids: dict[str, list[str]] = {}
@@ -312,14 +341,14 @@ def records_table(facts: Facts) -> str:
 def states_of(facts: Facts, claim: str) -> str:
     """The state of a claim in every run that has it."""
     places: dict[str, list[str]] = {}
-    for one, run in facts.runs:
+    for plan, run in facts.runs:
         rows = [row for row in run["claims"] if row["id"].split("[")[0] == claim]
         if rows:
-            counts = facts.states(one, run, rows)
+            counts = facts.states(plan, run, rows)
             counted = [word if count == len(rows) else f"{count} {word}" for word, count in counts.items()]
-            place = f"{one.target.name} ({evidence.machine_name(run['hardware'])})"
+            place = f"{plan.target.name} ({evidence.machine_name(run['hardware'])})"
             places.setdefault(" and ".join(counted), []).append(place)
-    return "; ".join(f"{state} on {', '.join(found)}" for state, found in places.items()) or "not run"
+    return "; ".join(f"{state} on {', '.join(names)}" for state, names in places.items()) or "not run"
 
 
 def goals_reached(facts: Facts) -> str:
@@ -332,17 +361,17 @@ def goals_reached(facts: Facts) -> str:
         missing = {row["key"] for row in cells if row.get("unfinished")}  # some arms of it
         header = "| Goal | At least | Measured (95 %, samples) | Arm | Cell | Of all alike |"
         lines = [header, "|---|---|---|---|---|---|"]
-        wanted = answered(cells)
-        for goal in wanted:
+        goals = answered(cells)
+        for goal in goals:
             if goal["key"]:
                 unfinished = ", unfinished" if goal["key"] in missing else ""
                 by = f"{goal['found']} | {goal['arm']} | `{goal['key']}`{unfinished} | {goal['grid']}"
                 lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} |")
         parts.append("\n".join(lines))
-        parts += [f"Not measured: {goal['goal']} ({goal['arm']})." for goal in wanted if not goal["key"]]
+        parts += [f"Not measured: {goal['goal']} ({goal['arm']})." for goal in goals if not goal["key"]]
         parts += [
             f"Not reached: {goal['goal']}. Longest kernels, in ms, {goal['profile']}."
-            for goal in wanted
+            for goal in goals
             if goal["profile"]
         ]
         for name in PICTURES:

@@ -13,7 +13,8 @@ from packaging.version import Version
 
 from recipes.catalogue.plan import Plan
 from recipes.files import sha256_of
-from recipes.prove.definitions import Code, Place, Recorded, syntax, unpacked
+from recipes.prove.definitions import Code, Recorded, unpacked
+from recipes.prove.parsing import Place, syntax
 
 HARNESS = ("conftest.py", "claims.py", "hardware.py", "pytest.ini")  # what selects, runs and judges every claim
 OUTSIDE = ("recorder.py", "printed.py")  # what notes and shows what happens, and is part of no outcome
@@ -46,8 +47,8 @@ class Claim:
             return None
         stem = self.id.split("::")[0].rpartition("/")[2].removeprefix("test_").removesuffix(".py")
         name = self.package or next((pin.name for pin in plan.pins if pin.package.module == stem), stem)
-        held = next((Version(pin.release.version).release for pin in plan.pins if pin.name == name), None)
-        return name if held is not None and holds(held, self.since, self.until) else None
+        release = next((Version(pin.release.version).release for pin in plan.pins if pin.name == name), None)
+        return name if release is not None and holds(release, self.since, self.until) else None
 
     def is_expected(self, plan: Plan, room: Room) -> bool:
         """Whether a run of the target has to have it. One row per patched file may be none; one per package is not."""
@@ -59,9 +60,9 @@ class Claim:
         return self.rows & {"package", "patch"} == {"package"} or self.about(plan) is not None
 
 
-def holds(held: tuple[int, ...], since: str, until: str) -> bool:
+def holds(release: tuple[int, ...], since: str, until: str) -> bool:
     """Whether a release is one from since up to until, which is out; "" is no end. As claims.py has it."""
-    return held >= Version(since).release and not (until and held >= Version(until).release)
+    return release >= Version(since).release and not (until and release >= Version(until).release)
 
 
 class Room:
@@ -128,10 +129,11 @@ class Room:
                 nodes[node.name if isinstance(node, ast.ClassDef) else ast.unparse(node.target)] = node
         entry, table = nodes["Entry"], nodes["OPERATORS"]
         assert isinstance(entry, ast.ClassDef) and isinstance(table, ast.AnnAssign) and table.value
-        fields = [one for one in entry.body if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)]
-        names = [ast.unparse(one.target) for one in fields]
-        defaults = {name: one.value for name, one in zip(names, fields, strict=True) if one.value}
-        found: dict[str, dict[str, dict[str, Any]]] = {}
+        assigned = [node for node in entry.body if isinstance(node, ast.AnnAssign)]
+        fields = [field for field in assigned if isinstance(field.target, ast.Name)]
+        names = [ast.unparse(field.target) for field in fields]
+        defaults = {name: field.value for name, field in zip(names, fields, strict=True) if field.value}
+        implementations: dict[str, dict[str, dict[str, Any]]] = {}
         for operator, columns in _pairs(table.value):
             for column, call in _pairs(columns):
                 assert isinstance(call, ast.Call)
@@ -139,8 +141,8 @@ class Room:
                     str(pair.arg): pair.value for pair in call.keywords
                 }
                 row = {name: _literal(value) for name, value in (defaults | given).items()}
-                found.setdefault(operator, {})[column] = row
-        return found
+                implementations.setdefault(operator, {})[column] = row
+        return implementations
 
 
 def definitions_of(run: Mapping[str, Any], row: Mapping[str, Any]) -> Recorded:

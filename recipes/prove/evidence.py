@@ -92,12 +92,12 @@ class Evidence(Built):
 
 def brought(model: type[Brought], path: Path) -> dict[str, Any]:
     """What a file of JSON holds, if the model says so; refused by its first fault."""
-    found: dict[str, Any] = read_json(path)
+    content: dict[str, Any] = read_json(path)
     try:
-        model.model_validate(found)
+        model.model_validate(content)
     except ValidationError as error:
-        raise Refusal(f"{path} is not as its writer leaves it ({fault_of(error)}): bring it again, whole.") from None
-    return found
+        raise Refusal(f"{path} is damaged or incomplete ({fault_of(error)}): bring the whole file again.") from None
+    return content
 
 
 def fault_of(error: ValidationError) -> str:
@@ -188,10 +188,10 @@ def read(path: Path) -> dict[str, Any]:
 
 def built_for(plan: Plan, evidence: dict[str, Any]) -> Plan:
     """The plan with the GPU architectures that a run's wheels were compiled for: `--sm` can leave some out."""
-    found = [
+    architectures = [
         package["built_with"]["sm"] for package in evidence["packages"].values() if package["built_with"].get("sm")
     ]
-    return replace(plan, target=changed(plan.target, found[0], None)) if found else plan
+    return replace(plan, target=changed(plan.target, architectures[0], None)) if architectures else plan
 
 
 def state(plan: Plan, room: Room, evidence: Mapping[str, Any], row: Mapping[str, Any]) -> str:
@@ -208,7 +208,7 @@ def states(plan: Plan, room: Room, evidence: Mapping[str, Any], rows: Iterable[M
 
 def changes(plan: Plan, room: Room, run: Mapping[str, Any]) -> dict[str, list[str]]:
     """What changed since a run (a definition, or "the stack"), and the rows that it concerns."""
-    found: dict[str, list[str]] = {}
+    concerned: dict[str, list[str]] = {}
     for row in run["claims"]:
         if state(plan, room, run, row) != CHANGED:
             continue
@@ -217,5 +217,5 @@ def changes(plan: Plan, room: Room, run: Mapping[str, Any]) -> dict[str, list[st
             [f"{file}:{name}" for file, name in room.code.changed(definitions_of(run, row))] if not whole else [whole]
         )
         for name in names or ["what its names stand for"]:
-            found.setdefault(name, []).append(row["id"])
-    return found
+            concerned.setdefault(name, []).append(row["id"])
+    return concerned

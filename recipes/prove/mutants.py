@@ -24,7 +24,8 @@ from recipes.make.build import Builder
 from recipes.make.environment import Wheel
 from recipes.prove import evidence, smoke
 from recipes.prove.claims import HARNESS, OUTSIDE, Room
-from recipes.prove.definitions import Code, Place
+from recipes.prove.definitions import Code
+from recipes.prove.parsing import Place
 
 Row = dict[str, Any]
 COUNTED = ("caught", "survived", "crashed")
@@ -62,11 +63,11 @@ def compiled(builder: Builder) -> Path:
     planted = []
     for wheel in builder.wheels()[1]:
         # What is in CUDA is in no library of a target without it.
-        possible = [one for one in faults if plan.target.cuda != "none" or Path(one.file).suffix != ".cu"]
-        if mine := [fault for fault in possible if fault.package == wheel.pin.name]:
+        possible = [fault for fault in faults if plan.target.cuda != "none" or Path(fault.file).suffix != ".cu"]
+        if chosen := [fault for fault in possible if fault.package == wheel.pin.name]:
             with audit.opened(wheel.path) as archive:
                 members = {name.partition(".")[0].replace("/", "."): name for name in archive.namelist()}
-            libraries = {folder / f"{_key(wheel, fault)}.so": fault for fault in mine if fault.extension in members}
+            libraries = {folder / f"{_key(wheel, fault)}.so": fault for fault in chosen if fault.extension in members}
             missing = {library: fault for library, fault in libraries.items() if not library.exists()}
             if missing:
                 _compile(builder, wheel, missing, members)
@@ -104,7 +105,7 @@ def run(plan: Plan, env: Path, libraries: Path, seeds: int) -> int:
     code, _ = smoke.watched(command, plan.root, environment.run_variables(plan.target, env))
     if code > 1:
         raise Refusal(
-            f"{plan.target.name}: planting ended with code {code}: read what it printed and run again, it goes on."
+            f"{plan.target.name}: planting ended with code {code}: read what it printed, and run again to go on."
         )
     keep(plan, out)
     out.unlink()
@@ -142,14 +143,14 @@ class Planted(evidence.Brought):
 
 def keep(plan: Plan, path: Path) -> None:
     """Files for you to commit: the outcomes of a whole run, wherever it was, with the tests that this checkout has."""
-    found = evidence.brought(Planted, path) if path.is_file() else {}
+    planted = evidence.brought(Planted, path) if path.is_file() else {}
     room = Room(plan.root)
-    if not found.get("mutants") or found["target"] != plan.target.name or room.others_than(found["files"]):
+    if not planted.get("mutants") or planted["target"] != plan.target.name or room.others_than(planted["files"]):
         raise Refusal(
-            f"{path} is no whole run of {plan.target.name} with the tests of this checkout: run "
+            f"{path} is not a whole run of {plan.target.name} with the tests of this checkout: run "
             "`python -m smoke_tests.mutants` there, to its end and with seeds."
         )
-    outcomes = json.loads(smoke.without_paths(plan, json.dumps(found)))
+    outcomes = json.loads(smoke.without_paths(plan, json.dumps(planted)))
     keys = keys_of(plan.root, outcomes)
     outcomes["mutants"] = [{**row, "key": key} for row, key in zip(outcomes["mutants"], keys, strict=True)]
     name = f"{outcomes['target']}--{outcomes['hardware']['name']}.json"
@@ -183,9 +184,11 @@ def _planted(code: Code, row: Row) -> list[Place]:
     """The function that plants a fault, or a table that names it, or the function that a rule changed."""
     name = row["name"].partition(" ")[0] if row["origin"] == "rule" else row["name"].replace(" ", "_")
     others = {
-        place: one for place, one in code.definitions.items() if not place[0].rpartition("/")[2].startswith("test_")
+        place: definition
+        for place, definition in code.definitions.items()
+        if not place[0].rpartition("/")[2].startswith("test_")
     }
-    return [place for place, one in others.items() if place[1] == name or row["name"] in one.strings]
+    return [place for place, definition in others.items() if place[1] == name or row["name"] in definition.strings]
 
 
 def _is_there(code: Code, row: Row) -> bool:

@@ -45,14 +45,14 @@ def _promotable(plan: Plan, path: Path) -> dict[str, Any]:
     runs = compare_log(path.with_suffix(".log"), run["claims"])
     commit = run["commit"] or ("" if Room(plan.root).others_than(run["files"]) else commit_of(plan.root))
     if not commit:
-        raise Refusal(f"{path} is of tests that are in no commit: commit smoke_tests/, and promote again.")
+        raise Refusal(f"{path} is of tests that are not committed: commit smoke_tests/, and promote again.")
     return {**run, "commit": commit, **({"runs_in_log": runs} if runs > 1 else {})}
 
 
 def compare_log(log: Path, claims: Iterable[Mapping[str, Any]]) -> int:
     """How many runs a raw log holds; refused where none of them printed exactly these claims."""
     printed = imported("printed")
-    wanted = collections.Counter(_parts(printed.line(claim)) for claim in claims)
+    expected = collections.Counter(_parts(printed.line(claim)) for claim in claims)
     runs: list[collections.Counter[tuple[str, ...]]] = [collections.Counter()]
     for line in log.read_text(encoding="utf-8").splitlines():
         if re.match(r"(proved|refuted|unproven) +\S+ .* \(\d+\.\d s\)$", line):
@@ -60,10 +60,10 @@ def compare_log(log: Path, claims: Iterable[Mapping[str, Any]]) -> int:
         elif re.match(r"target \S+ on .*: \d+ proved, \d+ refuted, \d+ unproven", line):
             runs.append(collections.Counter())
     runs = [lines for lines in runs if lines]
-    if wanted not in runs:
-        apart = (wanted - (runs or [wanted])[-1]) or ((runs or [wanted])[-1] - wanted)
+    if expected not in runs:
+        apart = (expected - (runs or [expected])[-1]) or ((runs or [expected])[-1] - expected)
         example = ", ".join(next(iter(apart), ("no claim at all",)))
-        raise Refusal(f"{log} does not hold the outcomes beside it (such as {example!r}): bring both from one run.")
+        raise Refusal(f"{log} does not contain the outcomes beside it (such as {example!r}): bring both from one run.")
     return len(runs)
 
 
@@ -81,7 +81,9 @@ def keep_built(plan: Plan, folder: Path | None) -> Path:
         raise Refusal(f"{source} is missing: {how}.")
     manifest = brought(Built, source)
     if manifest["target"] != plan.target.name or manifest["stack"] != built_for(plan, manifest).stack:
-        raise Refusal(f'{source} is of another state of this checkout: run `nox -s "build({plan.target.name})"` again.')
+        raise Refusal(
+            f'{source} was made by another state of this checkout: run `nox -s "build({plan.target.name})"` again.'
+        )
     final = built_path(plan.root, plan.target.name)
     write_json(final, manifest)
     return final.relative_to(plan.root)

@@ -1,8 +1,8 @@
 """What proves the patches: the releases that each applies to, and the committed record of its proof's last real run.
 
-A proof is patches/PACKAGE/test_NNNN_slug.py beside the patch; its record is NNNN-slug.json. The record holds for this
-very patch, proof and list of releases, and no other: whatever changed after the run makes `faults` say so, also where
-nothing can be fetched to run the proof again.
+A proof is patches/PACKAGE/test_NNNN_slug.py beside the patch; its record is NNNN-slug.json. A record whose patch,
+proof or harness has changed since the run is shown as changed (`changes`), like the evidence of a claim. A patch that
+lacks a proof, a record or a release in it is a fault (`faults`). Neither needs anything to be fetched.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from recipes.files import write_json
 from recipes.process import commit_of
 from recipes.progress import console
 from recipes.prove.definitions import Code
+from recipes.prove.evidence import CHANGED
 
-HARNESS = ("proof.py", "conftest.py")  # of patches/: what runs every proof, and is part of none
+HARNESS = ("proof.py", "conftest.py")  # of patches/: what runs and judges every proof
 AGAIN = "run `nox -s tests -- patches --record` and commit what it writes"
 
 
@@ -51,10 +52,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a proof says of itself, in constants of its module.
+    """What a proof declares in constants of its module.
 
-    `RUNS_IN` is the target in whose environment it runs, `EMULATED` says in one sentence what is faked there, and
-    `UNPROVEN` says by version why it cannot run there.
+    `RUNS_IN` is the target in whose environment it runs, `EMULATED` names in one sentence what is faked there, and
+    `UNPROVEN` gives by version the reason why it cannot run there.
     """
 
     runs_in: str
@@ -62,14 +63,14 @@ class Conditions:
     unproven: dict[str, str]
 
 
-def test_of(one: Patch) -> Path:
+def test_of(proved: Patch) -> Path:
     """0001-some-slug.patch is proved by test_0001_some_slug.py."""
-    return one.path.with_name(f"test_{one.path.stem.replace('-', '_')}.py")
+    return proved.path.with_name(f"test_{proved.path.stem.replace('-', '_')}.py")
 
 
-def record_of(one: Patch) -> Path:
-    """Where the record of a patch's proof lies."""
-    return one.path.with_suffix(".json")
+def record_of(proved: Patch) -> Path:
+    """The file that holds the record of a patch's proof."""
+    return proved.path.with_suffix(".json")
 
 
 def plans(catalogue: Catalogue) -> list[Plan]:
@@ -77,143 +78,173 @@ def plans(catalogue: Catalogue) -> list[Plan]:
     return [plan(catalogue, name) for name in catalogue.targets]
 
 
-def cases(catalogue: Catalogue, every: Iterable[Plan], one: Patch) -> list[Case]:
+def cases(catalogue: Catalogue, every: Iterable[Plan], proved: Patch) -> list[Case]:
     """The releases that a patch applies to: those that targets pin, then those that only its proof runs on."""
-    found: dict[str, Case] = {}
-    for chosen in every:
-        for pin in chosen.pins:
-            mine = [each for each in chosen.patches[pin.name] if each.package == one.package and each.path <= one.path]
-            if mine and mine[-1].path == one.path:
-                found.setdefault(pin.release.identity, Case(pin.release, tuple(mine)))
-    package = catalogue.packages.get(one.package)
+    by_source: dict[str, Case] = {}
+    for plan_of_target in every:
+        for pin in plan_of_target.pins:
+            selected = plan_of_target.patches[pin.name]
+            upto = [each for each in selected if each.package == proved.package and each.path <= proved.path]
+            if upto and upto[-1].path == proved.path:
+                by_source.setdefault(pin.release.identity, Case(pin.release, tuple(upto)))
+    package = catalogue.packages.get(proved.package)
     for source in package.proved_on if package else []:
-        if one.covers(source.version):
-            mine = [each for each in patch.of_package(catalogue.root, one.package) if each.covers(source.version)]
-            placed = tuple(each.at(source.version) for each in mine if each.path <= one.path)
-            found.setdefault(source.identity, Case(source, placed))
-    return list(found.values())
+        if proved.covers(source.version):
+            covering = [
+                each for each in patch.of_package(catalogue.root, proved.package) if each.covers(source.version)
+            ]
+            placed = tuple(each.at(source.version) for each in covering if each.path <= proved.path)
+            by_source.setdefault(source.identity, Case(source, placed))
+    return list(by_source.values())
 
 
 def conditions(test: Path) -> Conditions:
     """The constants of a proof's module, read and not imported."""
-    found: dict[str, Any] = {}
+    constants: dict[str, Any] = {}
     for statement in ast.parse(test.read_text(encoding="utf-8")).body:
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             name = statement.targets[0].id
             if name in ("RUNS_IN", "EMULATED", "UNPROVEN"):
                 try:
-                    found[name] = ast.literal_eval(statement.value)
+                    constants[name] = ast.literal_eval(statement.value)
                 except ValueError:
                     raise Refusal(f"{test}: {name} is not a plain value: write it as one.") from None
-    if not isinstance(found.get("RUNS_IN"), str):
+    if not isinstance(constants.get("RUNS_IN"), str):
         raise Refusal(f'{test} does not say where it runs: add RUNS_IN = "cpu", or another target.')
-    return Conditions(found["RUNS_IN"], found.get("EMULATED"), found.get("UNPROVEN", {}))
+    return Conditions(constants["RUNS_IN"], constants.get("EMULATED"), constants.get("UNPROVEN", {}))
 
 
 def code(root: Path) -> Code:
     """All definitions of patches/."""
-    return Code(root / "patches")
+    return Code(root / "patches", HARNESS)
 
 
 def key(every: Code, test: Path) -> str:
-    """The key of a proof: of all that its module holds, imports and can reach, but for what runs every proof."""
+    """The key of a proof: of all that its module holds, imports and can reach, and of the harness."""
     file = test.relative_to(every.folder).as_posix()
     module = every.modules[file]
     roots = {definition.place for definition in module.definitions.values()}
     for name in module.imports:  # tests that several proofs share are imported and not mentioned
         roots |= every.resolve(file, name)[1]
-    return every.key(place for place in every.floor(roots) if place[0] not in HARNESS)
+    return every.key(every.floor(roots))
 
 
-def written(one: Patch) -> dict[str, Any] | None:
+def written(proved: Patch) -> dict[str, Any] | None:
     """The record of a patch's proof, if there is one that can be read."""
     try:
-        record = json.loads(record_of(one).read_text(encoding="utf-8"))
+        record = json.loads(record_of(proved).read_text(encoding="utf-8"))
         return record if isinstance(record.get("releases"), list) else None
     except (FileNotFoundError, ValueError, AttributeError):
         return None
 
 
-def write(one: Patch, releases: list[dict[str, Any]]) -> Path:
+def write(proved: Patch, releases: list[dict[str, Any]]) -> Path:
     """Write the record of a run that proved the patch on these releases."""
-    ordered = sorted(releases, key=lambda each: Version(each["version"]))
-    proof = key(code(one.path.parents[2]), test_of(one))
-    commit = commit_of(one.path.parents[2], "patches/*.py", "patches/*.patch")
-    write_json(record_of(one), {"patch": one.sha256, "proof": proof, "commit": commit, "releases": ordered})
-    return record_of(one)
+    ordered = sorted(releases, key=lambda release: Version(release["version"]))
+    proof = key(code(proved.path.parents[2]), test_of(proved))
+    commit = commit_of(proved.path.parents[2], "patches/*.py", "patches/*.patch")
+    write_json(record_of(proved), {"patch": proved.sha256, "proof": proof, "commit": commit, "releases": ordered})
+    return record_of(proved)
 
 
-def ran(one: Patch) -> list[dict[str, Any]]:
+def ran(proved: Patch) -> list[dict[str, Any]]:
     """The releases that a patch's proof ran on, as its record has them; none without a record."""
-    return [each for each in (written(one) or {"releases": []})["releases"] if "unproven" not in each]
+    releases = (written(proved) or {"releases": []})["releases"]
+    return [release for release in releases if "unproven" not in release]
 
 
 def entry(record: dict[str, Any] | None, source: Source) -> dict[str, Any] | None:
-    """What a record says of a release."""
-    known = record["releases"] if record else []
-    return next((one for one in known if (one["version"], one["source"]) == (source.version, source.identity)), None)
+    """What a record holds of a release."""
+    sought = (source.version, source.identity)
+    releases = record["releases"] if record else []
+    return next((release for release in releases if (release["version"], release["source"]) == sought), None)
+
+
+def changes(proved: Patch, now: Code) -> list[str]:
+    """What has changed since a patch's proof ran, in a few words each; nothing of a patch without proof or record."""
+    record, test = written(proved), test_of(proved)
+    if record is None or not test.exists():
+        return []
+    different = {
+        "the patch": record.get("patch") != proved.sha256,
+        "its proof or what runs all proofs": record.get("proof") != key(now, test),
+    }
+    return [part for part, is_different in different.items() if is_different]
+
+
+def state(proved: Patch, now: Code) -> str:
+    """Of a patch: "proved"; "changed" where the patch, its proof or the harness changed after the run; or "not run"."""
+    if not ran(proved):
+        return "not run"
+    return CHANGED if changes(proved, now) else "proved"
 
 
 def faults(catalogue: Catalogue, every: list[Plan]) -> list[str]:
-    """Everything that makes a patch unproved, as one sentence each; none if all records hold."""
+    """What the patches lack, as one sentence each: a proof, a record, a release in it, or an output."""
     patches = patch.every(catalogue.root)
-    expected = {path for one in patches for path in (one.path, test_of(one), record_of(one))}
-    found = [
+    expected = {path for each in patches for path in (each.path, test_of(each), record_of(each))}
+    stray = [
         f"{path.relative_to(catalogue.root)} belongs to no patch: delete it, or put the patch back."
         for pattern in ("*/*.json", "*/test_*.py")
         for path in sorted((catalogue.root / "patches").glob(pattern))
         if path not in expected
     ]
-    now = code(catalogue.root)
-    return found + [fault for one in patches for fault in _faults(one, cases(catalogue, every, one), now)]
+    return stray + [fault for each in patches for fault in _faults(each, cases(catalogue, every, each))]
 
 
-def _faults(one: Patch, proved_on: list[Case], now: Code) -> Iterator[str]:
-    test, record = test_of(one), written(one)
+def _faults(proved: Patch, proved_on: list[Case]) -> Iterator[str]:
+    test, record = test_of(proved), written(proved)
     if not proved_on:
-        yield f"{one.name} applies to no release of any target or of proved_on: delete it, or correct X-Applies-To."
+        yield f"{proved.name} applies to no release of any target or of proved_on: delete it, or correct X-Applies-To."
     if not test.exists():
-        yield f"{one.name} has no proof {test.name}: write one (patches/README.md)."
+        yield f"{proved.name} has no proof {test.name}: write one (patches/README.md)."
     elif record is None:
-        yield f"{one.name} has no record {record_of(one).name} of its proof: {AGAIN}."
+        yield f"{proved.name} has no record {record_of(proved).name} of its proof: {AGAIN}."
     else:
-        yield from _outdated(one, proved_on, now, record)
+        yield from _other_releases(proved, proved_on, record)
+        yield from _incomplete(proved, record)
 
 
-def _outdated(one: Patch, proved_on: list[Case], now: Code, record: dict[str, Any]) -> Iterator[str]:
-    test = test_of(one)
-    if record.get("patch") != one.sha256:
-        yield f"{one.name} changed after its proof ran: {AGAIN}."
-    if record.get("proof") != key(now, test):
-        yield f"{test.name}, the proof of {one.name}, changed after it ran: {AGAIN}."
-    wanted = {(case.source.version, case.source.identity) for case in proved_on}
-    known = {(each.get("version"), each.get("source")) for each in record["releases"]}
-    for version, source in sorted(wanted - known):
-        yield f"{one.name} was not proved on {one.package} {version} ({source[:12]}): {AGAIN}."
-    for version, source in sorted(known - wanted, key=str):
-        yield f"{one.name} was proved on {one.package} {version} ({str(source)[:12]}), which is no more: {AGAIN}."
-    said = conditions(test)
-    for each in record["releases"]:
-        if "unproven" in each and each["unproven"] != said.unproven.get(each.get("version")):
-            yield f"{one.name}: nothing in {test.name} says why {each.get('version')} is unproven: {AGAIN}."
-        if "unproven" not in each and not _has_outputs(each):
-            yield f"{one.name}: the record lacks an output on {one.package} {each.get('version')}: {AGAIN}."
-    if all("unproven" in each for each in record["releases"]):
-        yield f"{one.name} is proved on no release: {AGAIN}."
+def _other_releases(proved: Patch, proved_on: list[Case], record: dict[str, Any]) -> Iterator[str]:
+    """Where the releases of a record are not those that the patch applies to."""
+    pinned = {(case.source.version, case.source.identity) for case in proved_on}
+    recorded = {(release.get("version"), release.get("source")) for release in record["releases"]}
+    for version, source in sorted(pinned - recorded):
+        yield f"{proved.name} was not proved on {proved.package} {version} ({source[:12]}): {AGAIN}."
+    for version, source in sorted(recorded - pinned, key=str):
+        yield (
+            f"{proved.name} was proved on {proved.package} {version} ({str(source)[:12]}), "
+            f"to which it no longer applies: {AGAIN}."
+        )
 
 
-def _has_outputs(each: dict[str, Any]) -> bool:
-    pairs = [pair for run in each.get("runs", {}).values() for pair in run]
+def _incomplete(proved: Patch, record: dict[str, Any]) -> Iterator[str]:
+    """Where a record lacks an output, or the reason why there is none."""
+    test = test_of(proved)
+    unproven = conditions(test).unproven
+    for release in record["releases"]:
+        version = release.get("version")
+        if "unproven" in release and release["unproven"] != unproven.get(version):
+            yield f"{proved.name}: nothing in {test.name} says why {version} is unproven: {AGAIN}."
+        if "unproven" not in release and not _has_outputs(release):
+            yield f"{proved.name}: the record lacks an output on {proved.package} {version}: {AGAIN}."
+    if all("unproven" in release for release in record["releases"]):
+        yield f"{proved.name} is proved on no release: {AGAIN}."
+
+
+def _has_outputs(release: dict[str, Any]) -> bool:
+    pairs = [pair for run in release.get("runs", {}).values() for pair in run]
     sides = [pair.get(side) or {} for pair in pairs for side in ("pristine", "patched")]
     return bool(sides) and all(side.get("output") and isinstance(side.get("code"), int) for side in sides)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One patch in docs/status/patches.md and in `nox -s patches`, in words."""
+    """A patch in docs/status/patches.md and in `nox -s patches`, in words."""
 
     patch: Patch
     targets: tuple[str, ...]
+    state: str
 
     @property
     def versions(self) -> str:
@@ -233,23 +264,24 @@ class Row:
         return str(applied or f"not upstream (forwarded: {forwarded})")
 
     @property
-    def proved(self) -> str:
-        return told(self.patch)
+    def proved_on(self) -> str:
+        return proved_on(self.patch)
 
 
 def rows(root: Path, every: list[Plan]) -> list[Row]:
-    """All patches, each with the targets that apply it."""
-    return [
-        Row(one, tuple(each.target.name for each in every if one in each.patches.get(one.package, [])))
-        for one in patch.every(root)
-    ]
+    """All patches, each with the targets that apply it and the state of its proof."""
+    now, rows = code(root), []
+    for each in patch.every(root):
+        targets = tuple(plan.target.name for plan in every if each in plan.patches.get(each.package, []))
+        rows.append(Row(each, targets, state(each, now)))
+    return rows
 
 
 def show(catalogue: Catalogue) -> None:
-    """Print all patches: range, Python, what each needs, targets, upstream, proof."""
+    """Print all patches: range, Python, what each needs, targets, upstream, state, and what each was proved on."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("patch", no_wrap=True)
-    for column in ("what it does", "versions", "Python", "needs", "targets", "upstream", "proved on"):
+    for column in ("what it does", "versions", "Python", "needs", "targets", "upstream", "state", "proved on"):
         table.add_column(column, overflow="fold")
     for row in rows(catalogue.root, plans(catalogue)):
         cells = [
@@ -260,23 +292,26 @@ def show(catalogue: Catalogue) -> None:
             row.needs,
             ", ".join(row.targets),
             row.upstream,
-            row.proved,
+            row.state,
+            row.proved_on,
         ]
         table.add_row(*map(escape, cells))
     console.print(table)
 
 
-def told(one: Patch) -> str:
-    """On what a patch's proof ran, how, and where it could not."""
-    record = written(one)
+def proved_on(proved: Patch) -> str:
+    """The releases and interpreters that a patch's proof ran on, what it emulated, and where it could not run."""
+    record = written(proved)
     if record is None:
         return "nowhere yet"
-    proved = ran(one)
-    versions = [each["version"] for each in proved]
+    releases = ran(proved)
+    versions = [release["version"] for release in releases]
     count = f"{len(versions)} releases, {versions[0]} to {versions[-1]}" if len(versions) > 3 else ", ".join(versions)
-    where = ", ".join(sorted({each["interpreter"] for each in proved}))
-    how = sorted({f"emulated: {each['emulated']}" for each in proved if each["emulated"]}) or ["real"]
-    without = [
-        f"unproven on {each['version']}: {each['unproven']}" for each in record["releases"] if "unproven" in each
+    interpreters = ", ".join(sorted({release["interpreter"] for release in releases}))
+    emulated = sorted({f"emulated: {release['emulated']}" for release in releases if release["emulated"]})
+    unproven = [
+        f"unproven on {release['version']}: {release['unproven']}"
+        for release in record["releases"]
+        if "unproven" in release
     ]
-    return "; ".join([f"{count} ({where})", *how, *without])
+    return "; ".join([f"{count} ({interpreters})", *(emulated or ["real"]), *unproven])

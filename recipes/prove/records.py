@@ -40,9 +40,9 @@ def note(root: Path, path: Path) -> str:
         name = str(path)
     if not (program := program_of(name)) or not (folder / name).is_file():
         known = ", ".join(PROGRAMS)
-        raise Refusal(f"{path} is no record below {folder} ({known}): put it there under such a name.")
+        raise Refusal(f"{path} is not a record below {folder} ({known}): put it there under such a name.")
     if not (commit := commit_of(root)):
-        raise Refusal(f"{path} would be of tests that are in no commit: commit smoke_tests/, and record it again.")
+        raise Refusal(f"{path} would be of tests that are not committed: commit smoke_tests/, and record it again.")
     noted = {"commit": commit, "key": _key_of_program(Room(root).code, program)}
     write_json(folder / "records.json", {**_noted(root), name: noted})
     return name
@@ -51,13 +51,13 @@ def note(root: Path, path: Path) -> str:
 def every(root: Path) -> list[Record]:
     """Every record that is kept; one of which no commit is known has changed."""
     code, noted = Room(root).code, _noted(root)
-    found = []
+    records = []
     for pattern, program in PROGRAMS.items():
         for path in sorted((root / "smoke_tests" / "evidence").glob(pattern)):
             name = path.relative_to(root / "smoke_tests" / "evidence").as_posix()
             made = noted.get(name, {"commit": "", "key": ""})
-            found.append(Record(name, program, made["commit"], made["key"] != _key_of_program(code, program)))
-    return found
+            records.append(Record(name, program, made["commit"], made["key"] != _key_of_program(code, program)))
+    return records
 
 
 def program_of(name: str) -> str | None:
@@ -73,4 +73,4 @@ def _noted(root: Path) -> dict[str, dict[str, str]]:
 def _key_of_program(code: Code, program: str) -> str | None:
     """The key of all that a program can reach; None if it is gone."""
     module = code.modules.get(program)
-    return code.key(code.floor(one.place for one in module.definitions.values())) if module else None
+    return code.key(code.floor(definition.place for definition in module.definitions.values())) if module else None

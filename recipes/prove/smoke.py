@@ -20,8 +20,9 @@ from recipes.make import environment
 from recipes.process import group
 from recipes.progress import console, say
 from recipes.prove.claims import Room
-from recipes.prove.definitions import Code, Place, packed
+from recipes.prove.definitions import Code, packed
 from recipes.prove.evidence import Manifest, Outcomes, brought, grouped, machine_name, worst
+from recipes.prove.parsing import Place
 
 KILLED_UNSEEN = Version("3.12")  # before this Python a process that is killed leaves no record of what it ran
 
@@ -65,10 +66,10 @@ def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, An
             f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what "
             "they printed above."
         )
-    found = brought(Outcomes, outcomes)
-    if found["target"] != plan.target.name:
-        raise Refusal(f"{outcomes} is of {found['target']}: bring that of {plan.target.name}.")
-    written = _assemble(plan, found, log, manifest, image)
+    content = brought(Outcomes, outcomes)
+    if content["target"] != plan.target.name:
+        raise Refusal(f"{outcomes} is of the target {content['target']}: bring the one of {plan.target.name}.")
+    written = _assemble(plan, content, log, manifest, image)
     console.print(_table(written))
     say(f"evidence: {folder_of(plan)}/{written['name']}.json")
     return 1 if code or any(claim["outcome"] == "refuted" for claim in written["claims"]) else 0
@@ -81,8 +82,8 @@ def _assemble(
     room, folder = Room(plan.root), folder_of(plan)
     if others := room.others_than({**outcomes["files"], **_data_read(outcomes)}):
         raise Refusal(
-            f"{plan.target.name}: these outcomes are of other tests than {room.folder} holds ({', '.join(others)}): "
-            "run those, where the environment is."
+            f"{plan.target.name}: these outcomes are of other tests than those in {room.folder} ({', '.join(others)}): "
+            "run the claims again where the environment is."
         )
     name = f"{plan.target.name}--{machine_name(outcomes['hardware'], 'x')}"
     write_text(folder / f"{name}.log", without_paths(plan, re.sub(r"\x1b\[[\d;]*m", "", log)))
@@ -125,9 +126,9 @@ def _with_keys(
     compiled, always = functions.pop("compiled", set()), functions.get("", set())
     anywhere = frozenset().union(*functions.values()) if functions else frozenset()
     for claim in claims:
-        if mine := functions.get(claim["id"]):
-            started = frozenset() if is_whole else code.started(mine)
-            places[claim["id"]] = code.ran(mine, anywhere, mine & compiled) | always | started
+        if functions_run := functions.get(claim["id"]):
+            started = frozenset() if is_whole else code.started(functions_run)
+            places[claim["id"]] = code.ran(functions_run, anywhere, functions_run & compiled) | always | started
     table = sorted(set().union(*places.values())) if places else []
     numbers = {place: number for number, place in enumerate(table)}
     for claim in claims:

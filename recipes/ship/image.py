@@ -22,7 +22,7 @@ from recipes.ship.dockerfile import SOURCES
 def engine() -> docker.DockerClient:
     """The Docker engine that DOCKER_HOST or the default socket names; refused if none answers, or without `docker`."""
     if shutil.which("docker") is None:
-        raise Refusal("There is no command docker on the PATH, which builds and runs images: install Docker's client.")
+        raise Refusal("The command docker, which builds and runs images, is not on the PATH: install Docker's client.")
     try:
         client = docker.from_env()
         client.ping()
@@ -34,36 +34,36 @@ def engine() -> docker.DockerClient:
 def digest(image: str) -> str:
     """The digest ("sha256:...") that a registry has for an image's tag now."""
     try:
-        found = engine().images.get_registry_data(image).id
+        identity = engine().images.get_registry_data(image).id
     except DockerException as error:
         raise Refusal(
             f"The registry of {image} gives no digest for it ({last_words(error)}): check the name and the network."
         ) from None
-    return str(found)
+    return str(identity)
 
 
-def last_words(said: object) -> str:
-    """The last clause of what an engine or a registry said."""
-    return re.sub(r"\s+", " ", str(said)).strip().rstrip(".")[-200:]
+def last_words(message: object) -> str:
+    """The end of a message of an engine or a registry, on one line and without its full stop."""
+    return re.sub(r"\s+", " ", str(message)).strip().rstrip(".")[-200:]
 
 
 def resolve(targets_file: Path, target: Target) -> tuple[dict[str, str], list[str]]:
-    """Ask for the digests that a target lacks and write them into targets.toml: those found, then why others were not.
+    """Write the digests that a target lacks into targets.toml: those written, then why others are missing.
 
     Every target with the same image gets the same digest.
     """
-    found, missing = {}, []
+    digests, missing = {}, []
     for image in target.base.unresolved:
         try:
-            found[image] = digest(image)
+            digests[image] = digest(image)
         except Refusal as refusal:
             missing.append(f"the digest of {image} stays unresolved: {refusal}")
     text = targets_file.read_text(encoding="utf-8")
-    for image, sha256 in found.items():
+    for image, sha256 in digests.items():
         text = text.replace(f'image = "{image}", digest = "unresolved"', f'image = "{image}", digest = "{sha256}"')
-    if found:
+    if digests:
         write_text(targets_file, text)
-    return found, missing
+    return digests, missing
 
 
 @dataclass(frozen=True)
@@ -81,29 +81,29 @@ class Options:
         """Options of `docker buildx build`; the Dockerfile stays as it is."""
         bases = {image.image: image.reference for image in (SOURCES, target.base.wheels, target.base.runtime)}
         if strangers := sorted(set(self.standins) - set(bases)):
-            raise Refusal(f"--standin {strangers[0]} is no base of {target.name}: choose one of {', '.join(bases)}.")
-        said = [f"--build-context={bases[name]}=docker-image://{other}" for name, other in self.standins.items()]
+            raise Refusal(f"--standin {strangers[0]} is not a base of {target.name}: choose one of {', '.join(bases)}.")
+        words = [f"--build-context={bases[name]}=docker-image://{other}" for name, other in self.standins.items()]
         if other := self.standins.get(target.base.runtime.image):
             name, _, digest = other.partition("@")
             base = "--label=org.opencontainers.image.base"
-            said += [f"{base}.name={name}", f"{base}.digest={digest}"]
+            words += [f"{base}.name={name}", f"{base}.digest={digest}"]
         for name, folder in (("mirror", self.mirror), ("wheelcache", self.wheelcache)):
             if folder:
                 _refuse_links_out_of(folder, name)
-                said.append(f"--build-context={name}={folder}")
-        said += [f"--secret=id=ca,src={self.ca}"] if self.ca else []
-        said += [f"--build-arg=SM={','.join(self.sm)}"] if self.sm else []
-        said += [f"--network={self.network}"] if self.network else []
-        return said
+                words.append(f"--build-context={name}={folder}")
+        words += [f"--secret=id=ca,src={self.ca}"] if self.ca else []
+        words += [f"--build-arg=SM={','.join(self.sm)}"] if self.sm else []
+        words += [f"--network={self.network}"] if self.network else []
+        return words
 
 
 def _refuse_links_out_of(folder: Path, name: str) -> None:
-    """docker takes a link along, and not what lies beyond: the stage would find nothing there, and ask the network."""
+    """Refuse links that docker would copy without what they point to: the stage would ask the network instead."""
     for path in sorted(path for path in folder.rglob("*") if path.is_symlink()):
         inside = path.resolve().is_relative_to(folder.resolve())
         if path.readlink().is_absolute() or not inside:
-            link, fault = path.relative_to(folder), "names a place from / on" if inside else "is a link out of it"
-            raise Refusal(f"--{name} {folder}: {link} {fault}: copy there what it names.")
+            link, fault = path.relative_to(folder), "is an absolute link" if inside else "is a link out of the folder"
+            raise Refusal(f"--{name} {folder}: {link} {fault}: replace it with a copy of what it points to.")
 
 
 def tag(target: Target) -> str:

@@ -23,7 +23,7 @@ from recipes.progress import say
 from recipes.prove import smoke
 from recipes.ship.image import Options, buildx, engine, last_words
 
-# HOST[:PORT][/PATH]; a first part without a dot or a port is a path, and that is of small letters.
+# HOST[:PORT][/PATH]; a first part without a dot or a port is a path, which has small letters only.
 REGISTRY = r"([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:)|[a-z0-9-]+)(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
 PARTS = ("docker", "patches", "pyproject.toml", "recipes", "smoke_tests")  # what an image is made from
 
@@ -39,27 +39,33 @@ class Commit:
     def of(cls, root: Path) -> Commit:
         """The checkout's commit; changes that are not committed are refused, since the tag would not name them.
 
-        So are files that git ignores where an image's files come from, but for what .dockerignore leaves out.
+        So are files in the folders of an image that git ignores and .dockerignore does not.
         """
         status = ["status", "--porcelain", "--untracked-files=all"]
-        asked = (status, ["log", "-1", "--no-show-signature", "--format=%H %ct"], [*status, "--ignored", "--", *PARTS])
-        said = [
+        questions = (
+            status,
+            ["log", "-1", "--no-show-signature", "--format=%H %ct"],
+            [*status, "--ignored", "--", *PARTS],
+        )
+        answers = [
             subprocess.run(
                 ["git", "-C", str(root), *words], env=git_variables(), capture_output=True, text=True, check=False
             )
-            for words in asked
+            for words in questions
         ]
-        if failed := [one.stderr for one in said if one.returncode]:
+        if failed := [answer.stderr for answer in answers if answer.returncode]:
             raise Refusal(
-                f"{root} is no git checkout that can be read ({last_words(failed[0].partition(chr(10))[0])}), and an "
+                f"{root} cannot be read as a git checkout ({last_words(failed[0].partition(chr(10))[0])}), and an "
                 "image is published from a commit: clone Fusebox."
             )
-        if changes := said[0].stdout.split("\n")[0].strip():
+        if changes := answers[0].stdout.split("\n")[0].strip():
             raise Refusal(f"{root} has changes that are not committed ({changes}): commit them, then publish.")
-        ignored = [line.removeprefix("!! ") for line in said[2].stdout.splitlines()]
-        if found := [path for path in ignored if not re.search(r"(^|/)(__pycache__/|\.)", path)]:
-            raise Refusal(f"{root} has {found[0]}, which git ignores and an image would hold: remove it, then publish.")
-        sha, seconds = said[1].stdout.split()
+        ignored = [line.removeprefix("!! ") for line in answers[2].stdout.splitlines()]
+        if stray := [path for path in ignored if not re.search(r"(^|/)(__pycache__/|\.)", path)]:
+            raise Refusal(
+                f"{root} has {stray[0]}, which git ignores but an image would contain: remove it, then publish."
+            )
+        sha, seconds = answers[1].stdout.split()
         return cls(sha, int(seconds))
 
     @property
@@ -88,19 +94,19 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
     try:
         if prove(plan, f"{name}@{digest}"):
             raise Refusal(
-                f"{name}@{digest} was pushed and a claim of it is refuted: no tag was set, read its evidence."
+                f"{name}@{digest} was pushed, but a claim of it was refuted, so no tag was set: read its evidence."
             )
-        kept = _kept(plan, options, name, commit, floating)
-        wanted = [one for one in tags(plan.target, commit) if one not in kept]
-        set_tags(name, digest, wanted)
-        _describe(plan, folder, name, digest, wanted)
+        unmoved = _unmoved(plan, options, name, commit, floating)
+        moved = [tag for tag in tags(plan.target, commit) if tag not in unmoved]
+        set_tags(name, digest, moved)
+        _describe(plan, folder, name, digest, moved)
     finally:  # the registry has it
         subprocess.run(["docker", "image", "rm", f"{name}@{digest}"], capture_output=True, check=False)
         shutil.rmtree(folder / "oci")
-    for one in wanted:
-        say(f"published {name}:{one}")
-    for one, why in kept.items():
-        say(f"{name}:{one} was not moved: {why}")
+    for tag in moved:
+        say(f"published {name}:{tag}")
+    for tag, reason in unmoved.items():
+        say(f"{name}:{tag} was not moved: {reason}")
     return folder
 
 
@@ -110,11 +116,13 @@ def _refuse_unpublishable(plan: Plan, registry: str) -> None:
         reason = plan.target.unpublished
         raise Refusal(f"Target {plan.target.name} is not published ({reason}): build it with `nox -s image`.")
     if not re.fullmatch(REGISTRY, registry):
-        raise Refusal(f"--registry {registry!r} is no place to push to: write HOST[:PORT][/PATH], as ghcr.io/owner.")
+        raise Refusal(
+            f"--registry {registry!r} is not a place to push to: write HOST[:PORT][/PATH], such as ghcr.io/owner."
+        )
     if unresolved := plan.target.base.unresolved:
         raise Refusal(
-            f"recipes/targets.toml [{plan.target.name}.base]: the digest of {unresolved[0]} is unresolved, and what is "
-            f"published is pinned: run `nox -s lock -- {plan.target.name}`."
+            f"recipes/targets.toml [{plan.target.name}.base]: the digest of {unresolved[0]} is unresolved, and only a "
+            f"pinned base is published: run `nox -s lock -- {plan.target.name}`."
         )
     if shutil.which("crane") is None:
         raise Refusal("Publishing needs crane (go-containerregistry), which is not installed: install it.")
@@ -123,8 +131,8 @@ def _refuse_unpublishable(plan: Plan, registry: str) -> None:
 
 def _build(plan: Plan, options: Options, commit: Commit, oci: Path) -> None:
     """Build the image into an OCI layout. Times come from the commit, so that the same commit makes the same bytes."""
-    said = {"revision": commit.sha, "created": commit.time.isoformat()}
-    labelled = [f"--label=org.opencontainers.image.{key}={value}" for key, value in said.items()]
+    labels = {"revision": commit.sha, "created": commit.time.isoformat()}
+    labelled = [f"--label=org.opencontainers.image.{key}={value}" for key, value in labels.items()]
     buildx(
         plan, options, *labelled, f"--label=fusebox.stack={plan.stack}",
         f"--build-arg=SOURCE_DATE_EPOCH={commit.seconds}",
@@ -132,18 +140,21 @@ def _build(plan: Plan, options: Options, commit: Commit, oci: Path) -> None:
     )  # fmt: skip
 
 
-def _kept(plan: Plan, options: Options, name: str, commit: Commit, floating: str | None) -> dict[str, str]:
-    """The tags that stay, and why: those of a later commit, and the floating one of what is not whole."""
-    kept = {}
-    for one in tags(plan.target, commit)[1:]:
-        made = _created(f"{name}:{one}")
-        if made > commit.time.isoformat():
-            kept[one] = f"it names what was made of a later commit ({made})"
+def _unmoved(plan: Plan, options: Options, name: str, commit: Commit, floating: str | None) -> dict[str, str]:
+    """The tags that stay where they are, and why.
+
+    A tag stays if it names an image of a later commit; the floating one also if this image is not a complete one.
+    """
+    unmoved = {}
+    for tag in tags(plan.target, commit)[1:]:
+        created = _created(f"{name}:{tag}")
+        if created > commit.time.isoformat():
+            unmoved[tag] = f"it names an image of a later commit ({created})"
     if options.sm:
         floating = "it is compiled for some of its GPUs only"
     if options.standins and not _is_local(name):
         floating = "its base is a stand-in"
-    return kept | ({plan.target.name: floating} if floating else {})
+    return unmoved | ({plan.target.name: floating} if floating else {})
 
 
 def prove(plan: Plan, image: str) -> int:
@@ -161,10 +172,10 @@ def prove(plan: Plan, image: str) -> int:
         with tempfile.TemporaryDirectory() as scratch:
             for path in (outcomes, "/opt/fusebox/fusebox/manifest.json"):
                 copied = ["docker", "cp", f"{container}:{path}", scratch]
-                subprocess.run(copied, capture_output=True, check=False)  # one that is missing is refused below
+                subprocess.run(copied, capture_output=True, check=False)  # a missing file is refused below
             manifest = Path(scratch, "manifest.json")
             if not manifest.exists():
-                raise Refusal(f"{image} does not say what it holds: build it with `nox -s image`.")
+                raise Refusal(f"{image} has no manifest of its environment: build it with `nox -s image`.")
             return smoke.keep(plan, Path(scratch, "outcomes.json"), code, log, read_json(manifest), image)
     finally:
         subprocess.run(["docker", "rm", "--force", container], capture_output=True, check=False)
@@ -192,14 +203,14 @@ def push(oci: Path, name: str, digest: str) -> None:
     _crane(f"{name}@{digest} cannot be pushed, and no tag was set", "push", str(oci), f"{name}@{digest}")
 
 
-def set_tags(name: str, digest: str, wanted: Iterable[str]) -> None:
+def set_tags(name: str, digest: str, names: Iterable[str]) -> None:
     """Give a pushed digest its tags, in this order."""
-    for one in wanted:
-        _crane(f"{name}:{one} cannot be set", "tag", f"{name}@{digest}", one)
+    for tag in names:
+        _crane(f"{name}:{tag} cannot be set", "tag", f"{name}@{digest}", tag)
 
 
 def _created(image: str) -> str:
-    """When the commit of what a tag names was made, as its label says; "" where there is none."""
+    """When the commit of the image that a tag names was made, according to its label; "" if there is none."""
     done = _run_crane("config", image)
     labels = json.loads(done.stdout)["config"].get("Labels") if done.returncode == 0 else {}
     return str((labels or {}).get("org.opencontainers.image.created", ""))
@@ -218,12 +229,12 @@ def _run_crane(*words: str) -> subprocess.CompletedProcess[str]:
 def _crane(fault: str, *words: str) -> None:
     done = _run_crane(*words)
     if done.returncode != 0:
-        said = last_words((done.stderr.strip().splitlines() or ["no message"])[-1])
-        raise Refusal(f"{fault} ({said}): check the registry and your rights there, then publish again.")
+        message = last_words((done.stderr.strip().splitlines() or ["no message"])[-1])
+        raise Refusal(f"{fault} ({message}): check the registry and your rights there, then publish again.")
 
 
-def _describe(plan: Plan, folder: Path, name: str, digest: str, wanted: list[str]) -> None:
-    """Write image.json and image.md: what the image holds, from its own manifest, and its layers' sizes."""
+def _describe(plan: Plan, folder: Path, name: str, digest: str, moved: list[str]) -> None:
+    """Write image.json and image.md: what the image contains, from its own manifest, and the sizes of its layers."""
     blobs = folder / "oci" / "blobs" / "sha256"
     manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_text())
     config = json.loads((blobs / manifest["config"]["digest"].removeprefix("sha256:")).read_text())
@@ -238,19 +249,19 @@ def _describe(plan: Plan, folder: Path, name: str, digest: str, wanted: list[str
         if pin.name in packages:
             packages[pin.name]["source"] = pin.release.identity
     about = {
-        "name": name, "digest": digest, "tags": wanted, "labels": config["config"].get("Labels", {}),
+        "name": name, "digest": digest, "tags": moved, "labels": config["config"].get("Labels", {}),
         "layers": layers, "packages": packages,
     }  # fmt: skip
     write_json(folder / "image.json", about)
     rows = [
-        f"| {package} | {held.get('release', held['version'])} | `{held.get('source', '')[:12]}` | "
-        f"{', '.join(Path(patch['file']).stem for patch in held['patches'])} |"
-        for package, held in packages.items()
+        f"| {package} | {entry.get('release', entry['version'])} | `{entry.get('source', '')[:12]}` | "
+        f"{', '.join(Path(patch['file']).stem for patch in entry['patches'])} |"
+        for package, entry in packages.items()
     ]
     sizes = [f"| {layer['bytes'] / 2**20:.1f} | {layer['made_by'][:90]} |" for layer in layers]
     total = sum(layer["bytes"] for layer in layers) / 2**20
     lines = [
-        f"# {name}@{digest}", "", f"Tags: {', '.join(wanted)}.", "",
+        f"# {name}@{digest}", "", f"Tags: {', '.join(moved)}.", "",
         "| package | version | commit or sha256 | patches |", "| --- | --- | --- | --- |", *rows, "",
         f"{total:.1f} MiB in the registry:", "", "| MiB | layer |", "| --- | --- |", *sizes,
     ]  # fmt: skip

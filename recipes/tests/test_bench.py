@@ -20,6 +20,7 @@ from recipes.errors import Refusal
 from recipes.files import ROOT
 from recipes.measure import bench, charts, goals, recommend, report, results
 from recipes.process import group
+from recipes.tests.conftest import Checkout
 from recipes.tests.rows import LIMITS, SHARD, arm, fast, row
 
 ROWS, RECOMMEND = results.room("rows"), results.room("recommend")
@@ -290,7 +291,7 @@ def test_what_is_no_file_of_rows_is_named(tmp_path: Path, text: str | None) -> N
     path = tmp_path if text is None else tmp_path / "rows.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(Refusal, match=re.escape(str(path)) + " is no file of rows"):
+    with pytest.raises(Refusal, match=re.escape(str(path)) + " is not a file of rows"):
         results.read(path)
 
 
@@ -453,3 +454,7 @@ def test_when_we_are_stopped_bench_ends_the_job_that_it_started_apart(tmp_path: 
         raise KeyboardInterrupt
     with pytest.raises(ProcessLookupError):
         os.kill(job, 0)
+
+
+def test_listing_cells_builds_nothing(checkout: Checkout) -> None:
+    checkout.refuse("bench", "cpu", "--list", naming=("build/cpu/env does not exist", "build(cpu)"))

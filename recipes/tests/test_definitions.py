@@ -15,7 +15,8 @@ from recipes.catalogue.plan import plan
 from recipes.files import ROOT
 from recipes.prove import evidence
 from recipes.prove.claims import OUTSIDE, Room
-from recipes.prove.definitions import Code, Place, packed, unpacked
+from recipes.prove.definitions import Code, packed, unpacked
+from recipes.prove.parsing import Place
 from recipes.tests.rooms import PlantedRoom
 
 TEST = """

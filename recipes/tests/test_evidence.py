@@ -205,19 +205,19 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     assert kept == {"limit": "raised in apex-23.05/a.cu:3", "error": 0.5}
     settings = outcomes | {"ran": {"data": [f"pytest.ini:{'0' * 64}"]}}
     (tmp_path / "away" / "outcomes.json").write_text(json.dumps(settings))
-    with pytest.raises(Refusal, match=r"of other tests than .* \(pytest\.ini\)"):
+    with pytest.raises(Refusal, match=r"of other tests than those in .* \(pytest\.ini\)"):
         smoke.bring(here, tmp_path / "away")
     references.write_text("# another\n")
     (tmp_path / "away" / "outcomes.json").write_text(json.dumps(outcomes))
-    with pytest.raises(Refusal, match=r"of other tests than .* \(operators/references\.py\)"):
+    with pytest.raises(Refusal, match=r"of other tests than those in .* \(operators/references\.py\)"):
         smoke.bring(here, tmp_path / "away")
     for name, text, why in (
-        ("outcomes.json", '{"target": "c', "not the JSON"),
-        ("outcomes.json", "{}", r"not as its writer leaves it \(target"),
+        ("outcomes.json", '{"target": "c', "not valid JSON"),
+        ("outcomes.json", "{}", r"damaged or incomplete \(target"),
         ("outcomes.json", json.dumps(outcomes | {"hardware": hardware | {"name": "../up"}}), r".*\(hardware.name"),
         ("outcomes.json", json.dumps(outcomes | {"claims": ["x"]}), r".*\(claims.0"),
-        ("outcomes.json", json.dumps(outcomes | {"target": "ms-amp"}), "of ms-amp: bring that of cpu"),
-        ("manifest.json", "[]", "not as its writer leaves it"),
+        ("outcomes.json", json.dumps(outcomes | {"target": "ms-amp"}), "of the target ms-amp: bring the one of cpu"),
+        ("manifest.json", "[]", "damaged or incomplete"),
         ("manifest.json", '{"packages": {"torch": {}}}', r".*\(packages.torch.built_with"),
     ):
         (tmp_path / "away" / name).write_text(text)
@@ -266,7 +266,7 @@ def test_every_run_is_promoted_and_none_replaces_a_newer_one(
     here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
     run_here("cpu--other", key="0" * 64)
     path = run_here("cpu--x86-64")
-    with pytest.raises(Refusal, match=r"is of tests that are in no commit: commit smoke_tests/, and promote again"):
+    with pytest.raises(Refusal, match=r"is of tests that are not committed: commit smoke_tests/, and promote again"):
         promotion.promote(here)
     committed(tmp_path)
     names = [path.name for path in promotion.promote(here)]
@@ -295,7 +295,7 @@ def test_a_raw_log_holds_the_outcomes_line_by_line(
     path = run_here("cpu--x86-64", log=log)
     committed(tmp_path)
     if runs is None:
-        with pytest.raises(Refusal, match=r"cpu--x86-64\.log does not hold the outcomes beside it"):
+        with pytest.raises(Refusal, match=r"cpu--x86-64\.log does not contain the outcomes beside it"):
             promotion.promote(here)
         return
     promotion.promote(here)
@@ -321,11 +321,11 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("{}")
     assert [(one.commit, one.changed) for one in records.every(tmp_path)] == [("", True)]
-    with pytest.raises(Refusal, match="tests that are in no commit: commit smoke_tests/, and record it again"):
+    with pytest.raises(Refusal, match="tests that are not committed: commit smoke_tests/, and record it again"):
         records.note(tmp_path, path)
     committed(tmp_path)
     for wrong in (tmp_path / "cu--H200--tiny.json", path.with_name("gone--H200--tiny.json"), path.with_name("x.txt")):
-        with pytest.raises(Refusal, match=r"is no record below .*: put it there under such a name"):
+        with pytest.raises(Refusal, match=r"is not a record below .*: put it there under such a name"):
             records.note(tmp_path, wrong)
     assert records.note(tmp_path, path) == "training/cu--H200--tiny.json"
     (one,) = records.every(tmp_path)

@@ -117,7 +117,7 @@ def test_an_image_on_a_standin_says_so() -> None:
 
 def test_a_standin_for_no_base_is_refused() -> None:
     target = Catalogue().targets["cpu"]
-    with pytest.raises(Refusal, match=r"python:3 is no base of cpu: choose one of python:3\.12"):
+    with pytest.raises(Refusal, match=r"python:3 is not a base of cpu: choose one of python:3\.12"):
         image.Options({"python:3": "x"}).arguments(target)
 
 
@@ -132,11 +132,11 @@ def test_a_link_out_of_a_mirror_is_refused(tmp_path: Path) -> None:
     (mirror / "github.com" / "two").symlink_to("one")
     assert image.Options({}, mirror).arguments(target) == [f"--build-context=mirror={mirror}"]
     (mirror / "github.com" / "one" / "its.git").symlink_to(tmp_path)
-    with pytest.raises(Refusal, match=r"--mirror .*mirror: github\.com/one/its\.git is a link out of it"):
+    with pytest.raises(Refusal, match=r"--mirror .*mirror: github\.com/one/its\.git is a link out of the folder"):
         image.Options({}, mirror).arguments(target)
     (mirror / "github.com" / "one" / "its.git").unlink()
     (mirror / "github.com" / "three").symlink_to(mirror / "github.com" / "one")
-    with pytest.raises(Refusal, match=r"github\.com/three names a place from / on"):
+    with pytest.raises(Refusal, match=r"github\.com/three is an absolute link"):
         image.Options({}, mirror).arguments(target)
 
 

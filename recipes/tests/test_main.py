@@ -95,8 +95,8 @@ def test_clean_removes_the_build_and_on_request_the_cache(tiny: Tiny) -> None:
     [
         (("fetch", "cpu", "--into", ""), "--into: is empty"),
         (("smoke", "cpu", "--mirror", ""), "--mirror: is empty"),
-        (("plan", "cu12.1-torch2.1", "--sm", ","), "--sm: names none"),
-        (("image", "cpu", "--wheelcache", "nowhere"), "--wheelcache: nowhere is no folder"),
+        (("plan", "cu12.1-torch2.1", "--sm", ","), "--sm: names no GPU architecture"),
+        (("image", "cpu", "--wheelcache", "nowhere"), "--wheelcache: nowhere is not a folder"),
     ],
 )
 def test_a_value_that_says_nothing_is_named(checkout: Checkout, arguments: tuple[str, ...], why: str) -> None:

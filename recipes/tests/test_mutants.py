@@ -152,7 +152,7 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
     python.write_text(PLANTING)
     python.chmod(0o755)
     (python.parent / "outcomes.json").write_text(json.dumps(outcomes()))
-    for seeds, why in ((0, "no whole run of cpu"), (2, "code 2")):
+    for seeds, why in ((0, "not a whole run of cpu"), (2, "code 2")):
         with pytest.raises(Refusal, match=why):
             mutants.run(here, tmp_path / "env", tmp_path / "libraries", seeds)
         assert mutants.committed(tmp_path) == []
@@ -162,13 +162,13 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
     assert written == outcomes()
     (tmp_path / "smoke_tests" / "bounds.py").write_text("SLOPE = 0.4\n")
     (tmp_path / "elsewhere.json").write_text(json.dumps(outcomes() | {"files": {"bounds.py": "0" * 64}}))
-    with pytest.raises(Refusal, match="no whole run of cpu with the tests of this checkout"):
+    with pytest.raises(Refusal, match="not a whole run of cpu with the tests of this checkout"):
         mutants.keep(here, tmp_path / "elsewhere.json")
     kept = mutants.committed(tmp_path)
     for text, why in (
-        ('{"cut o', "not the JSON"),
-        ("[]", "not as its writer leaves it"),
-        (json.dumps(outcomes() | {"clean": None}), r"not as its writer leaves it \(clean"),
+        ('{"cut o', "not valid JSON"),
+        ("[]", "damaged or incomplete"),
+        (json.dumps(outcomes() | {"clean": None}), r"damaged or incomplete \(clean"),
     ):
         (tmp_path / "elsewhere.json").write_text(text)
         with pytest.raises(Refusal, match=why):

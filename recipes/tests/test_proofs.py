@@ -33,6 +33,18 @@ def faults(root: Path) -> list[str]:
         return [str(refusal)]
 
 
+def changed(root: Path) -> list[str]:
+    """The patches of a checkout that changed after their proofs ran, or whose proofs did."""
+    code = proofs.code(root)
+    return [one.name for one in patch.every(root) if proofs.state(one, code) == "changed"]
+
+
+def record_anew(root: Path) -> None:
+    """Write each record as if its proof had run just now, with the outcome that it holds."""
+    for one in patch.every(root):
+        proofs.write(one, (proofs.written(one) or {"releases": []})["releases"])
+
+
 def test_every_record_holds() -> None:
     assert faults(ROOT) == []
 
@@ -75,43 +87,63 @@ def spoilt(checkout: Checkout) -> Checkout:
         if one != ONE:
             for path in (one.path, proofs.test_of(one), proofs.record_of(one)):
                 moved(checkout, path).unlink()
-    assert faults(checkout.root) == []
+    record_anew(checkout.root)
+    assert faults(checkout.root) == [] and changed(checkout.root) == []
     return checkout
 
 
-def test_a_changed_patch_proof_or_pin_makes_the_record_old(spoilt: Checkout) -> None:
-    one, test, recipe = moved(spoilt, ONE.path), moved(spoilt, proofs.test_of(ONE)), spoilt.recipe(ONE.package)
-    for path, old, new, said in (
-        (one, "Description: ", "Description: Please ", "changed after its proof ran"),
-        (test, "-> None:\n", "-> None:\n    assert True\n", "changed after it ran"),
-        (recipe, first_identity(), "0" * 64, "was not proved on"),
-    ):
-        kept = path.read_text()
-        path.write_text(kept.replace(old, new))
-        (named, *_) = faults(spoilt.root)
-        assert said in named and proofs.AGAIN in named
-        path.write_text(kept)
-    test.write_text("# a remark\n" + test.read_text())
-    assert faults(spoilt.root) == []
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        (f"{ONE.package}/{ONE.path.name}", "Description: ", "Description: Please "),
+        (f"{ONE.package}/{proofs.test_of(ONE).name}", "-> None:\n", "-> None:\n    assert True\n"),
+        ("proof.py", 'self.runs.append({"pristine": self.', 'self.runs.append({"pristine": not self.'),
+        ("conftest.py", "assert now == before", "assert now != before"),
+    ],
+)
+def test_a_patch_reads_changed_after_what_decided_its_proof_changed(
+    spoilt: Checkout, file: str, old: str, new: str
+) -> None:
+    path = spoilt.root / "patches" / file
+    text = path.read_text()
+    assert text.count(old) == 1 or file.endswith(".py")
+    path.write_text("# a remark\n" + text if file.endswith(".py") else text)
+    assert changed(spoilt.root) == []
+    path.write_text(text.replace(old, new))
+    assert changed(spoilt.root) == [ONE.name] and faults(spoilt.root) == []
+    assert re.search(rf"^{re.escape(ONE.package)} .* changed ", spoilt.succeed("patches"), re.MULTILINE)
 
 
-def test_a_changed_script_makes_the_records_old_of_the_proofs_that_import_it(checkout: Checkout) -> None:
+def test_a_proof_is_as_it_was_after_a_module_of_the_tool_moves(spoilt: Checkout) -> None:
+    for path in (spoilt.root / "patches").rglob("*.py"):
+        path.write_text(path.read_text().replace("from recipes.catalogue.plan import", "from recipes.plans import"))
+    assert changed(spoilt.root) == []
+
+
+def test_a_release_that_is_not_in_the_record_is_named(spoilt: Checkout) -> None:
+    recipe = spoilt.recipe(ONE.package)
+    recipe.write_text(recipe.read_text().replace(first_identity(), "0" * 64))
+    (named, *_) = faults(spoilt.root)
+    assert "was not proved on" in named and proofs.AGAIN in named
+
+
+def test_a_changed_script_changes_the_proofs_that_import_it(checkout: Checkout) -> None:
+    record_anew(checkout.root)
     scripts = checkout.root / "patches" / "scripts.py"
-    tests = [proofs.test_of(one) for one in PATCHES]
+    tests = {proofs.test_of(one): one.name for one in PATCHES}
     part = re.compile(r"^from patches\.scripts import .*\bSETUP\b", re.MULTILINE)
     files = [path for path in scripts.parent.rglob("*.py") if part.search(path.read_text())]
     modules = {".".join(path.relative_to(checkout.root).with_suffix("").parts) for path in files}
     through = re.compile(rf"^from ({'|'.join(map(re.escape, modules))}) import", re.MULTILINE)
-    users = [test.name for test in tests if part.search(test.read_text()) or through.search(test.read_text())]
+    users = [name for test, name in tests.items() if part.search(test.read_text()) or through.search(test.read_text())]
     assert 5 < len(users) < len(tests)
     kept = scripts.read_text()
     scripts.write_text("# a remark\n" + kept)
-    assert faults(checkout.root) == []
+    assert changed(checkout.root) == []
     scripts.write_text(kept.replace("makedirs", "removedirs"))
-    changed = [fault.partition(",")[0] for fault in faults(checkout.root)]
-    assert changed == users
+    assert changed(checkout.root) == users
     scripts.unlink()
-    assert {*changed} <= {fault.partition(",")[0] for fault in faults(checkout.root)}
+    assert {*users} <= {*changed(checkout.root)}
 
 
 def first_identity() -> str:
@@ -131,7 +163,7 @@ def first_identity() -> str:
         ),
         ({"unproven": "no time"}, "says why"),
         ({"source": "0" * 64}, "was not proved on"),
-        ({"version": "99.0"}, "which is no more"),
+        ({"version": "99.0"}, "to which it no longer applies"),
     ],
     ids=["no run", "one side", "no lines", "unproven without a reason", "another source", "another version"],
 )
@@ -163,7 +195,7 @@ def test_unproven_is_accepted_with_the_proof_s_own_reason_only(spoilt: Checkout)
     releases = [*record["releases"], {"version": "99.0", "source": "1" * 64, "unproven": "nobody has it"}]
     proofs.write(patch.read(one.path), releases)
     assert faults(spoilt.root) == []
-    assert "unproven on 99.0: nobody has it" in proofs.told(one)
+    assert "unproven on 99.0: nobody has it" in proofs.proved_on(one)
     proofs.write(patch.read(one.path), releases[1:])
     assert any("is proved on no release" in fault for fault in faults(spoilt.root))
 
@@ -183,8 +215,8 @@ def test_the_table_shows_every_patch(checkout: Checkout) -> None:
         (line,) = [line for line in said.splitlines() if line.startswith(f"{one.package} {one.path.name[:4]} ")]
         assert str(one.applies_to.specifier) in line
     (torch,) = [one for one in PATCHES if one.package == "torch"]
-    assert proofs.told(torch).startswith("1.12.1, 1.13.0, 1.13.1 (CPython 3.8")
-    assert "; unproven on 1.12.1+cu113: " in proofs.told(torch)
+    assert proofs.proved_on(torch).startswith("1.12.1, 1.13.0, 1.13.1 (CPython 3.8")
+    assert "; unproven on 1.12.1+cu113: " in proofs.proved_on(torch)
 
 
 PROOF = '''"""It says two with the patch, and not without it."""

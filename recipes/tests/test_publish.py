@@ -135,12 +135,12 @@ def test_an_older_commit_moves_no_tag_back(tmp_path: Path) -> None:
     chosen, plain = plan(Catalogue(), "cpu"), Options({})
     morning, evening = (publish.Commit("0" * 40, 1777939200 + 3600 * hour) for hour in (8, 20))
     assert (f"{morning.time:%Y%m%d %H}", f"{evening.time:%Y%m%d %H}") == ("20260505 08", "20260505 20")
-    assert list(publish._kept(chosen, plain, name, morning, None)) == ["cpu-20260505", "cpu"]
-    assert publish._kept(chosen, plain, name, evening, None) == {}
-    assert publish._kept(chosen, plain, name, evening, "why") == {"cpu": "why"}
-    assert list(publish._kept(chosen, Options({}, sm=("9.0",)), name, evening, None)) == ["cpu"]
-    assert publish._kept(chosen, Options({"a": "b"}), name, evening, None) == {}
-    assert list(publish._kept(chosen, Options({"a": "b"}), "registry.invalid/x", evening, None)) == ["cpu"]
+    assert list(publish._unmoved(chosen, plain, name, morning, None)) == ["cpu-20260505", "cpu"]
+    assert publish._unmoved(chosen, plain, name, evening, None) == {}
+    assert publish._unmoved(chosen, plain, name, evening, "why") == {"cpu": "why"}
+    assert list(publish._unmoved(chosen, Options({}, sm=("9.0",)), name, evening, None)) == ["cpu"]
+    assert publish._unmoved(chosen, Options({"a": "b"}), name, evening, None) == {}
+    assert list(publish._unmoved(chosen, Options({"a": "b"}), "registry.invalid/x", evening, None)) == ["cpu"]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def tags_of(repository: str) -> list[str]:
 
 
 def test_an_image_is_published_from_a_commit(tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match=r"is no git checkout that can be read \(fatal: not a git repository"):
+    with pytest.raises(Refusal, match=r"cannot be read as a git checkout \(fatal: not a git repository"):
         publish.Commit.of(tmp_path)
     git = ["git", "-C", str(tmp_path), "-c", "user.name=A", "-c", "user.email=a@example.org"]
     (tmp_path / "file").touch()
@@ -175,7 +175,7 @@ def test_an_image_is_published_from_a_commit(tmp_path: Path) -> None:
     (tmp_path / ".git" / "info" / "exclude").write_text("*.pyc\n*.key\n")
     assert publish.Commit.of(tmp_path) == commit
     (tmp_path / "smoke_tests" / "my.key").touch()
-    with pytest.raises(Refusal, match=r"smoke_tests/my\.key, which git ignores and an image would hold"):
+    with pytest.raises(Refusal, match=r"smoke_tests/my\.key, which git ignores but an image would contain"):
         publish.Commit.of(tmp_path)
     (tmp_path / "smoke_tests" / "my.key").unlink()
     (tmp_path / "smoke_tests" / "new").touch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import statistics
 from pathlib import Path
@@ -89,6 +90,13 @@ def test_a_target_that_was_built_and_never_run_says_with_what(checkout: Checkout
     with (checkout.root / "recipes" / "lock" / "cu12.1-torch2.1.txt").open("a") as lock:
         lock.write("# more\n")
     assert states() == {"built, inputs changed since"}
+
+
+def test_a_log_of_several_runs_says_so() -> None:
+    facts = tables.Facts.of(Catalogue())
+    target, run = facts.runs[0]
+    twice = dataclasses.replace(facts, runs=[(target, run | {"runs_in_log": 2})])
+    assert f"{run['name']}.log) of 2 runs" in tables.logs(twice)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_the_verb_prints_it_or_refuses_in_one_sentence(checkout: Checkout) -> No
     assert "argument --out: is empty" in checkout.run("launch", "tiny", "--out", "").stderr
     assert "no multiple of tensor 2" in checkout.refuse("launch", "tiny-tp2", "--gpus", 3)
     (checkout.root / "recipes" / "runs.toml").write_text("tiny = 1\n")
-    assert "tiny is no table" in checkout.refuse("launch", "tiny")
+    assert "tiny is not a table" in checkout.refuse("launch", "tiny")
 
 
 def strangers(model: Any, data: Any, models: Any) -> list[str]:

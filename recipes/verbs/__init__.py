@@ -1,4 +1,4 @@
-"""The verbs of `python -m recipes`, on top of all rooms: what each is told, what it does, and what it prints.
+"""The verbs of `python -m recipes`, on top of all rooms: their arguments, what they do, and what they print.
 
 A module of this folder has a function for each of its verbs, whose docstring is the verb's help, and `register`, which
 says what arguments they take.
@@ -11,7 +11,7 @@ import importlib
 
 from recipes.verbs.arguments import Verbs
 
-# Module -> its verbs: the module of a verb is imported when that is asked for, all of them to list what there is.
+# Module -> its verbs. Only the module of the given verb is imported; all of them are, to list the verbs.
 MODULES = {
     "make": ("plan", "fetch", "build", "shell", "lock", "bump", "cache", "clean"),
     "stages": ("patch", "audit"),
@@ -23,10 +23,10 @@ MODULES = {
 
 
 def parser(verb: str) -> argparse.ArgumentParser:
-    """The parser of one verb; of all of them, where that word is none of these."""
+    """The parser of one verb, or of all of them if the word is not a verb."""
     whole = argparse.ArgumentParser(
         prog="python -m recipes",
-        description="Make, prove, measure and publish Fusebox's targets; nox calls these verbs.",
+        description="Build, prove, measure and publish Fusebox's targets. nox calls these verbs.",
     )
     verbs = Verbs(whole.add_subparsers(required=True, metavar="VERB"))
     chosen = [module for module, names in MODULES.items() if verb in names]

@@ -1,4 +1,4 @@
-"""What verbs have in common: the target, the options --mirror and --sm, and the types of arguments."""
+"""What several verbs share: the target, the options --mirror and --sm, and the types of arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ class Verbs:
         added.set_defaults(verb=function)
         if target:
             added.add_argument(
-                "target", nargs="?", default="cpu", help="a table of recipes/targets.toml (default: %(default)s)"
+                "target",
+                nargs="?",
+                default="cpu",
+                help="the target, a table of recipes/targets.toml (default: %(default)s)",
             )
         if mirror:
             add_mirror(added)
@@ -41,19 +44,19 @@ def add_mirror(parser: argparse.ArgumentParser) -> None:
         "--mirror",
         type=place,
         default=os.environ.get("FUSEBOX_MIRROR") or None,
-        help="a folder to fetch from before the network (default: FUSEBOX_MIRROR)",
+        help="a folder to take files from before the network is asked (default: $FUSEBOX_MIRROR)",
     )
 
 
 def add_sm(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sm", type=listed, help='other GPU architectures, as "8.0,9.0"')
+    parser.add_argument("--sm", type=listed, help='compile for these GPU architectures only, such as "8.0,9.0"')
 
 
 def listed(value: str) -> list[str]:
     """The parts of a list with commas; refused where there are commas only."""
     parts = [part for part in value.split(",") if part]
     if value and not parts:  # an image's build argument that is not given is empty: those of the target
-        raise argparse.ArgumentTypeError("names none")
+        raise argparse.ArgumentTypeError("names no GPU architecture")
     return parts
 
 
@@ -65,17 +68,17 @@ def text(value: str) -> str:
 
 
 def place(value: str) -> Path:
-    """A path, whether something is there or not."""
+    """A path that need not exist."""
     return Path(text(value))
 
 
 def folder(value: str) -> Path:
-    """A folder that is there."""
+    """A folder that exists."""
     if not (path := place(value)).is_dir():
-        raise argparse.ArgumentTypeError(f"{path} is no folder")
+        raise argparse.ArgumentTypeError(f"{path} is not a folder")
     return path
 
 
 def chosen(options: argparse.Namespace) -> Plan:
-    """The plan of the target that is named, for the GPU architectures that are."""
+    """The plan of the named target, for the named GPU architectures."""
     return plan(Catalogue(), options.target, getattr(options, "sm", None))

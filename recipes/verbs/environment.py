@@ -1,4 +1,4 @@
-"""The environment of the target that a verb names."""
+"""The environment of the target that a verb names: made if it is missing, or as it is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from recipes.catalogue.plan import Plan
+from recipes.errors import Refusal
 from recipes.make import environment
 from recipes.make.build import Builder
 from recipes.make.cache import Cache
@@ -19,3 +20,14 @@ def installed(options: argparse.Namespace) -> tuple[Plan, Path]:
     with Steps() as steps, cache.held(steps.wait):
         locked, wheels = Builder(plan, cache, steps, options.mirror).wheels()
         return plan, environment.install(plan, locked, wheels, cache, steps)
+
+
+def existing(options: argparse.Namespace) -> tuple[Plan, Path]:
+    """The target's plan and its environment as it is; refused where none was built."""
+    plan = chosen(options)
+    if plan.on_base:  # its environment is the Python of the base image, which `installed` finds
+        return installed(options)
+    path = environment.folder(plan.root, plan.target) / "env"
+    if not (path / "fusebox" / "manifest.json").is_file():
+        raise Refusal(f'{path} does not exist: build it with `nox -s "build({plan.target.name})"`.')
+    return plan, path

@@ -26,23 +26,33 @@ from recipes.verbs.environment import installed
 def register(verbs: Verbs) -> None:
     """Add these verbs with their arguments."""
     planned = verbs.add("plan", plan, sm=True)
-    planned.add_argument("--python", type=text, help="another Python, as 3.12")
-    planned.add_argument("--with", dest="replaced", action="append", metavar="PACKAGE==VERSION", help="would it fit?")
-    verbs.add("fetch", fetch, mirror=True).add_argument("--into", type=place, help="also fill this folder, as a mirror")
+    planned.add_argument("--python", type=text, help="plan with another Python, such as 3.12")
+    planned.add_argument(
+        "--with",
+        dest="replaced",
+        action="append",
+        metavar="PACKAGE==VERSION",
+        help="ask whether this release would fit; repeat for several",
+    )
+    verbs.add("fetch", fetch, mirror=True).add_argument(
+        "--into", type=place, help="also fill this folder, which then serves as a mirror"
+    )
     verbs.add("build", build, mirror=True, sm=True)
     opened = verbs.add("shell", shell, mirror=True, sm=True)
-    opened.add_argument("command", nargs=argparse.REMAINDER, help="run this instead of a shell")
+    opened.add_argument("command", nargs=argparse.REMAINDER, help="a command to run instead of a shell")
     verbs.add("lock", lock)
-    verbs.add("bump", bump, mirror=True).add_argument("pin", metavar="PACKAGE==VERSION")
+    verbs.add("bump", bump, mirror=True).add_argument("pin", metavar="PACKAGE==VERSION", help="the release to pin")
     wheels = verbs.add("cache", cache, target=False)
-    wheels.add_argument("action", choices=("export", "import"))
-    wheels.add_argument("folder", type=place)
+    wheels.add_argument("action", choices=("export", "import"), help="copy the wheels to the folder, or from it")
+    wheels.add_argument("folder", type=place, help="the folder of wheels")
     cleaned = verbs.add("clean", clean, target=False)
-    cleaned.add_argument("--cache", action="store_true", help="the cache of downloads and wheels too")
+    cleaned.add_argument(
+        "--cache", action="store_true", help="also remove downloads and compiled wheels from the cache"
+    )
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Show what a target is made of and what it costs, or why it cannot be; --with asks whether something would fit."""
+    """Show what a target contains and what building it costs, or why it cannot be built."""
     catalogue = Catalogue()
     if not options.replaced:
         costs.show(plan_of(catalogue, options.target, options.sm, options.python), Cache())
@@ -50,7 +60,7 @@ def plan(options: argparse.Namespace) -> int:
     target = changed(catalogue.target(options.target), options.sm, options.python)
     verdict = consider(catalogue, target, dict(map(limits.what_if, options.replaced)))
     limits.refuse(verdict)
-    unknown = ("nobody declared whether these fit; try, and add what you learn to limits.toml",)
+    unknown = ("nobody has declared whether these fit: try, and add what you learn to limits.toml",)
     for reason in verdict.reasons or unknown:
         say(f"{verdict.word}: {reason}")
     return 0 if verdict.word == "allowed" else 3
@@ -104,7 +114,7 @@ def _with_options_behind_the_target(options: argparse.Namespace) -> argparse.Nam
 
 
 def lock(options: argparse.Namespace) -> int:
-    """Resolve a target again: its dependencies (recipes/lock/TARGET.txt), and digests of its base that are missing."""
+    """Resolve a target's dependencies again (recipes/lock/TARGET.txt), and the missing digests of its base images."""
     plan, cache = chosen(options), Cache()
     with Steps() as steps, cache.held(steps.wait):
         steps.say("lock", plan.target.name, str(resolve.write(plan, cache, steps)))
@@ -117,7 +127,7 @@ def lock(options: argparse.Namespace) -> int:
 
 
 def bump(options: argparse.Namespace) -> int:
-    """Raise a pin of a target: release, pin, lock; says what becomes of its patches, whose proofs nox then runs."""
+    """Pin another release of a package: add it, lock the target again, and report what becomes of its patches."""
     from recipes.pages import render  # with all that the pages show, which no other verb here needs
 
     cache, (package, version) = Cache(), limits.what_if(options.pin)
@@ -132,7 +142,7 @@ def bump(options: argparse.Namespace) -> int:
 
 
 def cache(options: argparse.Namespace) -> int:
-    """Export built wheels to a folder, or import them from one, each checked by hash."""
+    """Export compiled wheels to a folder, or import them from one; each is checked by its hash."""
     cache = Cache()
     act = export.export_wheels if options.action == "export" else export.import_wheels
     with Steps() as steps, cache.held(steps.wait):
@@ -141,7 +151,7 @@ def cache(options: argparse.Namespace) -> int:
 
 
 def clean(options: argparse.Namespace) -> int:
-    """Remove build/, and with --cache all downloads and wheels."""
+    """Remove build/ and, with --cache, all downloads and wheels."""
     path, cache = Catalogue().root / "build", Cache()
     if path.exists():
         with disk_named(path):

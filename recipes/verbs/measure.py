@@ -14,7 +14,7 @@ from recipes.measure import results, runs
 from recipes.pages import render
 from recipes.progress import say
 from recipes.verbs.arguments import Verbs, chosen, place, text
-from recipes.verbs.environment import installed
+from recipes.verbs.environment import existing, installed
 
 
 def register(verbs: Verbs) -> None:
@@ -26,26 +26,38 @@ def register(verbs: Verbs) -> None:
 
 def _register_bench(verbs: Verbs) -> None:
     added = verbs.add("bench", bench, mirror=True, sm=True)
-    added.add_argument("--only", action="append", default=[], metavar="KEY", help="cells whose key starts so")
-    added.add_argument("--seconds", type=float, help="start nothing that would not end within this time")
-    added.add_argument("--quick", action="store_true", help="few cells and pairs")
-    added.add_argument("--list", action="store_true", help="the cells and what is known of them; measure nothing")
-    added.add_argument("--from", dest="rows", type=place, help="rows measured elsewhere: show them, measure nothing")
-    added.add_argument("--promote", action="store_true", help="keep the rows and their pictures as evidence")
+    added.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="only the cells whose key starts with KEY; repeat for several",
+    )
+    added.add_argument("--seconds", type=float, help="start no cell that would not end within this time")
+    added.add_argument("--quick", action="store_true", help="measure few cells, a few times each")
+    added.add_argument(
+        "--list", action="store_true", help="list the cells and which of them are measured; build and measure nothing"
+    )
+    added.add_argument(
+        "--from", dest="rows", type=place, help="show these rows, measured elsewhere, and measure nothing"
+    )
+    added.add_argument(
+        "--promote", action="store_true", help="keep the rows and their pictures as evidence, and render the tables"
+    )
 
 
 def bench(options: argparse.Namespace) -> int:
-    """Measure FP8 and fused operators in a target's environment; build/TARGET/bench/report.html shows the numbers."""
+    """Measure FP8 and fused operators in a target's environment, and write build/TARGET/bench/report.html."""
     from recipes.measure import report  # matplotlib takes a second
 
     if options.seconds is not None and not options.seconds > 0:
-        raise Refusal(f"--seconds {options.seconds:g} leaves no time for anything: name more, or leave it out.")
+        raise Refusal(f"--seconds {options.seconds:g} leaves no time for anything: give more seconds, or leave it out.")
     if options.rows:
         plan, rows = chosen(options), options.rows
     else:
-        plan, path = installed(options)
         if options.list:
-            return measuring.listed(plan, path, options.only, options.quick)
+            return measuring.listed(*existing(options), options.only, options.quick)
+        plan, path = installed(options)
         rows = measuring.measure(plan, path, options.only, options.seconds, options.quick)
     say(f"report: {report.report(plan, rows)}")
     if not options.promote:
@@ -57,17 +69,27 @@ def bench(options: argparse.Namespace) -> int:
 
 def _register_recommend(verbs: Verbs) -> None:
     added = verbs.add("recommend", recommend, target=False)
-    added.add_argument("config", metavar="CONFIG.json", help="as transformers writes it, or a name such as hare-1.1b")
-    added.add_argument("--rows", type=place, help="of `bench` (default: the committed ones of the newest torch)")
-    added.add_argument("--tokens", type=int, default=16384, help="that a layer sees at once (%(default)s)")
-    added.add_argument("--package", default="transformer-engine.delayed", help="FP8 by whom (%(default)s)")
-    added.add_argument("--launch", default="graph", choices=recommending.LAUNCHES, help="%(default)s")
-    added.add_argument("--head", action="store_true", help="consider the head too")
-    added.add_argument("--out", type=place, help="write the JSON there instead of printing it")
+    added.add_argument(
+        "config",
+        metavar="CONFIG.json",
+        help="a model's config.json as transformers writes it, or a name such as hare-1.1b",
+    )
+    added.add_argument(
+        "--rows", type=place, help="a file of rows of `bench` (default: the committed one of the newest torch)"
+    )
+    added.add_argument("--tokens", type=int, default=16384, help="how many tokens a layer gets at once (%(default)s)")
+    added.add_argument(
+        "--package", default="transformer-engine.delayed", help="the package and recipe that compute FP8 (%(default)s)"
+    )
+    added.add_argument(
+        "--launch", default="graph", choices=recommending.LAUNCHES, help="how kernels are launched (%(default)s)"
+    )
+    added.add_argument("--head", action="store_true", help="also consider the output layer (head)")
+    added.add_argument("--out", type=place, help="write the JSON to this file instead of printing it")
 
 
 def recommend(options: argparse.Namespace) -> int:
-    """Say which Linear layers of a model gain from FP8, by measured rows: JSON that bench/recommend.py filters by."""
+    """Print as JSON which linear layers of a model gain from FP8, according to measured rows."""
     root = Catalogue().root
     answer = recommending.recommend(
         root,
@@ -88,18 +110,31 @@ def recommend(options: argparse.Namespace) -> int:
 
 def _register_launch(verbs: Verbs) -> None:
     added = verbs.add("launch", launch, target=False)
-    added.add_argument("run", help="a table of recipes/runs.toml")
-    added.add_argument("--as", dest="launcher", choices=runs.LAUNCHERS, default="torchrun", help="(%(default)s)")
-    added.add_argument("--float8", choices=tuple(runs.FLOAT8), help="the recipe of the linear layers")
+    added.add_argument("run", help="the run, a table of recipes/runs.toml")
+    added.add_argument(
+        "--as", dest="launcher", choices=runs.LAUNCHERS, default="torchrun", help="what starts it (%(default)s)"
+    )
+    added.add_argument("--float8", choices=tuple(runs.FLOAT8), help="the float8 recipe of the linear layers")
     for name, meaning in (
-        ("hosts", "how many"), ("gpus", "of each host"), ("microbatch", "sequences"), ("steps", "of the optimizer")
+        ("hosts", "number of hosts"), ("gpus", "number of GPUs of each host"),
+        ("microbatch", "sequences in a micro-batch"), ("steps", "number of optimizer steps")
     ):  # fmt: skip
         added.add_argument(f"--{name}", type=int, help=meaning)
-    added.add_argument("--checkpointing", choices=("none", "selective", "full"), help="of activations")
-    added.add_argument("--asynchronous", action="store_true", default=None, help="overlap tensor parallelism")
-    added.add_argument("--image", type=text, default=f"ghcr.io/OWNER/fusebox:{runs.TARGET}", help="(%(default)s)")
+    added.add_argument("--checkpointing", choices=("none", "selective", "full"), help="which activations to recompute")
     added.add_argument(
-        "--out", type=text, default="out", help="a folder, or a volume claim, that all hosts share (%(default)s)"
+        "--asynchronous", action="store_true", default=None, help="overlap the communication of tensor parallelism"
+    )
+    added.add_argument(
+        "--image",
+        type=text,
+        default=f"ghcr.io/OWNER/fusebox:{runs.TARGET}",
+        help="the image that the hosts run (%(default)s)",
+    )
+    added.add_argument(
+        "--out",
+        type=text,
+        default="out",
+        help="a folder or volume claim that all hosts share, for checkpoints and logs (%(default)s)",
     )
 
 

@@ -18,11 +18,11 @@ def register(verbs: Verbs) -> None:
     """Add these verbs with their arguments."""
     verbs.add("compat", compat, target=False)
     rendered = verbs.add("render", render, target=False)
-    rendered.add_argument("--check", action="store_true", help="fail instead of writing")
+    rendered.add_argument("--check", action="store_true", help="write nothing, and fail if a file is not current")
 
 
 def compat(_: argparse.Namespace) -> int:
-    """Print the compatibility matrix: every target against every release of every package, and why not."""
+    """Print which releases of which packages each target allows, and why it refuses the others."""
     matrix = grid(Catalogue())
     rows, reasons = grid_rows(matrix)
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -37,5 +37,5 @@ def compat(_: argparse.Namespace) -> int:
 
 
 def render(options: argparse.Namespace) -> int:
-    """Write the tables of README and docs/ from data and promoted evidence, or check that they are current."""
+    """Write the tables of README and docs/ and all other rendered files, or check that they are current."""
     return rendering.check(Catalogue()) if options.check else rendering.write(Catalogue())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from recipes.catalogue import patch
 from recipes.catalogue.load import Catalogue
 from recipes.make.build import Builder
 from recipes.make.cache import Cache
@@ -23,35 +25,42 @@ def register(verbs: Verbs) -> None:
     verbs.add("smoke", smoke, mirror=True, sm=True)
     promoted = verbs.add("promote", promote)
     promoted.add_argument(
-        "--from", dest="folder", type=place, help="outcomes.json, smoke.log, manifest.json of a run elsewhere"
+        "--from",
+        dest="folder",
+        type=place,
+        help="a folder with outcomes.json, smoke.log and manifest.json of a run elsewhere",
     )
     promoted.add_argument(
-        "--built", action="store_true", help="only that it was built: manifest.json, without any claim"
+        "--built", action="store_true", help="keep only that the environment was built, without any claim"
     )
     promoted.add_argument(
-        "--record", type=place, help="a file in smoke_tests/evidence/ that this commit's programs wrote"
+        "--record",
+        type=place,
+        help="note this commit for a file in smoke_tests/evidence/ that one of its programs wrote",
     )
     verbs.add("changes", changes, target=False)
     planted = verbs.add("mutants", mutants, mirror=True, sm=True)
-    planted.add_argument("--seeds", type=int, default=100, help="of the runs on correct code (%(default)s)")
-    planted.add_argument("--compile", action="store_true", help="compile the faults that are compiled, and stop")
-    planted.add_argument("--from", dest="outcomes", type=place, help="what a run elsewhere wrote to its --out")
+    planted.add_argument("--seeds", type=int, default=100, help="how many runs on correct code (%(default)s)")
+    planted.add_argument("--compile", action="store_true", help="only compile the faults in compiled code")
+    planted.add_argument(
+        "--from", dest="outcomes", type=place, help="keep the outcomes that a run elsewhere wrote to its --out"
+    )
 
 
 def patches(_: argparse.Namespace) -> int:
-    """Show every patch: for which versions and targets, what became of it upstream, on what it is proved."""
+    """Show every patch: its versions and targets, whether upstream has it, and what it was proved on."""
     proofs.show(Catalogue())
     return 0
 
 
 def smoke(options: argparse.Namespace) -> int:
-    """Build a target's environment and prove it on this machine; evidence goes to build/TARGET/evidence/."""
+    """Build a target's environment and prove it on this machine; the evidence is in build/TARGET/evidence/."""
     plan, path = installed(options)
     return claims.smoke(plan, path)
 
 
 def promote(options: argparse.Namespace) -> int:
-    """Copy the evidence of the last smoke run into smoke_tests/evidence/, to be committed, and render the tables."""
+    """Copy the evidence of the last smoke run into smoke_tests/evidence/, for you to commit, and render the tables."""
     plan = chosen(options)
     if options.record:
         say(f"recorded {records.note(plan.root, options.record)}")
@@ -67,7 +76,7 @@ def promote(options: argparse.Namespace) -> int:
 
 
 def changes(_: argparse.Namespace) -> int:
-    """List what changed since each run of claims that is kept, and how many claims that concerns."""
+    """List what has changed since each kept run of claims and proof of a patch, and what that concerns."""
     facts = Facts.of(Catalogue())
     for plan, run in facts.runs:
         changed = evidence.changes(evidence.built_for(plan, run), facts.room, run)
@@ -75,11 +84,24 @@ def changes(_: argparse.Namespace) -> int:
         for name, rows in sorted(changed.items()):
             concerned = sorted({row.split("[")[0] for row in rows})
             say(f"    {name}: {len(rows)} rows of {len(concerned)} claims, such as {concerned[0]}")
+    _changed_proofs(facts.root)
     return 0
 
 
+def _changed_proofs(root: Path) -> None:
+    """Say which patches, proofs or harness have changed since the proofs ran."""
+    now, every = proofs.code(root), patch.every(root)
+    changed: dict[str, list[str]] = {}
+    for each in every:
+        for part in proofs.changes(each, now):
+            changed.setdefault(part, []).append(each.name)
+    say(f"patches/, since each proof ran: {'nothing changed' if not changed else ''}")
+    for part, names in changed.items():
+        say(f"    {part}: {len(names)} of {len(every)} patches, such as {names[0]}")
+
+
 def mutants(options: argparse.Namespace) -> int:
-    """Plant faults in a target's environment to see that claims catch them; keep the outcomes, render the tables."""
+    """Plant faults in a target's environment to see that the claims catch them, and keep the outcomes."""
     if options.outcomes:
         planting.keep(chosen(options), options.outcomes)
         return render.write(Catalogue())

@@ -16,16 +16,26 @@ def register(verbs: Verbs) -> None:
     """Add these verbs with their arguments."""
     built = verbs.add("image", image, mirror=True, sm=True)
     published = verbs.add("publish", publish, mirror=True, sm=True)
-    published.add_argument("--registry", required=True, help="where to push to: HOST[:PORT][/PATH]")
+    published.add_argument("--registry", required=True, help="the registry to push to: HOST[:PORT][/PATH]")
     for added in (built, published):
-        added.add_argument("--standin", action="append", default=[], metavar="NAME=REF", help="stands for a base image")
-        added.add_argument("--wheelcache", type=folder, help="a folder of exported wheels")
-        added.add_argument("--ca", type=place, help="certificates for a machine behind a proxy")
-        added.add_argument("--network", help='of the steps that fetch, if it is not the builder\'s own: "host"')
+        added.add_argument(
+            "--standin",
+            action="append",
+            default=[],
+            metavar="NAME=REF",
+            help="use the image REF in place of the base image NAME",
+        )
+        added.add_argument(
+            "--wheelcache", type=folder, help="a folder of exported wheels, which are not compiled again"
+        )
+        added.add_argument("--ca", type=place, help="a file of certificates, for a machine behind a proxy")
+        added.add_argument(
+            "--network", help='the network of the steps that fetch, such as "host" (default: that of the builder)'
+        )
 
 
 def image(options: argparse.Namespace) -> int:
-    """Build a target's image with docker buildx, print its size by layer, and let it prove itself here."""
+    """Build a target's image with docker buildx, print the size of each layer, and run its claims in it."""
     plan = chosen(options)
     say(f"{images.tag(plan.target)}: {images.build(plan, _options(options))}")
     images.show(plan)
@@ -35,7 +45,7 @@ def image(options: argparse.Namespace) -> int:
 
 
 def publish(options: argparse.Namespace) -> int:
-    """Build a target's image from the commit, push it by digest, prove what was pushed, and set its tags last."""
+    """Build a target's image from the commit, push it by digest, prove what was pushed, and then set its tags."""
     plan = chosen(options)
     folder = publishing.publish(plan, _options(options), options.registry, evidence.against_moving(plan))
     say(f"contents: {folder}/image.md")

@@ -14,20 +14,20 @@ from recipes.verbs.arguments import Verbs, chosen, folder, place
 def register(verbs: Verbs) -> None:
     """Add these verbs with their arguments."""
     patched = verbs.add("patch", patch, mirror=True, sm=True)
-    patched.add_argument("--into", type=place, help="lay out what the stages of an image build from")
-    patched.add_argument("--wheelcache", type=folder, help="a folder of exported wheels: none of them is built again")
+    patched.add_argument("--into", type=place, help="write here what the stages of an image build from")
+    patched.add_argument("--wheelcache", type=folder, help="a folder of exported wheels, which are not compiled again")
     audited = verbs.add("audit", audit, sm=True)
     for name, holds in (
-        ("out", "what `patch --into` wrote"),
-        ("wheels", "NAME/*.whl"),
-        ("built-in", "the environment that they were compiled in"),
-        ("into", "to be installed"),
+        ("out", "the folder that `patch --into` wrote"),
+        ("wheels", "the folder of compiled wheels, NAME/*.whl"),
+        ("built-in", "the environment in which they were compiled"),
+        ("into", "the folder for what is to be installed"),
     ):
         audited.add_argument(f"--{name}", type=place, required=True, help=holds)
 
 
 def patch(options: argparse.Namespace) -> int:
-    """Fetch and patch every source of a target; --into lays out what the stages of its image build from."""
+    """Fetch every source of a target and apply its patches."""
     plan, cache = chosen(options), Cache()
     with Steps() as steps, cache.held(steps.wait):
         builder = Builder(plan, cache, steps, options.mirror)
@@ -40,6 +40,6 @@ def patch(options: argparse.Namespace) -> int:
 
 
 def audit(options: argparse.Namespace) -> int:
-    """Check the wheels that the stages of an image built, and write what its environment is made of."""
+    """Check the wheels that the stages of an image compiled, and write what its environment contains."""
     stages.gather(chosen(options), options.out, options.wheels, options.built_in, options.into)
     return 0
