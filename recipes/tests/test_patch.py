@@ -73,6 +73,12 @@ def test_anything_but_an_exact_fit_is_refused(tmp_path: Path, tree: Path, source
         apply_all([patch.read(written(tmp_path, HEADER + diff))], tree)
 
 
+def test_the_hash_of_a_patch_is_that_of_its_diff(tmp_path: Path) -> None:
+    first = patch.read(written(tmp_path, HEADER + DIFF)).sha256
+    assert patch.read(written(tmp_path, HEADER.replace("Shout", "Speak up") + DIFF)).sha256 == first
+    assert patch.read(written(tmp_path, HEADER + DIFF.replace("LINE", "Line"))).sha256 != first
+
+
 def test_a_tree_inside_a_git_repository_is_patched_all_the_same(tmp_path: Path, tree: Path) -> None:
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     apply_all([patch.read(written(tmp_path, HEADER + DIFF))], tree)
