@@ -6,13 +6,21 @@ import platform
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from recipes.files import ROOT
+from recipes.prove.claims import Room
 
 ROOM = ROOT / "smoke_tests"
 HERE = platform.machine().replace("_", "-")
+
+
+@cache
+def checkout_room() -> Room:
+    """The claims and the code of this checkout, read once for all tests that ask about them."""
+    return Room(ROOT)
 
 
 class PlantedRoom:
