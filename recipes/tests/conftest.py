@@ -439,7 +439,10 @@ def tiny(tmp_path: Path, wheels: Path) -> Tiny:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Tiny:
-    """A checkout in which `tiny` was built without any fault; tests compare with it and leave it as it is."""
+    """A checkout in which `tiny` was built without any fault; tests compare with it and leave it as it is.
+
+    A Python that they run in it needs -B, or else it writes bytecode there.
+    """
     built = Tiny(tmp_path_factory.mktemp("undisturbed"), wheels)
     built.succeed("build", "tiny")
     return built

@@ -28,7 +28,7 @@ def records(tiny: Tiny) -> dict[str, dict[str, Any]]:
 
 
 def test_what_is_installed_is_patched_and_says_so(undisturbed: Tiny) -> None:
-    value = undisturbed.succeed("shell", "tiny", "--", "python", "-c", "import tinypkg; print(tinypkg.value)")
+    value = undisturbed.succeed("shell", "tiny", "--", "python", "-B", "-c", "import tinypkg; print(tinypkg.value)")
     assert value.strip().endswith("2")
     (patch,) = records(undisturbed)["tinypkg 1.0"]["patches"]
     assert patch["file"] == "patches/tinypkg/0001-say-two.patch"

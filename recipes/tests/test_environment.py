@@ -37,7 +37,7 @@ def test_it_describes_itself(undisturbed: Tiny) -> None:
 
 
 def test_it_holds_the_lock_and_the_packages_and_nothing_else(undisturbed: Tiny) -> None:
-    listing = undisturbed.succeed("shell", "tiny", "--", "python", "-m", "pip", "list", "--format=freeze")
+    listing = undisturbed.succeed("shell", "tiny", "--", "python", "-B", "-m", "pip", "list", "--format=freeze")
     assert {line.split("==")[0] for line in listing.splitlines() if "==" in line} == {
         "pip",
         "tinydep",
