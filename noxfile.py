@@ -216,10 +216,16 @@ def clean(session):
 
 @nox.session
 def tests(session):
-    """Test Fusebox itself: unit tests, the catalogue, bad input, and the proofs of the patches."""
+    """Test Fusebox itself, without slow tests; -- FILE runs one file, -- --all everything and the patches' proofs."""
     install(session, "tests")
-    everything = ["-n", "auto", "--dist", "worksteal", "--durations", "15", "recipes/tests", "patches"]
-    session.run("python", "-m", "pytest", *(session.posargs or everything))
+    chosen = [word for word in session.posargs if word != "--all"]
+    # One test after another goes to the process that is free, in order: the slow ones come first.
+    spread = ["-n", "auto", "--dist", "loadgroup", "--durations", "15"]
+    if "--all" in session.posargs:
+        chosen = [*spread, *chosen, "recipes/tests", "patches"]
+    elif not chosen:
+        chosen = [*spread, "-m", "not slow", "recipes/tests"]
+    session.run("python", "-m", "pytest", "-p", "recipes.tests.timing", *chosen)
 
 
 @nox.session

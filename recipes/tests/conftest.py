@@ -1,6 +1,6 @@
 """What the tests share: a temporary copy of the checkout, a target that builds in two seconds, a package index.
 
-Every test works on the real thing: the command as a subprocess, a server on this machine, a cache of its own.
+Every test works on the real thing: the command in a process, a server on this machine, a cache of its own.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from recipes.files import ROOT, sha256_of
 from recipes.make.cache import Cache
 from recipes.make.patch import tree_hash
 from recipes.ship import image
+from recipes.tests import forked
 from recipes.tests.rooms import PlantedRoom
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -76,6 +77,12 @@ class Checkout:
             self.variables.pop(proxy, None)
         self.variables |= {"FUSEBOX_CACHE": str(self.cache), "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
 
+    def forget_evidence(self) -> None:
+        """Leave out all that was proved and measured: rendering what it says takes most of a rendering's time."""
+        for path in (self.root / "smoke_tests" / "evidence").rglob("*"):
+            if path.is_file():
+                path.unlink()
+
     @property
     def targets(self) -> Path:
         return self.root / "recipes" / "targets.toml"
@@ -100,16 +107,23 @@ class Checkout:
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
-    def run(self, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run a verb to its end, whatever that is."""
-        with self.start(*arguments, **options) as process:
-            try:
-                stdout, stderr = process.communicate(timeout=60)
-            except BaseException:
-                process.kill()
-                raise
+    def run(
+        self, *arguments: object, before: tuple[str, ...] = (), **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a verb to its end, whatever that is; `before` as for `start`."""
+        words, environment = list(map(str, arguments)), self.variables | variables
+        if before or any(name.startswith("PYTHON") for name in environment):  # which Python reads when it starts
+            with self.start(*words, before=before, **variables) as process:
+                try:
+                    stdout, stderr = process.communicate(timeout=60)
+                except BaseException:
+                    process.kill()
+                    raise
+            code = process.returncode
+        else:
+            code, stdout, stderr = forked.run(self.root, words, environment, seconds=60)
         assert "Traceback" not in stdout + stderr, stdout + stderr
-        return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+        return subprocess.CompletedProcess(words, code, stdout, stderr)
 
     def succeed(self, *arguments: object, **options: Any) -> str:
         """Run a verb that must succeed and return what it printed."""
@@ -317,13 +331,14 @@ TINY_SECONDS = "0"
 
 
 class Tiny(Checkout):
-    """A checkout with one more target, `tiny`: a source with a patch, a wheel, a dependency; by data only.
+    """A checkout without evidence and with one more target, `tiny`: a source with a patch, a wheel, a dependency.
 
     `shelf` is the folder in which pip's configuration finds their files.
     """
 
     def __init__(self, folder: Path, wheels: Path) -> None:
         super().__init__(folder)
+        self.forget_evidence()
         self.shelf = folder / "shelf"
         shutil.copytree(wheels, self.shelf, copy_function=os.link)
         self.variables["PIP_FIND_LINKS"] = str(self.shelf)
@@ -424,7 +439,10 @@ def tiny(tmp_path: Path, wheels: Path) -> Tiny:
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Tiny:
-    """A checkout in which `tiny` was built without any fault; tests compare with it and leave it as it is."""
+    """A checkout in which `tiny` was built without any fault; tests compare with it and leave it as it is.
+
+    A Python that they run in it needs -B, or else it writes bytecode there.
+    """
     built = Tiny(tmp_path_factory.mktemp("undisturbed"), wheels)
     built.succeed("build", "tiny")
     return built

@@ -6,13 +6,21 @@ import platform
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from recipes.files import ROOT
+from recipes.prove.claims import Room
 
 ROOM = ROOT / "smoke_tests"
 HERE = platform.machine().replace("_", "-")
+
+
+@cache
+def checkout_room() -> Room:
+    """The claims and the code of this checkout, read once for all tests that ask about them."""
+    return Room(ROOT)
 
 
 class PlantedRoom:
@@ -42,11 +50,11 @@ class PlantedRoom:
 
     def command(self, *options: str) -> list[str]:
         options = ("-n0", "--manifest", str(self.manifest), "--evidence", str(self.evidence), *options)
-        return [sys.executable, "-B", "-m", "pytest", str(self.folder), *options]
+        return [sys.executable, "-B", "-m", "pytest", "-p", "xdist", str(self.folder), *options]
 
     def run(self, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run the claims in a process of their own."""
-        env = {**os.environ, **environment}
+        """Run the claims in a process of their own, with no plugin but pytest-xdist, as in a built environment."""
+        env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
         return subprocess.run(self.command(*options), cwd=self.folder.parent, env=env, capture_output=True, text=True)
 
     def outcomes(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from recipes.prove import evidence
 from recipes.prove.claims import OUTSIDE, Room
 from recipes.prove.definitions import Code, packed, unpacked
 from recipes.prove.parsing import Place
-from recipes.tests.rooms import PlantedRoom
+from recipes.tests.rooms import PlantedRoom, checkout_room
 
 TEST = """
 from claims import proves
@@ -343,21 +343,42 @@ def rows_of(run: dict[str, Any], code: Code) -> dict[str, frozenset[Place]]:
     return {row: functions for row, functions in rows.items() if functions}
 
 
-@pytest.mark.parametrize("share", range(SHARES))
-def test_a_change_of_any_function_is_seen_in_the_claims_that_ran_it_and_no_others(share: int, tmp_path: Path) -> None:
+class Recorded:
+    """What each row of cpu's evidence ran, and its key, as the checkout has them."""
+
+    def __init__(self) -> None:
+        (run,) = evidence.promoted(ROOT, "cpu")
+        self.code = checkout_room().code
+        self.functions = rows_of(run, self.code)
+        self.anywhere = frozenset().union(*self.functions.values())
+        self.started = {row: self.code.started(mine) for row, mine in self.functions.items()}
+        self.tables = {
+            row: frozenset(self.code.ran(mine, self.anywhere)) | self.started[row]
+            for row, mine in self.functions.items()
+        }
+        self.keys = {table: self.code.key(table) for table in set(self.tables.values())}
+
+
+@pytest.fixture(scope="module")
+def recorded_rows() -> Recorded:
+    """The same for all shares."""
+    return Recorded()
+
+
+@pytest.mark.parametrize(
+    "share", [pytest.param(share, marks=[pytest.mark.slow] if share else []) for share in range(SHARES)]
+)
+def test_a_change_of_any_function_is_seen_in_the_claims_that_ran_it_and_no_others(
+    share: int, tmp_path: Path, recorded_rows: Recorded
+) -> None:
     """Every function that a claim of cpu ran is changed in turn, whether the evidence still holds or not; both ways.
 
     What a claim ran is what its run recorded. Beyond that a row may rest on what runs all claims, on functions around
     those that ran, and on what a cached function ran for an earlier claim: on nothing else.
     """
-    (run,) = evidence.promoted(ROOT, "cpu")
-    before = Room(ROOT).code
-    functions = rows_of(run, before)
+    before, functions, started = recorded_rows.code, recorded_rows.functions, recorded_rows.started
+    anywhere, tables, keys = recorded_rows.anywhere, recorded_rows.tables, recorded_rows.keys
     assert len(functions) > 100
-    anywhere = frozenset().union(*functions.values())
-    started = {row: before.started(mine) for row, mine in functions.items()}
-    tables = {row: frozenset(before.ran(mine, anywhere)) | started[row] for row, mine in functions.items()}
-    keys = {table: before.key(table) for table in set(tables.values())}
     digests = {table: tuple((place, before.definitions[place].digest) for place in table) for table in keys}
     changeable = sorted(place for place in anywhere | before.harness if before.definitions[place].kind == "function")
     assert len(changeable) > 300

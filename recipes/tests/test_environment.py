@@ -27,9 +27,8 @@ from recipes.progress import Steps
 from recipes.tests.conftest import Tiny, wheel
 
 
-def test_it_describes_itself(tiny: Tiny) -> None:
-    tiny.succeed("build", "tiny")
-    folder = tiny.root / "build" / "tiny" / "env" / "fusebox"
+def test_it_describes_itself(undisturbed: Tiny) -> None:
+    folder = undisturbed.root / "build" / "tiny" / "env" / "fusebox"
     manifest = json.loads((folder / "manifest.json").read_text())
     assert list(manifest["packages"]) == ["tinypkg", "tinywheel"]
     for name, package in manifest["packages"].items():
@@ -37,9 +36,8 @@ def test_it_describes_itself(tiny: Tiny) -> None:
         assert hashlib.sha256(record).hexdigest() == package["record_sha256"]
 
 
-def test_it_holds_the_lock_and_the_packages_and_nothing_else(tiny: Tiny) -> None:
-    tiny.succeed("build", "tiny")
-    listing = tiny.succeed("shell", "tiny", "--", "python", "-m", "pip", "list", "--format=freeze")
+def test_it_holds_the_lock_and_the_packages_and_nothing_else(undisturbed: Tiny) -> None:
+    listing = undisturbed.succeed("shell", "tiny", "--", "python", "-B", "-m", "pip", "list", "--format=freeze")
     assert {line.split("==")[0] for line in listing.splitlines() if "==" in line} == {
         "pip",
         "tinydep",

@@ -18,6 +18,7 @@ from recipes.files import ROOT, sha256_of
 from recipes.prove import evidence, promotion, records, smoke
 from recipes.prove.claims import Room
 from recipes.tests.conftest import Checkout
+from recipes.tests.rooms import checkout_room
 
 CLAIMS = """
 from claims import proves
@@ -100,12 +101,12 @@ def chosen() -> Plan:
 
 def record(chosen: Plan, **changes: Any) -> dict[str, Any]:
     """Evidence of this checkout with one claim, with some fields changed."""
-    claim = next(iter(Room(chosen.root).claims.values()))
+    claim = next(iter(checkout_room().claims.values()))
     row: dict[str, Any] = {
         "id": f"{claim.id}[row]",
         "claim": claim.sentence,
         "outcome": "proved",
-        "key": Room(chosen.root).key(claim.id),
+        "key": checkout_room().key(claim.id),
         "package": "torch", "seed": [], "seconds": 0.1, "reason": "", "measured": {},
     }  # fmt: skip
     return {"stack": changes.pop("stack", chosen.stack), "claims": [row | changes]}
@@ -123,7 +124,7 @@ def record(chosen: Plan, **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_state_of_a_run(chosen: Plan, changes: dict[str, str], state: str) -> None:
-    run, room = record(chosen, **changes), Room(chosen.root)
+    run, room = record(chosen, **changes), checkout_room()
     assert evidence.state(chosen, room, run, run["claims"][0]) == state
     assert evidence.states(chosen, room, run, run["claims"]) == {state: 1}
     why = {"the stack"} if "stack" in changes else {"what it can reach"}
@@ -376,7 +377,7 @@ def test_what_was_built_is_kept_of_this_stack_only(checkout: Checkout, tmp_path:
 def test_a_floating_tag_moves_only_where_every_claim_is_proved(
     chosen: Plan, monkeypatch: pytest.MonkeyPatch, change: dict[str, str] | None, why: str | None
 ) -> None:
-    room = Room(chosen.root)
+    room = checkout_room()
     rows: list[dict[str, Any]] = [
         {"id": claim.id, "claim": claim.sentence, "outcome": "proved", "key": room.key(claim.id)}
         for claim in room.claims.values()
@@ -409,7 +410,7 @@ def test_the_claims_of_a_run_are_those_that_are_expected(chosen: Plan) -> None:
 
     Of files that have changed since, claims may be newer than the run.
     """
-    room, (run,) = Room(chosen.root), evidence.promoted(chosen.root, "cpu")
+    room, (run,) = checkout_room(), evidence.promoted(chosen.root, "cpu")
     ran = {row["id"].split("[")[0] for row in run["claims"]}
     expected = {claim.id for claim in room.claims.values() if claim.is_expected(chosen, room)}
     known = {name for name in ran if name in room.claims and "patch" not in room.claims[name].rows}
@@ -466,7 +467,7 @@ def test_a_target_has_an_operator_whose_version_and_dtypes_fit(
 def test_a_claim_of_each_implementation_is_expected_where_there_is_one(target: str, expected: bool) -> None:
     """FP8 linear layers: of Transformer Engine, and none in an image that has only FlashAttention 4."""
     chosen = plan(Catalogue(), target)
-    room = Room(chosen.root)
+    room = checkout_room()
     claim = room.claims["test_training.py::test_llama_follows_high_precision"]
     assert claim.operators == ("linear",)
     assert claim.is_expected(chosen, room) is expected

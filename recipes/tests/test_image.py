@@ -261,6 +261,7 @@ def test_what_stands_for_the_bases_is_no_richer_than_they_are(standin: str) -> N
     assert (found.returncode, [Path(line).name for line in found.stdout.split()]) == (0, ["python3"])
 
 
+@pytest.mark.slow
 def test_adding_a_package_builds_only_that_package(tiny: Tiny, standin: str, tmp_path: Path) -> None:
     """Each package is a stage of its own, cached by what it reads; what another package reads changes nothing."""
     more = {name.replace("tinypkg", "tinymore"): text.replace("tinypkg", "tinymore") for name, text in SOURCE.items()}
@@ -360,6 +361,7 @@ def on_top(engine: docker.DockerClient, cpu: str, tmp_path: Path) -> Iterator[Ca
         engine.images.remove(one, force=True)
 
 
+@pytest.mark.slow
 def test_the_image_is_proved_also_with_an_own_package_on_top(on_top: Callable[[str], str]) -> None:
     """The claims that another package could refute: what is installed, what imports, who may write where."""
     own = on_top("")
@@ -369,6 +371,7 @@ def test_the_image_is_proved_also_with_an_own_package_on_top(on_top: Callable[[s
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_cache_folder_of_roots_is_caught(on_top: Callable[[str], str]) -> None:
     """Without the folder that everyone may write to, which the test above has, root's installation makes its own."""
     bad = run(on_top("RUN rm -rf /tmp/cache"), "smoke", "-k", "test_module_is_inside_the_environment and torchao")

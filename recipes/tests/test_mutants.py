@@ -16,7 +16,7 @@ from recipes.errors import Refusal
 from recipes.files import ROOT
 from recipes.pages import faults
 from recipes.prove import mutants
-from recipes.prove.claims import Room
+from recipes.tests.rooms import checkout_room
 
 RUNS = mutants.committed(ROOT)
 each_run = pytest.mark.parametrize("run", RUNS, ids=[f"{run['target']}--{run['hardware']['name']}" for run in RUNS])
@@ -25,7 +25,7 @@ each_run = pytest.mark.parametrize("run", RUNS, ids=[f"{run['target']}--{run['ha
 @each_run
 def test_every_mutant_names_a_claim_that_existed(run: dict[str, Any]) -> None:
     """A claim that was renamed since leaves its mutants changed, and not wrong."""
-    known = set(Room(ROOT).claims)
+    known = set(checkout_room().claims)
     for row, key in zip(run["mutants"], mutants.keys_of(ROOT, run), strict=True):
         if row["origin"] != "rule" and key == row.get("key"):
             assert set(row["claims"]) <= known, row["name"]
@@ -33,7 +33,7 @@ def test_every_mutant_names_a_claim_that_existed(run: dict[str, Any]) -> None:
 
 def test_every_planted_fault_names_a_claim_that_exists() -> None:
     """As the source names it, run or not; the file may stand apart from the test's name there."""
-    room = Room(ROOT)
+    room = checkout_room()
     known = {claim.partition("::")[2] for claim in room.claims}
     for where in ("faults/", "training/faults.py"):
         planted = [each for place, each in room.code.definitions.items() if place[0].startswith(where)]

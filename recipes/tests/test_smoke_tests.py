@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,10 +32,17 @@ by_test_file = pytest.mark.parametrize("path", TEST_FILES, ids=lambda path: path
 # --- what the source says ---
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """A file of the room as syntax, parsed once for all tests that read it."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def functions_in(path: Path) -> list[ast.FunctionDef]:
     """The test functions of a file."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name.startswith("test")]
+    return [
+        node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
+    ]
 
 
 def claim_of(test: ast.FunctionDef) -> ast.Call:
@@ -53,7 +61,7 @@ def arguments_of(test: ast.FunctionDef) -> tuple[str, dict[str, Any]]:
 
 def imports_of(path: Path, top_level_only: bool) -> set[str]:
     """First parts of the modules that a file imports."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     nodes = tree.body if top_level_only else list(ast.walk(tree))
     found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     found |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
@@ -84,7 +92,7 @@ def test_every_sentence_is_made_once() -> None:
 @by_test_file
 def test_tests_are_functions_of_the_module(path: Path) -> None:
     # The claims of a file that cannot be imported are read from its top level.
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = tree_of(path)
     assert {test.name for test in functions_in(path)} == {
         node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test")
     }
@@ -117,7 +125,7 @@ def test_only_test_files_import_packages_under_test(path: Path) -> None:
 
 @by_test_file
 def test_no_test_imports_another(path: Path) -> None:
-    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)]
+    nodes = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)]
     imported = {f"{node.module}.{alias.name}" for node in nodes for alias in node.names}
     assert not [name for name in imported if any(part.startswith("test_") for part in name.split("."))]
 
