@@ -183,6 +183,10 @@ def _deciding(code: Code, row: Row) -> Iterator[Place]:
 def _planted(code: Code, row: Row) -> list[Place]:
     """The function that plants a fault, or a table that names it, or the function that a rule changed."""
     name = row["name"].partition(" ")[0] if row["origin"] == "rule" else row["name"].replace(" ", "_")
+    if row["origin"] == "rule" and row["column"] == "training":
+        module, _, name = name.partition(".")  # "guard.Guard._compare" is of training/guard.py
+        changed = [(f"training/{module}.py", part) for part in (name, name.rpartition(".")[0])]
+        return [place for place in changed if place in code.definitions][:1]
     others = {
         place: definition
         for place, definition in code.definitions.items()
