@@ -69,9 +69,7 @@ class Builder:
         """Every file of the plan, by sha256; git sources come into the cache's repositories."""
         artifacts = [artifact for pin in self.plan.pins if (artifact := artifact_of(pin))]
         files = self.downloads.all([*artifacts, *self.plan.locked.artifacts])
-        for pin in self.plan.pins:
-            if pin.release.repository:
-                self.git.fetch(pin.label, pin.release)
+        self.git.fetch_all((pin.label, pin.release) for pin in self.plan.pins if pin.release.repository)
         return files
 
     def trees(self, files: Mapping[str, Path]) -> dict[str, Tree]:

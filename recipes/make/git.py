@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from urllib.parse import urljoin, urlsplit
@@ -16,6 +17,12 @@ from recipes.files import disk_full, put
 from recipes.make.cache import Cache
 from recipes.process import GIT_ALONE, git_variables, group
 from recipes.progress import Steps
+
+
+class Failed(Refusal):
+    """A git command that failed or took too long; `repository` is the one that it did not fetch."""
+
+    repository = ""
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,31 @@ class Git:
         """Have a git source and its submodules at hand; a moved tag, a missing or another commit is refused."""
         for _ in self._checked(label, source):
             pass
+
+    def fetch_all(self, sources: Iterable[tuple[str, Source]]) -> None:
+        """Have several at hand. Where the network does not serve one, all that would have to come from it are named."""
+        sources = list(sources)
+        for index, (label, source) in enumerate(sources):
+            try:
+                self.fetch(label, source)
+            except Failed as failure:
+                missing = self._missing(sources[index:], failure.repository) if failure.repository else {}
+                if not missing:
+                    raise
+                listed = ", ".join(f"{place} (for {', '.join(labels)})" for place, labels in missing.items())
+                said = str(failure).removesuffix(".")
+                raise Refusal(f"{said}; neither the mirror nor the cache has {listed}.") from None
+
+    def _missing(self, sources: list[tuple[str, Source]], beside: str) -> dict[Path, list[str]]:
+        """The repositories of which a needed commit is neither in the mirror nor the cache, and what needs it."""
+        missing: dict[Path, list[str]] = {}
+        for label, source in sources:
+            for part in self._parts(label, source):
+                place = self._place(part.repository)
+                places = [root / place for root in (self.cache.root, self.mirror) if root]
+                if part.repository != beside and not any(self._points(bare, part.commit) for bare in places):
+                    missing.setdefault(place, []).append(part.label)
+        return missing
 
     def tree(self, label: str, source: Source, into: Path) -> Path:
         """The tree of a git source with its submodules, without .git."""
@@ -189,7 +221,13 @@ class Git:
                 self._git(label, "init", "--quiet", "--bare", bare)
             fetch = (f"--git-dir={bare}", "fetch", "--quiet", "--depth=1", source, commit, *refs)
             cure = "check the commit and the network, or pass --mirror DIR"
-            self._git(label, *options, *fetch, cure=f"{cure}, or remove {kept}" if kept.is_dir() else cure)
+            try:
+                self._git(label, *options, *fetch, cure=f"{cure}, or remove {kept}" if kept.is_dir() else cure)
+            except Failed as failure:
+                # Another commit of a repository that answers is a fault of the recipe, and says nothing of the network.
+                answered = re.search(r"not our ref|find remote ref|unadvertised object", str(failure))
+                failure.repository = "" if answered else part.repository
+                raise
             self._refuse_moved_tag(label, bare, commit, tag)
             if kept.is_dir():
                 kept.rename(folder / "old.git")
@@ -218,7 +256,7 @@ class Git:
             try:
                 said = process.communicate(timeout=self.seconds)[0].strip()
             except subprocess.TimeoutExpired:
-                raise Refusal(
+                raise Failed(
                     f"{label}: git did not finish within {self.seconds} s: check the network, pass --mirror DIR, or "
                     "set FUSEBOX_GIT_SECONDS."
                 ) from None
@@ -228,7 +266,7 @@ class Git:
             verb = next(word for word in arguments if word in ("init", "fetch", "checkout", "ls-remote"))
             lines = said.splitlines() or ["no message"]
             why = next((line for line in lines if line.startswith("fatal: ")), lines[-1]).rstrip(".")
-            raise Refusal(f"{label}: git {verb} failed ({why}): {cure}.")
+            raise Failed(f"{label}: git {verb} failed ({why}): {cure}.")
         return said
 
 

@@ -52,6 +52,20 @@ def test_a_mirror_serves_git_too(tiny: Tiny, upstream: Upstream, tmp_path: Path)
     assert upstream.tree() == sound
 
 
+def test_every_repository_that_a_mirror_lacks_is_named_at_once(tiny: Tiny, upstream: Upstream, tmp_path: Path) -> None:
+    """Of the source that fails and of those after it; what the mirror has is not named."""
+    tiny.succeed("fetch", "tiny", "--into", tmp_path / "mirror")
+    shutil.rmtree(tiny.cache)
+    shutil.rmtree(upstream.folder)
+    here = tmp_path / "mirror" / "git.example.org" / "acme"
+    shutil.rmtree(here / "tinypkg.git")
+    sentence = tiny.refuse("fetch", "tiny", "--mirror", tmp_path / "mirror", naming=("tinypkg 1.0: git fetch failed",))
+    assert "extra.git" not in sentence
+    shutil.rmtree(here / "extra.git")
+    naming = ("tinypkg 1.0: git fetch failed", "git.example.org/acme/extra.git (for tinypkg 1.0 vendor/extra)")
+    tiny.refuse("fetch", "tiny", "--mirror", tmp_path / "mirror", naming=naming)
+
+
 def test_a_mirror_without_the_commit_is_refused(tiny: Tiny, upstream: Upstream, tmp_path: Path) -> None:
     """A mirror that lags behind is named; upstream is not asked instead."""
     tiny.succeed("fetch", "tiny", "--into", tmp_path / "mirror")
