@@ -14,6 +14,10 @@ if [ -d "$in/wheel" ]; then
   exit
 fi
 export PATH=/opt/build/bin:$PATH VIRTUAL_ENV=/opt/build
+# The CUDA toolkit of the environment's own wheels, if it has one, comes before any other nvcc.
+nvcc=$(echo /opt/build/lib/python*/site-packages/nvidia/*/bin/nvcc)
+toolkit=${nvcc%/bin/nvcc}
+if [ -x "$nvcc" ]; then export PATH=$toolkit/bin:$PATH; fi
 for need in /needs/*/*.whl; do
   [ -e "$need" ] && uv pip install --quiet --offline --no-deps --python /opt/build/bin/python "$need"
 done
@@ -37,6 +41,7 @@ site=$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
 # Nothing but this decides the wheel.
 clean=(env -i "PATH=$PATH" "VIRTUAL_ENV=$VIRTUAL_ENV" "HOME=$work/home" "TMPDIR=$work/tmp" "MAX_JOBS=$jobs"
   "CMAKE_BUILD_PARALLEL_LEVEL=$jobs" SOURCE_DATE_EPOCH=315532800 LC_ALL=C.UTF-8 PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1)
+if [ -x "$nvcc" ]; then clean+=("CUDA_HOME=$toolkit"); fi
 while IFS= read -r line; do
   [ -n "$line" ] && clean+=("${line//\{site\}/$site}")
 done < "$in/build.env"

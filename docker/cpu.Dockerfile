@@ -22,8 +22,8 @@ COPY recipes/make recipes/make
 COPY recipes/ship recipes/ship
 COPY recipes/verbs recipes/verbs
 COPY recipes/*.py recipes/*.toml recipes/
-COPY recipes/lock/cpu.txt recipes/lock/
-COPY docker/build-wheel.sh docker/
+COPY recipes/lock/cpu.*txt recipes/lock/
+COPY docker/build-wheel.sh docker/assemble-toolkit.sh docker/
 ARG SM=
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
     --mount=from=mirror,target=/mirror --mount=from=wheelcache,target=/wheelcache \
@@ -34,7 +34,7 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 FROM python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b AS toolchain
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3-dev
-COPY docker/make-environment.sh /fusebox/docker/
+COPY docker/make-environment.sh docker/assemble-toolkit.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     /fusebox/docker/make-environment.sh /opt/build /in /in/wheelhouse

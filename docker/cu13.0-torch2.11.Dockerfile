@@ -22,8 +22,8 @@ COPY recipes/make recipes/make
 COPY recipes/ship recipes/ship
 COPY recipes/verbs recipes/verbs
 COPY recipes/*.py recipes/*.toml recipes/
-COPY recipes/lock/cu13.0-torch2.11.txt recipes/lock/
-COPY docker/build-wheel.sh docker/
+COPY recipes/lock/cu13.0-torch2.11.*txt recipes/lock/
+COPY docker/build-wheel.sh docker/assemble-toolkit.sh docker/
 ARG SM=
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
     --mount=from=mirror,target=/mirror --mount=from=wheelcache,target=/wheelcache \
@@ -34,7 +34,7 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 FROM nvidia/cuda:13.0.0-cudnn-devel-ubuntu24.04@sha256:c2621d98e7de80c2aec5eb8403b19c67454c8f5b0c929e8588fd3563c9b6558d AS toolchain
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.12-dev
-COPY docker/make-environment.sh /fusebox/docker/
+COPY docker/make-environment.sh docker/assemble-toolkit.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     /fusebox/docker/make-environment.sh /opt/build /in /in/wheelhouse

@@ -6,7 +6,8 @@
 # IN holds requirements.txt (one hash each), python (its version), options (of `uv venv`), what to copy into the
 # environment (fusebox/, if it is there: then it is to run, not to build in, and what dependencies test themselves with
 # stays out), and `replaced` (if it is there): then the base image provides packages, those named are uninstalled first,
-# what the base has of the rest stays, and its `pip check` may not get worse.
+# what the base has of the rest stays, and its `pip check` may not get worse. Where IN holds toolkit.txt and its wheels
+# (toolkit/), the environment is also the CUDA toolkit to build with.
 set -euo pipefail
 prefix=${1:?the environment} in=${2:?what it is made of}
 shift 2
@@ -35,6 +36,11 @@ if [ -e "$in/replaced" ]; then
 else
   xargs uv venv --quiet --relocatable --python "$python" "$prefix" < "$in/options"
   "${install[@]}" --python "$prefix/bin/python" -r "$wanted"
+  if [ -e "$in/toolkit.txt" ]; then
+    "${install[@]}" --find-links="$in/toolkit" --python "$prefix/bin/python" -r "$in/toolkit.txt"
+    nvcc=$(echo "$prefix"/lib/python*/site-packages/nvidia/*/bin/nvcc)
+    "$(dirname "$0")/assemble-toolkit.sh" "${nvcc%/bin/nvcc}"
+  fi
   if [ -e "$in/fusebox" ]; then
     uv pip check --quiet --python "$prefix/bin/python"
     cd "$prefix"/lib/python*/site-packages

@@ -22,8 +22,8 @@ COPY recipes/make recipes/make
 COPY recipes/ship recipes/ship
 COPY recipes/verbs recipes/verbs
 COPY recipes/*.py recipes/*.toml recipes/
-COPY recipes/lock/ngc-23.04.txt recipes/lock/
-COPY docker/build-wheel.sh docker/
+COPY recipes/lock/ngc-23.04.*txt recipes/lock/
+COPY docker/build-wheel.sh docker/assemble-toolkit.sh docker/
 ARG SM=
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
     --mount=from=mirror,target=/mirror --mount=from=wheelcache,target=/wheelcache \
@@ -32,7 +32,7 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 # Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
 FROM nvcr.io/nvidia/pytorch:23.04-py3 AS toolchain
-COPY docker/make-environment.sh /fusebox/docker/
+COPY docker/make-environment.sh docker/assemble-toolkit.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     /fusebox/docker/make-environment.sh /opt/build /in /in/wheelhouse

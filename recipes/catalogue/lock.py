@@ -45,7 +45,9 @@ _LOCKED = re.compile(
 
 @dataclass(frozen=True)
 class Lock:
-    """recipes/lock/TARGET.txt: every dependency of a target, one file each, by sha256."""
+    """A file of recipes/lock/, one wheel by sha256 each: TARGET.txt, every dependency of a target, or
+    TARGET.toolkit.txt, what its CUDA toolkit has beside those.
+    """
 
     path: Path
     sha256: str

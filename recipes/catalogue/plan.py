@@ -15,19 +15,24 @@ from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
 from recipes.files import digest_of
 
+NVCC = "nvidia-cuda-nvcc"  # the distribution that holds bin/nvcc
 # What a release says of its size and of the cost of building it: no part of what it is.
 ESTIMATES: dict[str, Any] = {"mib": True, "build": {"core_seconds": True, "longest_seconds": True, "mib_per_job": True}}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A target with everything it pins. `lock` is None where a what-if has none."""
+    """A target with everything it pins.
+
+    `lock` is None where a what-if has none; `toolkit_lock` is of a target that pins its CUDA toolkit.
+    """
 
     root: Path
     target: Target
     pins: list[Pin]
     patches: dict[str, list[Patch]]
     lock: Lock | None
+    toolkit_lock: Lock | None = None
 
     @property
     def torch(self) -> Pin | None:
@@ -44,6 +49,25 @@ class Plan:
         if self.lock is None:
             raise Refusal(f"Target {self.target.name} has no lock: write it with `nox -s lock -- {self.target.name}`.")
         return self.lock
+
+    @cached_property
+    def toolkit(self) -> Lock | None:
+        """The locked wheels of the target's CUDA toolkit, or None where it pins none; refused if of another toolkit."""
+        target, toolkit = self.target, self.toolkit_lock
+        if target.toolkit is None:
+            return None
+        again = f"write it with `nox -s lock -- {target.name}`"
+        if toolkit is None:
+            path = self.locked.path.with_suffix(".toolkit.txt")
+            raise Refusal(f"{path} does not exist, and target {target.name} pins its CUDA toolkit: {again}.")
+        for lock, name, wanted in ((self.locked, "cuda-toolkit", target.toolkit), (toolkit, NVCC, target.cuda)):
+            has = next((artifact.version for artifact in lock.artifacts if artifact.name == name), "none")
+            if not f"{has}.".startswith(f"{wanted}."):
+                raise Refusal(
+                    f"{lock.path} has {name} {has}, and target {target.name} pins the CUDA toolkit {target.toolkit}: "
+                    f"{again}."
+                )
+        return toolkit
 
     @cached_property
     def stack(self) -> str:
@@ -65,6 +89,7 @@ class Plan:
                     for pin in self.pins
                 ],
                 "lock": self.locked.sha256,
+                **({"toolkit": self.toolkit.sha256} if self.toolkit else {}),
             }
         )
 
@@ -89,4 +114,6 @@ def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: s
     lock = Lock.read(path, target) if path.exists() and target.python == declared.python else None
     held = limits.facts(target, lock, {})
     limits.refuse(limits.judge(catalogue.limits, held, held))
-    return Plan(catalogue.root, target, pins, patches, lock)
+    beside = path.with_suffix(".toolkit.txt")
+    toolkit = Lock.read(beside, target) if lock and beside.exists() else None
+    return Plan(catalogue.root, target, pins, patches, lock, toolkit)

@@ -52,6 +52,8 @@ Variables = dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], Annotated[str
 MiB = Annotated[int, Field(ge=0, le=2**24)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+Header = Annotated[str, Field(pattern=r"^[a-z][\w/.-]*\.(h|hpp|cuh)$")]
+Library = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]  # as a linker is told: "cublas"
 Folder = Annotated[str, Field(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]  # inside a source tree
 
 
@@ -97,10 +99,12 @@ class Target(Strict):
     """One environment: a CUDA/PyTorch pair and the packages in it.
 
     `glibc` is the oldest C library that runs it, `driver` the oldest branch of NVIDIA's, `sm` the GPU architectures
-    compiled for ("9.0"), `cudnn` and `gcc` what its wheels base compiles against and with. `proves_on` is the hardware
-    on which a skipped smoke test counts as failed; `options` says, by package, how one is limited here, and `variables`
-    are set for whatever runs in it ("{site}" is its site-packages). `runner` is the label of the CI machine that
-    builds, proves and publishes its image, `unpublished` why none does.
+    compiled for ("9.0"), `cudnn` and `gcc` what its wheels base compiles against and with. `toolkit` is the version of
+    the distribution cuda-toolkit whose wheels (lock/TARGET.toolkit.txt) compile it; without one, the CUDA toolkit of
+    the base or the machine does. `proves_on` is the hardware on which a skipped smoke test counts as failed; `options`
+    says, by package, how one is limited here, and `variables` are set for whatever runs in it ("{site}" is its
+    site-packages). `runner` is the label of the CI machine that builds, proves and publishes its image, `unpublished`
+    why none does.
     """
 
     name: Name
@@ -111,6 +115,7 @@ class Target(Strict):
     driver: Annotated[str, Field(pattern=r"^\d+$")] | None = None
     cudnn: VersionText | None = None
     gcc: Annotated[str, Field(pattern=r"^\d+$")] | None = None
+    toolkit: VersionText | None = None
     sm: list[Annotated[str, Field(pattern=r"^\d+\.\d+$")]]
     proves_on: Annotated[list[Text], Field(min_length=1)]
     publish: bool
@@ -125,6 +130,12 @@ class Target(Strict):
     def _options_are_of_its_packages(self) -> Self:
         if strangers := sorted(set(self.options) - set(self.packages)):
             raise ValueError(f'options names "{strangers[0]}", which is not one of its packages')
+        return self
+
+    @model_validator(mode="after")
+    def _a_toolkit_is_of_its_cuda(self) -> Self:
+        if self.toolkit and not f"{self.toolkit}.".startswith(f"{self.cuda}."):
+            raise ValueError(f'toolkit "{self.toolkit}" is not of CUDA {self.cuda}')
         return self
 
     @model_validator(mode="after")
@@ -297,7 +308,8 @@ class Release(Source):
 class Package(Strict):
     """A distribution: what is imported, how it is built, which releases are pinned.
 
-    `proved_on` are sources that no target has, on which the proofs of its patches run too.
+    `proved_on` are sources that no target has, on which the proofs of its patches run too. `headers` and `libraries`
+    are what compiling it (or against it, as against torch) takes from the CUDA toolkit: one that lacks them is refused.
     """
 
     name: Text
@@ -305,6 +317,8 @@ class Package(Strict):
     summary: Text
     build: Build | None = None
     proved_on: list[Source] = []
+    headers: list[Header] = []
+    libraries: list[Library] = []
     release: Annotated[list[Release], Field(min_length=1)]
 
     @model_validator(mode="after")

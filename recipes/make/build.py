@@ -17,6 +17,7 @@ import sysconfig
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin
 from recipes.errors import Refusal
 from recipes.files import digest_of, disk_full, put, sha256_of, write_json
-from recipes.make import audit, environment
+from recipes.make import audit, environment, toolkit
 from recipes.make.cache import Cache
 from recipes.make.costs import jobs
 from recipes.make.environment import Wheel
@@ -55,6 +56,15 @@ class Tree:
     patches: tuple[Mapping[str, Any], ...]
 
 
+@dataclass(frozen=True)
+class Workshop:
+    """Where a package is compiled: `folder` with the environment env, the source in it, and the CUDA toolkit."""
+
+    folder: Path
+    source: Path
+    toolkit: Path | None
+
+
 class Builder:
     """Makes all wheels of a plan. `mirror` is a folder to fetch from before the network; `copies` keeps all of it."""
 
@@ -64,13 +74,19 @@ class Builder:
         self.plan, self.cache, self.steps = plan, cache, steps
         self.downloads = Downloads(cache, steps, mirror, plan.target)
         self.git = Git(cache, steps, mirror, copies)
+        self._probed = False
 
     def fetch(self) -> dict[str, Path]:
         """Every file of the plan, by sha256; git sources come into the cache's repositories."""
         artifacts = [artifact for pin in self.plan.pins if (artifact := artifact_of(pin))]
-        files = self.downloads.all([*artifacts, *self.plan.locked.artifacts])
+        files = self.downloads.all([*artifacts, *self.plan.locked.artifacts, *self._toolkit])
         self.git.fetch_all((pin.label, pin.release) for pin in self.plan.pins if pin.release.repository)
         return files
+
+    @property
+    def _toolkit(self) -> tuple[Artifact, ...]:
+        """The wheels of the pinned CUDA toolkit that are not of the environment."""
+        return self.plan.toolkit.artifacts if self.plan.toolkit else ()
 
     def trees(self, files: Mapping[str, Path]) -> dict[str, Tree]:
         """Every source, patched, by package."""
@@ -91,7 +107,7 @@ class Builder:
             if pin.release.kind == "wheel":
                 wheel = self.given(pin, files)
             else:
-                wheel = self._wheel(pin, trees[pin.name], locked, wheels)
+                wheel = self._wheel(pin, trees[pin.name], files, wheels)
             audit.check_metadata(wheel.path, pin, self.plan.target)
             wheels.append(wheel)
         return locked, wheels
@@ -173,10 +189,10 @@ class Builder:
             put(final.parent, self.cache.root / "wheels" / digest_of(inputs))
             step.note = f"{len(patches)} applied, repacked"
 
-    def _wheel(self, pin: Pin, tree: Tree, locked: list[tuple[Artifact, Path]], before: list[Wheel]) -> Wheel:
+    def _wheel(self, pin: Pin, tree: Tree, files: Mapping[str, Path], before: list[Wheel]) -> Wheel:
         compiler = self._compiler(pin) if pin.build.compiler != "none" else "none"
         inputs = self.inputs(pin, tree, compiler, f"bare, {' '.join(platform.libc_ver())}")
-        return self._kept(pin, inputs, lambda: self._build(pin, tree, inputs, locked, before))
+        return self._kept(pin, inputs, lambda: self._build(pin, tree, inputs, files, before))
 
     def inputs(self, pin: Pin, tree: Tree, compiler: str, base: str) -> dict[str, Any]:
         """What decides the bytes of a wheel, built by that compiler on that base; its hash is the wheel's key."""
@@ -200,6 +216,9 @@ class Builder:
                 "compiler": compiler,
                 "base": base,
             }
+        if self.plan.toolkit and toolkit.needed_by(self.plan, pin):
+            inputs["toolkit"] = {artifact.name: artifact.sha256 for artifact in self._toolkit}
+            inputs["toolkit"]["script"] = sha256_of(self.plan.root / "docker" / toolkit.SCRIPT)
         return inputs
 
     def _beside(self, pin: Pin) -> dict[str, Any]:
@@ -224,49 +243,75 @@ class Builder:
         return self.plan.root / "docker" / "build-wheel.sh"
 
     def _compiler(self, pin: Pin) -> str:
-        found = {name: shutil.which(name) for name in ("c++", *(["nvcc"] if pin.build.compiler == "nvcc" else []))}
-        if missing := [name for name, path in found.items() if path is None]:
+        """The versions of the compilers of a package, as they name themselves."""
+        if (found := shutil.which("c++")) is None:
             raise Refusal(
-                f"{pin.label} is compiled and there is no {missing[0]} on the PATH: install one (Debian, "
+                f"{pin.label} is compiled and there is no c++ on the PATH: install one (Debian, "
                 "Ubuntu: apt-get install g++)."
             )
-        said = [
-            subprocess.run([str(path), "--version"], capture_output=True, text=True, check=False).stdout
-            for path in found.values()
-        ]
-        return "; ".join(" ".join(line for line in text.splitlines() if re.search(r"\d+\.\d+", line)) for text in said)
+        compilers = [_version_of(found)]
+        if pin.build.compiler == "nvcc":
+            compilers.append(
+                toolkit.pinned_nvcc(self.plan) or _version_of(str(self._machines_toolkit / "bin" / "nvcc"))
+            )
+        return "; ".join(compilers)
+
+    @cached_property
+    def _machines_toolkit(self) -> Path:
+        """The CUDA toolkit of this machine, where the target pins none."""
+        return toolkit.of_machine(self.plan.target)
+
+    def _toolkit_beside(self, pin: Pin, path: Path) -> Path | None:
+        """The CUDA toolkit that a package is compiled with in that environment; the first time, it is probed."""
+        if not toolkit.needed_by(self.plan, pin):
+            return None
+        if self.plan.toolkit:
+            home = toolkit.assemble(environment.site_packages(path, self.plan.target), self.plan.target)
+        else:
+            home = self._machines_toolkit
+        if not self._probed:
+            compiled = [pin for pin in self.plan.pins if toolkit.needed_by(self.plan, pin)]
+            with (
+                self.steps.step("probe", f"the CUDA toolkit for {len(compiled)} packages"),
+                self.cache.scratch("probe") as at,
+            ):
+                toolkit.probe(self.plan, compiled, home, at)
+            self._probed = True
+        return home
 
     @contextmanager
-    def _workshop(
-        self, pin: Pin, tree: Tree, locked: list[tuple[Artifact, Path]], before: list[Wheel]
-    ) -> Iterator[tuple[Path, Path]]:
+    def _workshop(self, pin: Pin, tree: Tree, files: Mapping[str, Path], before: list[Wheel]) -> Iterator[Workshop]:
         """A scratch folder with the build's environment (env), and in it a copy of the patched source."""
+        wheels = [*self.plan.locked.artifacts, *(self._toolkit if toolkit.needed_by(self.plan, pin) else ())]
+        locked = [(artifact, files[artifact.sha256]) for artifact in wheels]
         with self.cache.scratch("build") as scratch:
             interpreter = environment.interpreter(self.plan.target, self.cache, self.steps)
             with self.steps.step("prepare", f"{pin.label}: its build environment"):
                 on_base = self.plan.on_base
                 environment.create(scratch / "env", interpreter, locked, before, self.cache, over_base=on_base)
             self._refuse_missing_headers(pin, environment.python_of(scratch / "env"))
+            home = self._toolkit_beside(pin, scratch / "env")
             source = scratch / tree.path.name
             shutil.copytree(tree.path, source, symlinks=True)
-            yield scratch, source
+            yield Workshop(scratch, source, home)
 
-    def _compile(self, pin: Pin, source: Path, scratch: Path, step: Step) -> tuple[Path, dict[str, object]]:
+    def _compile(self, pin: Pin, place: Workshop, step: Step) -> tuple[Path, dict[str, object]]:
         """The one wheel that the build script makes of a source, and what that cost."""
-        made = scratch / "made"
-        part = source / (pin.release.subfolder or "")
-        cost = self._run(pin, [str(self._script), str(part), str(made), *pin.build.options], scratch, step)
+        made = place.folder / "made"
+        part = place.source / (pin.release.subfolder or "")
+        cost = self._run(pin, [str(self._script), str(part), str(made), *pin.build.options], place, step)
         wheel = self._only_wheel(pin, made)
         step.note = size(wheel.stat().st_size)
         return wheel, cost
 
     def _build(
-        self, pin: Pin, tree: Tree, inputs: dict[str, Any], locked: list[tuple[Artifact, Path]], before: list[Wheel]
+        self, pin: Pin, tree: Tree, inputs: dict[str, Any], files: Mapping[str, Path], before: list[Wheel]
     ) -> None:
-        with self._workshop(pin, tree, locked, before) as (scratch, source):
+        with self._workshop(pin, tree, files, before) as place:
+            scratch = place.folder
             python = environment.python_of(scratch / "env")
             with self.steps.step("build", pin.label) as step:
-                wheel, cost = self._compile(pin, source, scratch, step)
+                wheel, cost = self._compile(pin, place, step)
             torch = environment.module_folder(python, "torch") if self.plan.torch else scratch / "torch"
             record = {
                 "file": wheel.name,
@@ -291,11 +336,12 @@ class Builder:
 
         One after another in the same tree, where only what changed is compiled again; each wheel is gone with the next.
         """
-        locked, wheels = self.wheels()
+        _, wheels = self.wheels()
+        files = self.fetch()
         before = wheels[: [wheel.pin.name for wheel in wheels].index(pin.name)]
-        with self._workshop(pin, self.trees(self.fetch())[pin.name], locked, before) as (scratch, source):
+        with self._workshop(pin, self.trees(files)[pin.name], files, before) as place:
             for file, old, new in changes:
-                path = source / file
+                path = place.source / file
                 text = path.read_text(encoding="utf-8") if path.is_file() else ""
                 if text.count(old) != 1:
                     raise Refusal(
@@ -303,7 +349,7 @@ class Builder:
                     )
                 path.write_text(text.replace(old, new), encoding="utf-8")
                 with self.steps.step("build", f"{pin.label}: {new}") as step:
-                    wheel, _ = self._compile(pin, source, scratch, step)
+                    wheel, _ = self._compile(pin, place, step)
                 yield wheel
                 path.write_text(text, encoding="utf-8")
                 shutil.rmtree(wheel.parent)
@@ -323,8 +369,9 @@ class Builder:
                 f"(Debian, Ubuntu: python{version}-dev)."
             )
 
-    def _run(self, pin: Pin, command: list[str], scratch: Path, step: Step) -> dict[str, object]:
+    def _run(self, pin: Pin, command: list[str], place: Workshop, step: Step) -> dict[str, object]:
         """Run the build script; every line goes to build.log and the last one to the display."""
+        scratch = place.folder
         for name in ("home", "tmp"):
             (scratch / name).mkdir(exist_ok=True)
         site = str(environment.site_packages(scratch / "env", self.plan.target))
@@ -339,6 +386,8 @@ class Builder:
             "SOURCE_DATE_EPOCH": EPOCH,
             "LC_ALL": "C.UTF-8",
         }
+        if place.toolkit:  # before any other nvcc on the PATH
+            variables |= {"CUDA_HOME": str(place.toolkit), "PATH": f"{place.toolkit / 'bin'}:{variables['PATH']}"}
         log, tail = scratch / "build.log", list[str]()
         with log.open("w", encoding="utf-8") as file, group(command, scratch, variables) as process:
             assert process.stdout
@@ -388,6 +437,12 @@ class Builder:
                 f"{pin.label}: the build left {len(wheels)} wheels, and one was expected: see docker/build-wheel.sh."
             )
         return wheels[0]
+
+
+def _version_of(compiler: str) -> str:
+    """The lines with a version of what a compiler says of itself."""
+    text = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    return " ".join(line for line in text.splitlines() if re.search(r"\d+\.\d+", line))
 
 
 def longest_step(scratch: Path) -> dict[str, float]:

@@ -21,6 +21,9 @@ from recipes.make.cache import Cache
 from recipes.make.fetch import Downloads
 from recipes.progress import Steps
 
+# Of the distribution cuda-toolkit, beside what torch asks for: the compiler and headers.
+EXTRAS = ("cccl", "crt", "nvcc", "nvvm", "profiler")
+
 
 def requirements(plan: Plan) -> list[str]:
     """What a target's environment needs beside its packages: to run, to build, to be smoke-tested (pyproject.toml)."""
@@ -41,31 +44,56 @@ def inputs(plan: Plan) -> str:
     return digest_of([requirements(plan), kept_to, plan.target.python, plan.target.glibc, own])
 
 
+def toolkit_inputs(plan: Plan, locked: list[tuple[str, str]]) -> str:
+    """The same of a toolkit's lock, which keeps to the versions of the target's lock."""
+    return digest_of([_toolkit(plan), sorted(locked)])
+
+
+def _toolkit(plan: Plan) -> str:
+    """The requirement on the wheels of the target's CUDA toolkit."""
+    return f"cuda-toolkit[{','.join(EXTRAS)}]=={plan.target.toolkit}"
+
+
 def write(plan: Plan, cache: Cache, steps: Steps) -> Path:
     """Resolve, download and hash; the lock is replaced only when all of it is known."""
     downloads = Downloads(cache, steps, None, plan.target)
+    kept_to = limits.constraints(Catalogue(plan.root).limits, plan.target)
     with steps.step("lock", f"{plan.target.name}: resolve {len(requirements(plan))} requirements"):
-        resolved = _resolve(plan, downloads)
+        locked = _resolve(plan, downloads, requirements(plan), kept_to)
+        toolkit = []
+        if plan.target.toolkit:  # its wheels keep to what the environment has, and are apart from it
+            pinned = [f"{name}=={version}" for name, version in locked]
+            toolkit = [one for one in _resolve(plan, downloads, [_toolkit(plan)], pinned) if one not in locked]
+    path = plan.root / "recipes" / "lock" / f"{plan.target.name}.txt"
+    text = _text(plan, downloads, f"the dependencies of {plan.target.name}", inputs(plan), locked)
+    if plan.target.toolkit:
+        about = f"the CUDA toolkit of {plan.target.name}"
+        beside = _text(plan, downloads, about, toolkit_inputs(plan, locked), toolkit)
+        write_text(path.with_suffix(".toolkit.txt"), beside)
+    write_text(path, text)
+    return path
+
+
+def _text(plan: Plan, downloads: Downloads, about: str, follows_from: str, resolved: list[tuple[str, str]]) -> str:
+    """The text of a lock: what it is about, the hash of what it follows from, and each wheel."""
     lines = [
-        f"# Written by `nox -s lock -- {plan.target.name}`: the dependencies of {plan.target.name}, one wheel each,",
+        f"# Written by `nox -s lock -- {plan.target.name}`: {about}, one wheel each,",
         f"# for Python {plan.target.python} and glibc {plan.target.glibc} or newer.",
-        f"# inputs: {inputs(plan)}",
+        f"# inputs: {follows_from}",
     ]
     for name, version in resolved:
         path = downloads.choose(name, version)
         lines.append(f"{name}=={version} --hash=sha256:{sha256_of(path)}  # {path.stat().st_size} bytes")
-    path = plan.root / "recipes" / "lock" / f"{plan.target.name}.txt"
-    write_text(path, "\n".join(lines) + "\n")
-    return path
+    return "\n".join(lines) + "\n"
 
 
-def _resolve(plan: Plan, downloads: Downloads) -> list[tuple[str, str]]:
+def _resolve(plan: Plan, downloads: Downloads, wanted: list[str], kept_to: list[str]) -> list[tuple[str, str]]:
+    """Name and version of what these requirements resolve to under those constraints."""
     settings = downloads.settings
     with downloads.cache.scratch("lock") as scratch:
-        (scratch / "in.txt").write_text("\n".join(requirements(plan)) + "\n")
+        (scratch / "in.txt").write_text("\n".join(wanted) + "\n")
         # A dependency on one of the target's own packages is met by the target, never by the index.
         (scratch / "own.txt").write_text("".join(f"{pin.name}; sys_platform == 'never'\n" for pin in plan.pins))
-        kept_to = limits.constraints(Catalogue(plan.root).limits, plan.target)
         (scratch / "constraints.txt").write_text("".join(f"{one}\n" for one in kept_to))
         command = ["pip", "compile", str(scratch / "in.txt")]
         command += ["--constraints", str(scratch / "constraints.txt"), "--overrides", str(scratch / "own.txt")]

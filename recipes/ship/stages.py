@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
@@ -47,6 +48,7 @@ def lay_out(plan: Plan, builder: Builder, into: Path, wheelcache: Path | None) -
             shutil.copy(wheel.path, house)
             lines.append(f"{pin.name}=={pin.release.metadata_version} --hash=sha256:{wheel.sha256}\n")
             write_json(into / "given" / f"{pin.name}.json", dict(wheel.record))
+    _lay_out_toolkit(plan, files, into / "environment")
     options = "--system-site-packages\n" if plan.on_base else ""
     _write(into / "environment", requirements_txt="".join(lines), python=f"{plan.target.python}\n", options=options)
     for name, tree in builder.trees(files).items():
@@ -65,6 +67,18 @@ def lay_out(plan: Plan, builder: Builder, into: Path, wheelcache: Path | None) -
             check_exported(wheelcache / digest_of(inputs))
             shutil.copytree(wheelcache / digest_of(inputs), folder / "wheel")
             builder.steps.say("cached", pin.label, digest_of(inputs)[:12])
+
+
+def _lay_out_toolkit(plan: Plan, files: Mapping[str, Path], into: Path) -> None:
+    """Write the wheels of a pinned CUDA toolkit, which the stage `toolchain` has and the image does not."""
+    if plan.toolkit is None:
+        return
+    (into / "toolkit").mkdir()
+    lines = []
+    for artifact in plan.toolkit.artifacts:
+        shutil.copy(files[artifact.sha256], into / "toolkit")
+        lines.append(f"{artifact.name}=={artifact.version} --hash=sha256:{artifact.sha256}\n")
+    (into / "toolkit.txt").write_text("".join(lines))
 
 
 def _write(folder: Path, **texts: str) -> None:

@@ -13,7 +13,7 @@ from recipes.catalogue.plan import changed
 from recipes.catalogue.plan import plan as plan_of
 from recipes.errors import Refusal
 from recipes.files import disk_named, remove
-from recipes.make import costs, environment, export, resolve
+from recipes.make import costs, environment, export, resolve, toolkit
 from recipes.make.build import Builder
 from recipes.make.bump import Bump
 from recipes.make.cache import Cache
@@ -55,7 +55,10 @@ def plan(options: argparse.Namespace) -> int:
     """Show what a target contains and what building it costs, or why it cannot be built."""
     catalogue = Catalogue()
     if not options.replaced:
-        costs.show(plan_of(catalogue, options.target, options.sm, options.python), Cache())
+        shown = plan_of(catalogue, options.target, options.sm, options.python)
+        costs.show(shown, Cache())
+        if line := toolkit.state(shown):
+            say(line)
         return 0
     target = changed(catalogue.target(options.target), options.sm, options.python)
     verdict = consider(catalogue, target, dict(map(limits.what_if, options.replaced)))

@@ -1,0 +1,191 @@
+"""The CUDA toolkit that wheels are compiled with: wheels of the lock, or the one of this machine, probed before use.
+
+Where the package index has nvcc, a target pins its toolkit (recipes/lock/TARGET.toolkit.txt). It is then installed into
+each build environment beside torch, whose wheels hold the rest of it, and docker/assemble-toolkit.sh makes one folder
+of both. Elsewhere nvcc on the PATH names the toolkit, or the base image does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from packaging.version import Version
+
+from recipes.catalogue.plan import NVCC, Plan
+from recipes.catalogue.schema import Pin, Target
+from recipes.errors import Refusal
+from recipes.files import ROOT
+
+SCRIPT = "assemble-toolkit.sh"  # of docker/
+_SHOWN = 20  # seconds that nvcc may take to say where it lies
+
+
+def needed_by(plan: Plan, pin: Pin) -> bool:
+    """Whether a package is compiled with the target's CUDA toolkit."""
+    return plan.target.cuda != "none" and pin.release.kind == "source" and pin.build.compiler != "none"
+
+
+def pinned_nvcc(plan: Plan) -> str | None:
+    """What the target's pinned nvcc says of itself with --version; None where no toolkit is pinned."""
+    if plan.toolkit is None:
+        return None
+    version = next(artifact.version for artifact in plan.toolkit.artifacts if artifact.name == NVCC)
+    return f"Cuda compilation tools, release {'.'.join(version.split('.')[:2])}, V{version}"
+
+
+def state(plan: Plan) -> str:
+    """One line on the toolkit that a build on this machine would use; "" where it would use none."""
+    compiled = [pin for pin in plan.pins if needed_by(plan, pin)]
+    if not compiled or plan.lock is None:
+        return ""
+    if plan.toolkit:
+        wheels = ", ".join(artifact.label for artifact in plan.toolkit.artifacts)
+        return f"toolkit: CUDA {plan.target.toolkit} from {plan.toolkit.path.name}: {wheels}"
+    try:
+        home = of_machine(plan.target)
+        with tempfile.TemporaryDirectory() as scratch:
+            probe(plan, compiled, home, Path(scratch))
+    except Refusal as refusal:
+        return f"toolkit: a build on this machine would be refused. {refusal}"
+    return f"toolkit: {home} has what {len(compiled)} packages need"
+
+
+# --- where it is
+
+
+def folder_in(site: Path, target: Target) -> Path:
+    """The folder of a toolkit of wheels in an environment's site-packages."""
+    return site / "nvidia" / f"cu{target.cuda.partition('.')[0]}"
+
+
+def assemble(site: Path, target: Target) -> Path:
+    """Make one folder of the toolkit's wheels in an environment (docker/assemble-toolkit.sh), and return it."""
+    home = folder_in(site, target)
+    subprocess.run([str(ROOT / "docker" / SCRIPT), str(home)], check=True)
+    return home
+
+
+def of_machine(target: Target, variables: Mapping[str, str] = os.environ) -> Path:
+    """The folder of the toolkit whose nvcc is on the PATH; refused if there is none or it is of another CUDA.
+
+    nvcc itself says where it lies, since what the PATH names may be a link or a script that runs another one.
+    """
+    found = shutil.which("nvcc", path=variables.get("PATH"))
+    if found is None:
+        raise Refusal(
+            f"Target {target.name} is compiled with CUDA {target.cuda} and there is no nvcc on the PATH: install the "
+            f"toolkit, or put the folder of its nvcc on the PATH."
+        )
+    nvcc = os.path.realpath(found)
+    shown = _output([nvcc, "--dryrun", "probe.cu"], variables)
+    top = re.search(r"^#\$ TOP=(.+)$", shown, re.MULTILINE)
+    home = Path(os.path.realpath(top[1].strip())) if top else None
+    if home is None or not (home / "bin" / "nvcc").exists():
+        raise Refusal(
+            f"{found} does not say which CUDA toolkit it belongs to (`nvcc --dryrun` names no folder with bin/nvcc): "
+            "put the toolkit's own bin folder first on the PATH."
+        )
+    named = variables.get("CUDA_HOME")
+    if named and os.path.realpath(named) != str(home):
+        raise Refusal(
+            f"CUDA_HOME is {named}, and {found} hides it, which belongs to {home}: put {named}/bin first on the PATH, "
+            "or unset CUDA_HOME (env -u CUDA_HOME) to build with the other."
+        )
+    release = re.search(r"release (\d+\.\d+)", _output([str(home / "bin" / "nvcc"), "--version"], variables))
+    if release is None or Version(release[1]).major != Version(target.cuda).major:
+        has = f"CUDA {release[1]}" if release else "of no CUDA version that it names"
+        raise Refusal(
+            f"The toolkit {home} is {has}, and target {target.name} is compiled with CUDA {target.cuda}: put the bin "
+            f"folder of a CUDA {target.cuda.partition('.')[0]} toolkit first on the PATH."
+        )
+    return home
+
+
+def _output(command: list[str], variables: Mapping[str, str]) -> str:
+    try:
+        done = subprocess.run(
+            command, env=dict(variables), capture_output=True, text=True, errors="replace", timeout=_SHOWN, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Refusal(f"{' '.join(command)} did not end within {_SHOWN} s: check that it is CUDA's nvcc.") from None
+    except OSError as error:
+        raise Refusal(f"{command[0]} cannot be run ({error.strerror}): replace it by CUDA's nvcc.") from None
+    return done.stdout + done.stderr
+
+
+# --- whether it has what the packages need
+
+
+def probe(plan: Plan, pins: Iterable[Pin], home: Path, scratch: Path) -> None:
+    """Compile and link one small file with every header and library that these pins need, for each GPU architecture.
+
+    `home` is the toolkit's folder, `scratch` an empty one. What is missing is refused by name, with the packages that
+    need it; so is a host compiler that nvcc does not take.
+    """
+    chosen = [*pins, *([plan.torch] if plan.torch else [])]
+    headers, libraries = _needs(chosen, "headers"), _needs(chosen, "libraries")
+    source = scratch / "probe.cu"
+    source.write_text(
+        "".join(
+            f"#if __has_include(<{name}>)\n#include <{name}>\n#else\n#error lacks {name}\n#endif\n" for name in headers
+        )
+        + "__global__ void probe() {}\nint main() { probe<<<1, 1>>>(); return 0; }\n"
+    )
+    codes = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (sm.replace(".", "") for sm in plan.target.sm)]
+    # Else the linker leaves out, unseen, what nothing in the file calls.
+    links = ["-Xlinker", "--no-as-needed", *(f"-l{name}" for name in libraries)]
+    nvcc = str(home / "bin" / "nvcc")
+    command = [nvcc, "-std=c++17", *codes, str(source), "-o", str(scratch / "probe"), *links]
+    path = f"{home / 'bin'}:{os.environ.get('PATH') or os.defpath}"
+    done = subprocess.run(
+        command, env={"PATH": path, "TMPDIR": str(scratch), "LC_ALL": "C.UTF-8"}, capture_output=True, text=True,
+        errors="replace", check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise _fault(plan, home, done.stdout + done.stderr, headers, libraries)
+
+
+def _needs(pins: Iterable[Pin], kind: str) -> dict[str, list[str]]:
+    """The headers or libraries of packages, each with the packages that need it."""
+    needs: dict[str, list[str]] = {}
+    for pin in pins:
+        for name in getattr(pin.package, kind):
+            needs.setdefault(name, []).append(pin.label)
+    return needs
+
+
+def _fault(
+    plan: Plan, home: Path, said: str, headers: Mapping[str, list[str]], libraries: Mapping[str, list[str]]
+) -> Refusal:
+    """The sentence for what nvcc said."""
+    target = plan.target
+    whole = "install the toolkit whole, or put the bin folder of one that is first on the PATH"
+    if plan.toolkit:
+        whole = f"add the wheels that hold them to {plan.toolkit.path} (EXTRAS in recipes/make/resolve.py)"
+    missing = {name: headers[name] for name in dict.fromkeys(re.findall(r"#error lacks (\S+)", said))}
+    missing |= {f"lib{name}.so": libraries[name] for name in re.findall(r"cannot find -l([\w.-]+)", said)}
+    if missing:
+        listed = "; ".join(f"{name} (for {', '.join(labels)})" for name, labels in missing.items())
+        return Refusal(f"The CUDA toolkit {home} lacks {listed}: {whole}.")
+    if found := re.search(r"unsupported GNU version! (gcc versions later than \d+ are not supported)", said):
+        return Refusal(
+            f"The nvcc of {home} does not take this machine's C++ compiler ({found[1]}): install an older g++ and put "
+            "it first on the PATH."
+        )
+    if found := re.search(r"Unsupported gpu architecture '(compute_\d+)'", said):
+        return Refusal(
+            f"The nvcc of {home} does not compile for {found[1]}, and target {target.name} is for sm "
+            f"{', '.join(target.sm)}: pass --sm with those that it knows, or choose another toolkit."
+        )
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    why = next((line for line in lines if re.search(r"error|fatal|not found", line)), (lines or ["no output"])[-1])
+    return Refusal(
+        f"The CUDA toolkit {home} does not compile a file with the headers of {target.name}'s packages "
+        f"({why[:200].rstrip('.')}): check the toolkit and the C++ compiler."
+    )
