@@ -1,16 +1,50 @@
 #!/usr/bin/env bash
-# One patched source tree becomes one wheel, offline, with the Python on PATH: the same on a bare machine and in an image.
+# One patched source becomes one wheel, offline: the same on a bare machine and in an image.
 #
-#   build-wheel.sh TREE OUT [OPTION...]
+#   build-wheel.sh IN SOURCE OUT
 #
-# Everything else comes from the environment: the recipe's variables, MAX_JOBS, SOURCE_DATE_EPOCH.
+# IN says how: build.env (its variables, a line each), options (arguments of setup.py, a line each), subfolder (the part of
+# SOURCE that is built) and mib_per_job. VIRTUAL_ENV is the environment to build in. The CUDA toolkit is the one among its
+# wheels, else the one that CUDA_HOME names, else the one of nvcc on the PATH. Beside SOURCE, home/ and tmp/ are made, and
+# jobs, which says how many compile at a time.
 set -euo pipefail
-tree=${1:?the patched source tree} out=${2:?the folder for the wheel}
-shift 2
-# Arguments of setup.py, for packages that read their switches from nowhere else.
-options=("${@/#/--config-settings=--build-option=}")
+in=${1:?how to build} source=$(realpath "${2:?the patched source}") out=${3:?the folder for the wheel}
+work=$(dirname "$source")
+mkdir -p "$work/home" "$work/tmp"
 
-above=$(dirname "$(realpath "$tree")")
+# Nothing else of the caller's decides the wheel.
+for name in $(compgen -e); do
+  case $name in
+    PATH | LD_LIBRARY_PATH | VIRTUAL_ENV | CUDA_HOME | SHELLOPTS | BASHOPTS) ;;
+    *) unset "$name" ;;
+  esac
+done
+export PATH=${VIRTUAL_ENV:?the environment to build in}/bin:$PATH
+export HOME=$work/home TMPDIR=$work/tmp LC_ALL=C.UTF-8 PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1
+export SOURCE_DATE_EPOCH=315532800      # 1980-01-01, the oldest date that a zip file can hold
+site=$(python -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
+while IFS= read -r line; do
+  if [ -n "$line" ]; then export "${line//\{site\}/$site}"; fi
+done < "$in/build.env"
+
+nvcc=$(echo "$site"/nvidia/*/bin/nvcc)
+if [ -x "$nvcc" ]; then export CUDA_HOME=${nvcc%/bin/nvcc}; fi
+if [ -n "${CUDA_HOME:-}" ]; then export PATH=$CUDA_HOME/bin:$PATH; fi      # before any other nvcc
+
+# As many jobs as there are cores, or as memory allows.
+memory=$(awk '/MemTotal/ { print int($2 / 1024) }' /proc/meminfo)
+for limit in /sys/fs/cgroup/memory.max /sys/fs/cgroup/memory/memory.limit_in_bytes; do
+  if [ -r "$limit" ]; then
+    memory=$(awk -v have="$memory" '$1 ~ /^[0-9]+$/ && $1 / 1048576 < have { have = int($1 / 1048576) } END { print have }' "$limit")
+  fi
+done
+jobs=$((memory / $(cat "$in/mib_per_job")))
+jobs=$((jobs < 1 ? 1 : jobs > $(nproc) ? $(nproc) : jobs))
+echo "$jobs" > "$work/jobs"
+export MAX_JOBS=$jobs CMAKE_BUILD_PARALLEL_LEVEL=$jobs      # else ninja takes all cores and two
+
+tree=$(realpath "$source/$(cat "$in/subfolder")")
+above=$(dirname "$tree")
 # gcc writes its options into each object (section .GCC.command.line), where the audit reads them; where it was built
 # does not get into the wheel.
 export CFLAGS="${CFLAGS:-} -frecord-gcc-switches -ffile-prefix-map=$above=/build"
@@ -20,6 +54,9 @@ export LDFLAGS="${LDFLAGS:-} -Wl,--strip-debug"
 export GIT_CEILING_DIRECTORIES=$above
 # deepspeed's setup.py makes its list of requirements from a set.
 export PYTHONHASHSEED=0
-export PIP_NO_INDEX=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PYTHONNOUSERSITE=1
+export PIP_NO_INDEX=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
 
+# Arguments of setup.py, for packages that read their switches from nowhere else.
+mapfile -t options < "$in/options"
+options=("${options[@]/#/--config-settings=--build-option=}")
 exec python -m pip wheel --verbose --no-deps --no-build-isolation --no-cache-dir "${options[@]}" --wheel-dir "$out" "$tree"

@@ -28,12 +28,11 @@ from recipes.catalogue.load import build_environment
 from recipes.catalogue.lock import Artifact, artifact_of
 from recipes.catalogue.patch import Patch
 from recipes.catalogue.plan import Plan
-from recipes.catalogue.schema import Pin
+from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
 from recipes.files import digest_of, disk_full, put, sha256_of, write_json
 from recipes.make import audit, environment, toolkit
 from recipes.make.cache import Cache
-from recipes.make.costs import jobs
 from recipes.make.environment import Wheel
 from recipes.make.fetch import Downloads, unpack
 from recipes.make.git import Git
@@ -42,9 +41,8 @@ from recipes.make.wheel import extract, repack
 from recipes.process import group
 from recipes.progress import Step, Steps, size
 
-EPOCH = "315532800"  # 1980-01-01, the oldest date a zip file can hold: wheels do not depend on when they were built
-# What a build sees of the caller's variables: nothing that could change a wheel, since its key does not hold them.
-INHERITED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONNOUSERSITE")
+# What the build script gets of the caller's variables: the key of a wheel holds no others.
+INHERITED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True)
@@ -297,9 +295,9 @@ class Builder:
 
     def _compile(self, pin: Pin, place: Workshop, step: Step) -> tuple[Path, dict[str, object]]:
         """The one wheel that the build script makes of a source, and what that cost."""
-        made = place.folder / "made"
-        part = place.source / (pin.release.subfolder or "")
-        cost = self._run(pin, [str(self._script), str(part), str(made), *pin.build.options], place, step)
+        made, settings = place.folder / "made", place.folder / "settings"
+        write_settings(pin, self.plan.target, settings)
+        cost = self._run(pin, [str(self._script), str(settings), str(place.source), str(made)], place, step)
         wheel = self._only_wheel(pin, made)
         step.note = size(wheel.stat().st_size)
         return wheel, cost
@@ -372,22 +370,10 @@ class Builder:
     def _run(self, pin: Pin, command: list[str], place: Workshop, step: Step) -> dict[str, object]:
         """Run the build script; every line goes to build.log and the last one to the display."""
         scratch = place.folder
-        for name in ("home", "tmp"):
-            (scratch / name).mkdir(exist_ok=True)
-        site = str(environment.site_packages(scratch / "env", self.plan.target))
         variables = {
             key: value for key, value in environment.clean_variables(scratch / "env").items() if key in INHERITED
-        } | {key: text.replace("{site}", site) for key, text in build_environment(pin, self.plan.target).items()}
-        variables |= {
-            "HOME": str(scratch / "home"),
-            "TMPDIR": str(scratch / "tmp"),
-            "MAX_JOBS": str(jobs(pin)),
-            "CMAKE_BUILD_PARALLEL_LEVEL": str(jobs(pin)),  # else ninja takes all cores and two
-            "SOURCE_DATE_EPOCH": EPOCH,
-            "LC_ALL": "C.UTF-8",
         }
-        if place.toolkit:  # before any other nvcc on the PATH
-            variables |= {"CUDA_HOME": str(place.toolkit), "PATH": f"{place.toolkit / 'bin'}:{variables['PATH']}"}
+        variables |= {"CUDA_HOME": str(place.toolkit)} if place.toolkit else {}
         log, tail = scratch / "build.log", list[str]()
         with log.open("w", encoding="utf-8") as file, group(command, scratch, variables) as process:
             assert process.stdout
@@ -408,7 +394,7 @@ class Builder:
             "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1),
             "peak_mib_per_process": usage.ru_maxrss // 1024,
             **longest_step(scratch),
-            "jobs": jobs(pin),
+            "jobs": int((scratch / "jobs").read_text()),
         }
 
     def _failure(self, pin: Pin, log: Path, tail: list[str], code: int) -> Refusal:
@@ -450,6 +436,16 @@ def longest_step(scratch: Path) -> dict[str, float]:
     lines = [line for log in scratch.rglob(".ninja_log") for line in log.read_text().splitlines() if line[:1] != "#"]
     times = [(int(end) - int(begun)) / 1e3 for begun, end, *_ in (line.split("\t") for line in lines)]
     return {"longest_seconds": round(max(times), 1)} if times else {}
+
+
+def write_settings(pin: Pin, target: Target, into: Path) -> None:
+    """Write what docker/build-wheel.sh reads of a package: build.env, options, subfolder, mib_per_job."""
+    into.mkdir(parents=True, exist_ok=True)
+    variables = build_environment(pin, target)
+    (into / "build.env").write_text("".join(f"{key}={value}\n" for key, value in variables.items()))
+    (into / "options").write_text("".join(f"{option}\n" for option in pin.build.options))
+    (into / "subfolder").write_text(pin.release.subfolder or ".")
+    (into / "mib_per_job").write_text(f"{pin.build.mib_per_job}\n")
 
 
 def _settings(pin: Pin) -> dict[str, Any]:

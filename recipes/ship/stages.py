@@ -15,13 +15,12 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
-from recipes.catalogue.load import build_environment
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
 from recipes.files import digest_of, sha256_of, write_json
 from recipes.make import audit, environment
-from recipes.make.build import Builder, installed
+from recipes.make.build import Builder, installed, write_settings
 from recipes.make.environment import Wheel
 from recipes.make.export import check_exported
 
@@ -56,12 +55,7 @@ def lay_out(plan: Plan, builder: Builder, into: Path, wheelcache: Path | None) -
         folder = into / "packages" / name
         shutil.copytree(tree.path, folder / "source" / tree.path.name, symlinks=True)
         inputs = builder.inputs(pin, tree, pin.build.compiler, base_of(plan.target))
-        env = build_environment(pin, plan.target)
-        _write(
-            folder, build_env="".join(f"{key}={value}\n" for key, value in env.items()),
-            options="".join(f"{option}\n" for option in pin.build.options), subfolder=pin.release.subfolder or ".",
-            mib_per_job=f"{pin.build.mib_per_job}\n",
-        )  # fmt: skip
+        write_settings(pin, plan.target, folder)
         write_json(into / "inputs" / f"{name}.json", {"inputs": inputs, "patches": list(tree.patches)})
         if wheelcache and (wheelcache / digest_of(inputs) / "wheel.json").exists():
             check_exported(wheelcache / digest_of(inputs))
@@ -84,7 +78,7 @@ def _lay_out_toolkit(plan: Plan, files: Mapping[str, Path], into: Path) -> None:
 def _write(folder: Path, **texts: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (folder / {"requirements_txt": "requirements.txt", "build_env": "build.env"}.get(name, name)).write_text(text)
+        (folder / {"requirements_txt": "requirements.txt"}.get(name, name)).write_text(text)
 
 
 # --- stage `audit`

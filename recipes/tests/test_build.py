@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,9 @@ from recipes.catalogue import patch
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
 from recipes.files import ROOT
-from recipes.make.build import Builder, Tree, longest_step
+from recipes.make.build import Builder, Tree, longest_step, write_settings
 from recipes.make.cache import Cache
+from recipes.make.costs import jobs, memory_limit
 from recipes.progress import Steps
 from recipes.tests.conftest import Tiny
 
@@ -40,7 +44,7 @@ def test_what_is_installed_is_patched_and_says_so(undisturbed: Tiny) -> None:
     [
         ("recipes/packages/tinypkg.toml", 'TINY_SECONDS = "0"', 'TINY_SECONDS = "0.0"', True),
         ("patches/tinypkg/0001-say-two.patch", "+value = 2", "+value = 3", True),
-        ("docker/build-wheel.sh", "# One patched", "# A patched", True),
+        ("docker/build-wheel.sh", "# One patched source", "# A patched source", True),
         ("patches/tinypkg/0001-say-two.patch", "Description: Say two", "Description: Say 2", False),
         ("recipes/packages/tinypkg.toml", "core_seconds = 6", "core_seconds = 9", False),
         ("recipes/targets.toml", "a test: everything", "a test: all", False),
@@ -67,6 +71,21 @@ def test_a_wheel_is_the_same_wherever_it_was_built(tiny: Tiny, undisturbed: Tiny
     tiny.succeed("build", "tiny")
     assert tiny.cache != undisturbed.cache
     assert records(tiny)["tinypkg 1.0"]["sha256"] == records(undisturbed)["tinypkg 1.0"]["sha256"]
+
+
+def test_a_plan_forecasts_the_jobs_that_the_script_starts(tiny: Tiny) -> None:
+    """Both count cores, and memory by mib_per_job."""
+    memory = memory_limit() // 2**20
+    for mib_per_job in (100, memory // 2 + 1):
+        tiny.edit(tiny.recipe("tinypkg"), "mib_per_job = 100", f"mib_per_job = {mib_per_job}")
+        (pin,) = (pin for pin in plan(Catalogue(tiny.root), "tiny").pins if pin.name == "tinypkg")
+        settings, source = tiny.root / "settings", tiny.root / "work" / "source"
+        write_settings(pin, tiny.declared, settings)
+        source.mkdir(parents=True, exist_ok=True)
+        environment = os.environ | {"VIRTUAL_ENV": sys.prefix}
+        command = [str(ROOT / "docker" / "build-wheel.sh"), str(settings), str(source), str(tiny.root / "made")]
+        subprocess.run(command, env=environment, capture_output=True, check=False)  # nothing is there to build
+        assert int((source.parent / "jobs").read_text()) == jobs(pin)
 
 
 def test_what_is_compiled_for_a_patched_torch_is_compiled_for_no_other(tmp_path: Path) -> None:
