@@ -108,7 +108,7 @@ def _cached(cache: Cache, sha256: str) -> bool:
 
 
 def _show_cost(chosen: Plan, cache: Cache) -> None:
-    locked = chosen.lock.bytes if chosen.lock else 0
+    locked = sum(lock.bytes for lock in (chosen.lock, chosen.toolkit_lock) if lock)
     download = sum(pin.release.mib.download for pin in chosen.pins) * 2**20 + locked
     installed = sum(pin.release.mib.installed for pin in chosen.pins) * 2**20 + 3 * locked
     built = [pin for pin in chosen.pins if pin.release.kind == "source"]

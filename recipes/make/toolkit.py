@@ -130,25 +130,33 @@ def probe(plan: Plan, pins: Iterable[Pin], home: Path, scratch: Path) -> None:
     """
     chosen = [*pins, *([plan.torch] if plan.torch else [])]
     headers, libraries = _needs(chosen, "headers"), _needs(chosen, "libraries")
-    source = scratch / "probe.cu"
-    source.write_text(
+    includes = (
         "".join(
             f"#if __has_include(<{name}>)\n#include <{name}>\n#else\n#error lacks {name}\n#endif\n" for name in headers
         )
-        + "__global__ void probe() {}\nint main() { probe<<<1, 1>>>(); return 0; }\n"
+        + "__global__ void probe() {}\n"
     )
-    codes = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (sm.replace(".", "") for sm in plan.target.sm)]
+    said = _compiled(includes, libraries, plan.target, home, scratch)
+    if "#error lacks" in said:  # then nothing was linked, and what is missing there is to be named too
+        said += _compiled("__global__ void probe() {}\n", libraries, plan.target, home, scratch)
+    if said:
+        raise _fault(plan, home, said, headers, libraries)
+
+
+def _compiled(text: str, libraries: Iterable[str], target: Target, home: Path, scratch: Path) -> str:
+    """What nvcc said when it could not compile and link that text with a main function; "" when it could."""
+    source = scratch / "probe.cu"
+    source.write_text(f"{text}int main() {{ probe<<<1, 1>>>(); return 0; }}\n")
+    codes = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (sm.replace(".", "") for sm in target.sm)]
     # Else the linker leaves out, unseen, what nothing in the file calls.
     links = ["-Xlinker", "--no-as-needed", *(f"-l{name}" for name in libraries)]
-    nvcc = str(home / "bin" / "nvcc")
-    command = [nvcc, "-std=c++17", *codes, str(source), "-o", str(scratch / "probe"), *links]
+    command = [str(home / "bin" / "nvcc"), "-std=c++17", *codes, str(source), "-o", str(scratch / "probe"), *links]
     path = f"{home / 'bin'}:{os.environ.get('PATH') or os.defpath}"
     done = subprocess.run(
         command, env={"PATH": path, "TMPDIR": str(scratch), "LC_ALL": "C.UTF-8"}, capture_output=True, text=True,
         errors="replace", check=False,
     )  # fmt: skip
-    if done.returncode != 0:
-        raise _fault(plan, home, done.stdout + done.stderr, headers, libraries)
+    return (done.stdout + done.stderr).strip() or f"nvcc failed with {done.returncode}" if done.returncode else ""
 
 
 def _needs(pins: Iterable[Pin], kind: str) -> dict[str, list[str]]:

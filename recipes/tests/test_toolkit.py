@@ -189,10 +189,8 @@ def test_everything_that_is_missing_is_named_with_its_packages(older: Plan, tmp_
     )
     assert "nvrtc.h (for transformer-engine 1.7)" in str(refused.value)
     assert "cublas_v2.h" not in str(refused.value)
-    installed(home, headers=("cusparse.h", "nvrtc.h"))
-    with pytest.raises(Refusal) as refused:
-        probed(older, home, tmp_path / "libraries")
     assert all(f"lib{name}.so (for " in str(refused.value) for name in needs(older, "libraries"))
+    installed(home, headers=("cusparse.h", "nvrtc.h"))
     (home / "lib64").mkdir()
     for name in needs(older, "libraries"):
         (home / "lib64" / f"lib{name}.so").write_text("")  # an empty linker script
