@@ -24,7 +24,9 @@ mkdir -p "$work"
 cp -r "$in"/source/* "$work/"
 source=$work/$(ls "$in/source")
 
-for compiler in c++ "$VIRTUAL_ENV"/lib/python*/site-packages/nvidia/*/bin/nvcc nvcc; do
+nvcc=$(echo "$VIRTUAL_ENV"/lib/python*/site-packages/nvidia/*/bin/nvcc)      # which comes before the base's
+if [ ! -x "$nvcc" ]; then nvcc=nvcc; fi
+for compiler in c++ "$nvcc"; do
   if command -v "$compiler" > /dev/null; then "$compiler" --version | grep -E '[0-9]+\.[0-9]+'; fi
 done > "$out/compiler.txt"
 if ! "$(dirname "$0")/build-wheel.sh" "$in" "$source" "$out" > "$out/build.log" 2>&1; then
