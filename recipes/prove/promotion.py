@@ -50,9 +50,13 @@ def _promotable(plan: Plan, path: Path) -> dict[str, Any]:
 
 
 def compare_log(log: Path, claims: Iterable[Mapping[str, Any]]) -> int:
-    """How many runs a raw log holds; refused where none of them printed exactly these claims."""
+    """How many runs a raw log holds; refused where none of them printed exactly these claims.
+
+    What an interrupted run did not reach is unproven, "not run", and in no log.
+    """
     printed = imported("printed")
-    expected = collections.Counter(_parts(printed.line(claim)) for claim in claims)
+    reached = (claim for claim in claims if claim.get("reason") != "not run")
+    expected = collections.Counter(_parts(printed.line(claim)) for claim in reached)
     runs: list[collections.Counter[tuple[str, ...]]] = [collections.Counter()]
     for line in log.read_text(encoding="utf-8").splitlines():
         if re.match(r"(proved|refuted|unproven) +\S+ .* \(\d+\.\d s\)$", line):

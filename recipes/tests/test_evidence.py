@@ -303,6 +303,14 @@ def test_a_raw_log_holds_the_outcomes_line_by_line(
     assert json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text()).get("runs_in_log", 1) == runs
 
 
+def test_what_an_interrupted_run_did_not_reach_is_in_no_log(tmp_path: Path) -> None:
+    run = evidence.promoted(ROOT, "cpu")[0]
+    log, row = ROOT / "smoke_tests" / "evidence" / "cpu--x86-64.log", {**run["claims"][0], "outcome": "unproven"}
+    assert promotion.compare_log(log, [*run["claims"], {**row, "reason": "not run"}]) == run.get("runs_in_log", 1)
+    with pytest.raises(Refusal, match="does not contain the outcomes beside it"):
+        promotion.compare_log(log, [*run["claims"], {**row, "reason": "no GPU here"}])
+
+
 def test_the_committed_evidence_is_what_its_logs_hold() -> None:
     paths = sorted((ROOT / "smoke_tests" / "evidence").glob("*--*.json"))
     assert len(paths) >= len({path.name.partition("--")[0] for path in paths}) > 4
