@@ -66,7 +66,7 @@ def test_a_patch_that_is_gone_is_missed(checkout: Checkout, one: Patch, monkeypa
     for path in (proofs.test_of(one), proofs.record_of(one)):
         moved(checkout, path).unlink()
     # Where another patch needs it, or a document's statement names it, that is refused before the page is made.
-    with pytest.raises(Refusal, match=rf"^patches\.md is not what|{re.escape(one.path.name)}"):
+    with pytest.raises(Refusal, match=rf"^patches\.md does not match|{re.escape(one.path.name)}"):
         render.check(Catalogue(checkout.root))
 
 
