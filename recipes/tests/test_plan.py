@@ -63,7 +63,7 @@ def test_the_command_shows_every_step_within_two_seconds() -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        ("patches/deepspeed/0001-let-the-builder-name-the-cpu.patch", "Description: Let", "Description: Make"),
+        ("patches/deepspeed/0001-let-the-builder-name-the-cpu.patch", "'-march=' + os", "'-mtune=' + os"),
         ("recipes/packages/deepspeed.toml", 'DS_SIMD_WIDTH = "AVX256"', 'DS_SIMD_WIDTH = "AVX512"'),
         ("recipes/packages/transformers.toml", 'sha256 = "657b', 'sha256 = "757b'),
         ("recipes/lock/cpu.txt", "--hash=sha256:", "--hash=sha256:"),

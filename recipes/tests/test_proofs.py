@@ -100,7 +100,7 @@ def spoilt(checkout: Checkout) -> Checkout:
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
-        (f"{ONE.package}/{ONE.path.name}", "Description: ", "Description: Please "),
+        (f"{ONE.package}/{ONE.path.name}", "'-march=' + os", "'-mtune=' + os"),
         (f"{ONE.package}/{proofs.test_of(ONE).name}", "-> None:\n", "-> None:\n    assert True\n"),
         ("proof.py", 'self.runs.append({"pristine": self.', 'self.runs.append({"pristine": not self.'),
         ("conftest.py", "assert now == before", "assert now != before"),
