@@ -8,9 +8,11 @@ again because of it.
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +171,13 @@ def keys_of(root: Path, outcomes: Row) -> list[str | None]:
     def key(roots: frozenset[Place]) -> str:
         return code.key(code.floor(roots))
 
-    return [key(frozenset(_deciding(code, row))) if _is_there(code, row) else None for row in outcomes["mutants"]]
+    planting = Planting.of(code)
+    keys: list[str | None] = []
+    for row in outcomes["mutants"]:
+        planted = planting.places(row)
+        known = _claims_are_there(code, row) and (planted or row["origin"] == "compiled")
+        keys.append(key(frozenset([*_deciding(code, row), *planted])) if known else None)
+    return keys
 
 
 def _deciding(code: Code, row: Row) -> Iterator[Place]:
@@ -177,30 +185,44 @@ def _deciding(code: Code, row: Row) -> Iterator[Place]:
         file, _, test = claim.split("[")[0].partition("::")
         names = [test] if test else [name for name in code.modules[file].definitions if name.startswith("test_")]
         yield from ((file, name) for name in names)
-    yield from _planted(code, row)
 
 
-def _planted(code: Code, row: Row) -> list[Place]:
-    """The function that plants a fault, or a table that names it, or the function that a rule changed."""
-    name = row["name"].partition(" ")[0] if row["origin"] == "rule" else row["name"].replace(" ", "_")
-    if row["origin"] == "rule" and row["column"] == "training":
-        module, _, name = name.partition(".")  # "guard.Guard._compare" is of training/guard.py
-        changed = [(f"training/{module}.py", part) for part in (name, name.rpartition(".")[0])]
-        return [place for place in changed if place in code.definitions][:1]
-    others = {
-        place: definition
-        for place, definition in code.definitions.items()
-        if not place[0].rpartition("/")[2].startswith("test_")
-    }
-    return [place for place, definition in others.items() if place[1] == name or row["name"] in definition.strings]
+@dataclass(frozen=True)
+class Planting:
+    """The definitions outside of tests, by their names and by the texts in them: what may plant a fault."""
+
+    code: Code
+    named: Mapping[str, list[Place]]
+    holding: Mapping[str, list[Place]]
+
+    @classmethod
+    def of(cls, code: Code) -> Planting:
+        named, holding = (
+            collections.defaultdict[str, list[Place]](list),
+            collections.defaultdict[str, list[Place]](list),
+        )
+        for place, definition in code.definitions.items():
+            if not place[0].rpartition("/")[2].startswith("test_"):
+                named[place[1]].append(place)
+                for text in definition.strings:
+                    holding[text].append(place)
+        return cls(code, named, holding)
+
+    def places(self, row: Row) -> list[Place]:
+        """The function that plants a fault, or a table that names it, or the function that a rule changed."""
+        name = row["name"].partition(" ")[0] if row["origin"] == "rule" else row["name"].replace(" ", "_")
+        if row["origin"] == "rule" and row["column"] == "training":
+            module, _, name = name.partition(".")  # "guard.Guard._compare" is of training/guard.py
+            changed = [(f"training/{module}.py", part) for part in (name, name.rpartition(".")[0])]
+            return [place for place in changed if place in self.code.definitions][:1]
+        return [*self.named.get(name, []), *self.holding.get(row["name"], [])]
 
 
-def _is_there(code: Code, row: Row) -> bool:
-    """Whether the claims that decided a mutant, and its fault, are in the checkout."""
+def _claims_are_there(code: Code, row: Row) -> bool:
+    """Whether the claims that decided a mutant are in the checkout."""
     claims = [row["by"]] if row["by"] else row["claims"]
     places = [tuple(claim.split("[")[0].split("::")) for claim in claims]
-    tests = all(place in code.definitions if len(place) == 2 else place[0] in code.modules for place in places)
-    return tests and (row["origin"] == "compiled" or bool(_planted(code, row)))
+    return all(place in code.definitions if len(place) == 2 else place[0] in code.modules for place in places)
 
 
 def committed(root: Path) -> list[Row]:
