@@ -10,11 +10,12 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
+from recipes.catalogue.lock import Artifact
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
@@ -37,10 +38,7 @@ def lay_out(plan: Plan, builder: Builder, into: Path, wheelcache: Path | None) -
     files = builder.fetch()
     house = into / "environment" / "wheelhouse"
     house.mkdir(parents=True)
-    lines = []
-    for artifact in plan.locked.artifacts:
-        shutil.copy(files[artifact.sha256], house)
-        lines.append(f"{artifact.name}=={artifact.version} --hash=sha256:{artifact.sha256}\n")
+    lines = _copied(plan.locked.artifacts, files, house)
     for pin in plan.pins:
         if pin.release.kind == "wheel":
             wheel = builder.given(pin, files)
@@ -68,17 +66,22 @@ def _lay_out_toolkit(plan: Plan, files: Mapping[str, Path], into: Path) -> None:
     if plan.toolkit is None:
         return
     (into / "toolkit").mkdir()
+    _write(into, toolkit_txt="".join(_copied(plan.toolkit.artifacts, files, into / "toolkit")))
+
+
+def _copied(artifacts: Iterable[Artifact], files: Mapping[str, Path], into: Path) -> list[str]:
+    """Copy wheels into a folder; the line of each in a file of requirements."""
     lines = []
-    for artifact in plan.toolkit.artifacts:
-        shutil.copy(files[artifact.sha256], into / "toolkit")
+    for artifact in artifacts:
+        shutil.copy(files[artifact.sha256], into)
         lines.append(f"{artifact.name}=={artifact.version} --hash=sha256:{artifact.sha256}\n")
-    (into / "toolkit.txt").write_text("".join(lines))
+    return lines
 
 
 def _write(folder: Path, **texts: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
-        (folder / {"requirements_txt": "requirements.txt"}.get(name, name)).write_text(text)
+        (folder / name.replace("_txt", ".txt")).write_text(text)
 
 
 # --- stage `audit`
