@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -18,6 +19,7 @@ GIT_ALONE = {
     "GIT_ATTR_NOSYSTEM": "1",
 }
 GRACE = 5  # seconds
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 def git_variables() -> dict[str, str]:
@@ -39,28 +41,32 @@ def commit_of(root: Path, *files: str) -> str:
 
 @contextlib.contextmanager
 def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, with both outputs in one pipe; nothing of it outlives us when we stop early.
+    """A process with all that it starts, with both outputs in one pipe; nothing of it outlives the block, or us.
 
-    Where we are killed, it inherits the cache's lock (`close_fds`), and so the next run waits for it.
+    A supervisor runs the command (recipes/supervisor.py). It also ends everything when we are killed. Until then, all of
+    it inherits the locks that we hold (`close_fds`).
     """
-    process = subprocess.Popen(
-        command, cwd=folder, env=dict(variables), encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, close_fds=False,
-    )  # fmt: skip
+    supervised, ours = os.pipe()
+    command = [sys.executable, "-I", "-S", str(SUPERVISOR), *command]
+    try:
+        process = subprocess.Popen(
+            command, cwd=folder, env=dict(variables), encoding="utf-8", errors="replace", stdin=supervised,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, close_fds=False,
+        )  # fmt: skip
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(supervised)
     try:
         yield process
     finally:
-        if process.returncode is None:
-            try:
-                _send(process, signal.SIGINT)  # it may have started others apart, and ends them then
+        try:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGINT)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE)
-            finally:  # also where a second Ctrl-C ends the wait
-                _send(process, signal.SIGKILL)
-                process.wait()
-
-
-def _send(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Signal what is left of a process's group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+        finally:  # also where a second Ctrl-C ends the wait
+            os.close(ours)
+            process.wait()
