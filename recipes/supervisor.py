@@ -62,17 +62,17 @@ def _reap_until(last: int) -> int:
 def _kill_children() -> int:
     """Kill the children of this process, and return how many it has; their own children become its children."""
     count = 0
-    for entry in os.listdir("/proc"):
+    for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # a process that ends meanwhile
-            if entry.isdecimal() and _parent_of(entry) == os.getpid():
+            if _parent_of(folder) == os.getpid():
                 count += 1
-                os.kill(int(entry), signal.SIGKILL)
+                os.kill(int(folder.name), signal.SIGKILL)
     return count
 
 
-def _parent_of(process: str) -> int:
-    """The parent's number in /proc/NUMBER/stat, whose second field is a name in brackets (proc(5))."""
-    text = Path("/proc", process, "stat").read_text(encoding="utf-8", errors="replace")
+def _parent_of(folder: Path) -> int:
+    """The parent's number, of a process's folder in /proc; in stat, a name in brackets comes before it (proc(5))."""
+    text = (folder / "stat").read_text(encoding="utf-8", errors="replace")
     return int(text.rpartition(")")[2].split()[1])
 
 

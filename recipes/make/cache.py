@@ -7,8 +7,8 @@
     CACHE/uv/                          what uv keeps of the package index
     CACHE/CACHEDIR.TAG, lock           that it is ours, and who uses it
     CACHE/partial/                     what is being written; swept by the next run
-    ROOT/build/TARGET/                 of one checkout: env/ (the environment), evidence/, bench/, mutants/, image/, and
-                                       logs of failed builds
+    ROOT/build/TARGET/                 of one checkout: env/ (the environment), evidence/, bench/, mutants/, image/,
+                                       logs of failed builds, and lock (who uses it)
 
 A name outside partial/ is only ever given by a rename of something complete and synced, so a killed run leaves
 nothing half-written under it.
@@ -17,16 +17,15 @@ nothing half-written under it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from recipes import process
 from recipes.errors import Refusal
 from recipes.files import disk_named, put, remove, sha256_of, write_text
 
@@ -68,9 +67,7 @@ class Cache:
             except (FileExistsError, NotADirectoryError):
                 raise Refusal(f"{self.root} is not a folder: choose another place with FUSEBOX_CACHE.") from None
             self._claim()
-            with (self.root / "lock").open("a+") as lock:
-                os.set_inheritable(lock.fileno(), True)  # what a killed run started and left running still holds it
-                self._acquire(lock, waiting)
+            with process.held(self.root, waiting):
                 for left in (self.partial, *self.root.glob("uv/.tmp*")):
                     remove(left)
                 self.partial.mkdir()
@@ -84,30 +81,12 @@ class Cache:
 
     def _claim(self) -> None:
         """Mark the folder as ours before anything in it is swept; one that holds something else is refused."""
-        held = {path.name for path in self.root.iterdir()}
-        if TAG in held or {"lock", "partial"} <= held:  # the latter is one of ours from before there was a mark
+        names = {path.name for path in self.root.iterdir()}
+        if TAG in names or {"lock", "partial"} <= names:  # the latter is one of ours from before there was a mark
             return
-        if held:
-            raise Refusal(f"{self.root} holds other things ({min(held)}): choose an empty or a new folder.")
+        if names:
+            raise Refusal(f"{self.root} holds other things ({min(names)}): choose an empty or a new folder.")
         write_text(self.root / TAG, "Signature: 8a477f597d28d172789f06886806bc55\n# Fusebox's cache or mirror.\n")
-
-    def _acquire(self, lock: Any, waiting: Callable[[str], None]) -> None:
-        said = False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not said:
-                    lock.seek(0)
-                    waiting(f"waiting for process {lock.read().strip() or '?'}, which is using {self.root}")
-                    said = True
-                time.sleep(0.2)
-            else:
-                lock.seek(0)
-                lock.truncate()
-                lock.write(f"{os.getpid()}\n")
-                lock.flush()
-                return
 
     @contextlib.contextmanager
     def scratch(self, name: str) -> Iterator[Path]:

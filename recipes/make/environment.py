@@ -28,6 +28,7 @@ from recipes.errors import Refusal
 from recipes.files import disk_full, disk_named, write_json
 from recipes.make import audit
 from recipes.make.cache import Cache
+from recipes.process import held
 from recipes.progress import Steps
 
 
@@ -183,11 +184,20 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
     if plan.on_base:
         return layer(plan, Path(interpreter(plan.target, cache, steps)), locked, wheels, cache, steps)
     final = folder(plan.root, plan.target) / "env"
-    manifest = _manifest(plan, wheels)
-    if _is_described(final / "fusebox" / "manifest.json", manifest):
+    manifest = final / "fusebox" / "manifest.json"
+    if _is_described(manifest, _manifest(plan, wheels)):
         return final
-    final.parent.mkdir(parents=True, exist_ok=True)
-    for left in final.parent.glob(".env.*"):  # of a killed run; the cache's lock says that nobody works on it
+    with held(final.parent, steps.wait):
+        if not _is_described(manifest, _manifest(plan, wheels)):  # else another run has made it meanwhile
+            _make(plan, final, locked, wheels, cache, steps)
+    return final
+
+
+def _make(
+    plan: Plan, final: Path, locked: list[tuple[Artifact, Path]], wheels: list[Wheel], cache: Cache, steps: Steps
+) -> None:
+    """Make the environment beside its place, and give it its name when it is whole."""
+    for left in final.parent.glob(".env.*"):  # of a killed run; the lock says that nobody works on it
         shutil.rmtree(left)
     partial = final.with_name(f".env.{os.getpid()}")
     with steps.step("install", f"{plan.target.name}: {len(locked) + len(wheels)} wheels") as step:
@@ -203,7 +213,6 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
             for left in final.parent.glob(".env.*"):
                 shutil.rmtree(left)
         step.note = str(final)
-    return final
 
 
 def _is_described(path: Path, manifest: dict[str, Any]) -> bool:
