@@ -25,11 +25,14 @@ from recipes.catalogue.lock import Artifact
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
-from recipes.files import disk_full, disk_named, write_json
+from recipes.files import disk_full, disk_named, remove, write_json
 from recipes.make import audit
 from recipes.make.cache import Cache
+from recipes.make.damage import damage
 from recipes.process import held
 from recipes.progress import Steps
+
+OTHER = "it is missing, or of other wheels"
 
 
 @dataclass(frozen=True)
@@ -184,13 +187,27 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
     if plan.on_base:
         return layer(plan, Path(interpreter(plan.target, cache, steps)), locked, wheels, cache, steps)
     final = folder(plan.root, plan.target) / "env"
-    manifest = final / "fusebox" / "manifest.json"
-    if _is_described(manifest, _manifest(plan, wheels)):
-        return final
-    with held(final.parent, steps.wait):
-        if not _is_described(manifest, _manifest(plan, wheels)):  # else another run has made it meanwhile
-            _make(plan, final, locked, wheels, cache, steps)
+    if _fault(plan, final, locked, wheels):
+        with held(final.parent, steps.wait):
+            fault = _fault(plan, final, locked, wheels)
+            if fault not in ("", OTHER):
+                steps.say("repair", plan.target.name, fault)
+            if fault:  # else another run has made it meanwhile
+                _make(plan, final, locked, wheels, cache, steps)
+            if fault and _fault(plan, final, locked, wheels):
+                # uv links to what it unpacked once: who changed a file in an environment changed it there too.
+                remove(cache.root / "uv")
+                _make(plan, final, locked, wheels, cache, steps)
     return final
+
+
+def _fault(plan: Plan, final: Path, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]) -> str:
+    """Why an environment is not the one of these wheels, whole: OTHER, or its damage; "" if it is."""
+    if not _is_described(final / "fusebox" / "manifest.json", _manifest(plan, wheels)):
+        return OTHER
+    distributions = [(artifact.name, artifact.version) for artifact, _ in locked]
+    distributions += [(wheel.pin.name, wheel.pin.release.metadata_version) for wheel in wheels]
+    return damage(python_of(final), site_packages(final, plan.target), distributions)
 
 
 def _make(
