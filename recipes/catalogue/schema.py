@@ -162,6 +162,13 @@ class Target(Strict):
             "extra": "",
         }
 
+    @property
+    def platforms(self) -> list[str]:
+        """The platform tags of wheels that run with the target's C library, the newest first."""
+        newest = int(self.glibc.split(".")[1])
+        older = ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
+        return [f"manylinux_2_{minor}_x86_64" for minor in range(newest, 4, -1)] + older
+
     def applies(self, requirement: Requirement) -> bool:
         """Whether the requirement's marker, if it has one, holds for this target."""
         if requirement.marker is None:

@@ -44,6 +44,26 @@ def inputs(plan: Plan) -> str:
     return digest_of([requirements(plan), kept_to, plan.target.python, plan.target.glibc, own])
 
 
+def check(plan: Plan) -> None:
+    """Refuse a lock that lacks what a recipe requires, or has a version of it that the recipe does not allow."""
+    if plan.lock is None:
+        return
+    versions = {canonicalize_name(artifact.name): artifact.version for artifact in plan.lock.artifacts}
+    own = {pin.name for pin in plan.pins}
+    for pin in plan.pins:
+        texts = [*pin.release.requires, *(pin.build.requires if pin.release.kind == "source" else [])]
+        for requirement in filter(plan.target.applies, map(Requirement, texts)):
+            name = canonicalize_name(requirement.name)
+            has = versions.get(name)
+            listed = f"{name} {has}" if has else f"no {name}"
+            if name in own or (has and requirement.specifier.contains(has, prereleases=True)):
+                continue
+            raise Refusal(
+                f"{plan.lock.path} has {listed}, and {pin.label} needs {requirement}: "
+                f"write it again with `nox -s lock -- {plan.target.name}`."
+            )
+
+
 def toolkit_inputs(plan: Plan, locked: list[tuple[str, str]]) -> str:
     """The same of a toolkit's lock, which keeps to the versions of the target's lock."""
     return digest_of([_toolkit(plan), sorted(locked)])

@@ -58,6 +58,7 @@ def plan(options: argparse.Namespace) -> int:
     catalogue = Catalogue()
     if not options.replaced:
         shown = plan_of(catalogue, options.target, options.sm, options.python)
+        resolve.check(shown)
         costs.show(shown, Cache())
         if line := toolkit.state(shown):
             say(line)
