@@ -6,6 +6,7 @@ the ranges it needs and how it is built. The TOML holds no conditionals; what di
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple, Self
 
@@ -35,6 +36,13 @@ def _parsed_by(parse: Callable[[str], object], what: str) -> AfterValidator:
         return text
 
     return AfterValidator(check)
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(str(error)) from None
 
 
 Specifier = Annotated[str, _parsed_by(SpecifierSet, 'a version range such as ">=2.0,<2.4"')]
@@ -374,6 +382,26 @@ class Limit(Strict):
     needs: Annotated[dict[Text, Specifier], Field(min_length=1)]
     reason: Text
     thread: Annotated[str, Field(pattern=r"^https://")]
+
+
+class Symptom(Strict):
+    """A `pattern` in the log of a failed build, its `cause` and `fix`; `thread` is a report of it.
+
+    In both texts, "{1}" and "{2}" stand for the pattern's groups, and "{package}" for the package that did not build.
+    `versions` are ranges of distributions on which it was seen.
+    """
+
+    pattern: Annotated[str, _parsed_by(_compiled, "a regular expression")]
+    cause: Text
+    fix: Text
+    thread: Annotated[str, Field(pattern=r"^https://")]
+    versions: dict[Text, Specifier] = {}
+
+
+class Symptoms(Strict):
+    """symptoms.toml."""
+
+    symptom: list[Symptom]
 
 
 class Limits(Strict):
