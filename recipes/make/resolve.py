@@ -130,9 +130,18 @@ def _resolve(plan: Plan, downloads: Downloads, wanted: list[str], kept_to: list[
         command += [] if settings.indexes else ["--no-index"]
         done = environment.run_uv(downloads.cache, *command)
     if done.returncode != 0:
-        raise Refusal(
-            f"{plan.target.name}: the requirements do not resolve ({' '.join(done.stderr.split())[:400]}): "
-            "correct the ranges in the recipes."
-        )
+        raise _unresolved(plan, " ".join(done.stderr.split()))
     pinned = [re.match(r"^([A-Za-z0-9._-]+)==([^ ;]+)", line) for line in done.stdout.splitlines() if line.strip()]
     return [(canonicalize_name(match[1]), match[2]) for match in pinned if match]
+
+
+def _unresolved(plan: Plan, reason: str) -> Refusal:
+    """The sentence for what uv says where it resolves nothing."""
+    if re.search(r"Failed to fetch|error sending request", reason):
+        return Refusal(
+            f"{plan.target.name}: pip's configured index cannot be reached ({reason[:200]}): check the network and "
+            "`pip config list`."
+        )
+    return Refusal(
+        f"{plan.target.name}: the requirements do not resolve ({reason[:400]}): correct the ranges in the recipes."
+    )
