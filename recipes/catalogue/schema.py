@@ -55,6 +55,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # of a folder, an image tag
+ImageName = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
 Repository = Annotated[str, Field(pattern=r"^https://[^/]+(/\w[\w.-]*)+$")]
 Variables = dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$")]]
 MiB = Annotated[int, Field(ge=0, le=2**24)]
@@ -77,7 +78,7 @@ class Image(Strict):
     `apt` are the packages of its distribution that are installed on it.
     """
 
-    image: Text
+    image: ImageName
     digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64}|unresolved)$")]
     apt: list[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]+$")]] = []
 

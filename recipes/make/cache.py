@@ -29,6 +29,7 @@ from recipes import process
 from recipes.errors import Refusal
 from recipes.files import disk_named, put, remove, sha256_of, write_text
 
+LONGEST = 200  # of the cache's path: Linux reads 255 bytes of a script's first line, which names a Python below it
 TAG = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backup tools leave such a folder out, and we know ours by it
 
 
@@ -40,6 +41,11 @@ def default_cache() -> Path:
         home = None
     if not (chosen := os.environ.get("FUSEBOX_CACHE") or (home and home / "fusebox")):
         raise Refusal("There is no place for downloads and wheels: set HOME, or FUSEBOX_CACHE to a folder.")
+    if len(os.path.abspath(chosen)) > LONGEST:  # noqa: PTH100, since a name that is too long cannot be resolved
+        raise Refusal(
+            f"The cache's folder {str(chosen)[:60]}... has a name of {len(str(chosen))} characters, and scripts in it "
+            f"do not start from more than {LONGEST}: set FUSEBOX_CACHE to a shorter one."
+        )
     root = Path(chosen).resolve()
     if odd := re.search(r"[\s'\",:#{}]", str(root)):
         raise Refusal(

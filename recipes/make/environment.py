@@ -25,7 +25,7 @@ from recipes.catalogue.lock import Artifact
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
-from recipes.files import disk_full, disk_named, remove, write_json
+from recipes.files import OTHER_CACHE, OTHER_CHECKOUT, disk_full, disk_named, remove, write_json
 from recipes.make import audit
 from recipes.make.cache import Cache
 from recipes.make.damage import damage
@@ -175,7 +175,7 @@ def _uv(path: Path, cache: Cache, *arguments: str) -> None:
         return
     said = done.stderr.strip()
     if "No space left" in said:
-        raise disk_full(path)
+        raise disk_full(path, OTHER_CACHE if path.is_relative_to(cache.root) else OTHER_CHECKOUT)
     raise Refusal(
         f"uv {' '.join(arguments[:2])} refused the environment ({' '.join(said.split())[:300]}): correct "
         "the recipe or write the lock again."
@@ -219,7 +219,7 @@ def _make(
     partial = final.with_name(f".env.{os.getpid()}")
     with steps.step("install", f"{plan.target.name}: {len(locked) + len(wheels)} wheels") as step:
         try:
-            with disk_named(partial):
+            with disk_named(partial, OTHER_CHECKOUT):
                 create(partial, interpreter(plan.target, cache, steps), locked, wheels, cache)
                 check(partial, cache)
                 describe(partial, plan, wheels)

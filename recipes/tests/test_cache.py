@@ -265,7 +265,7 @@ def test_a_full_disk_below_build_is_named(
     """The environment's own disk, not the cache's."""
     place = tiny.root / "build"
     small_disk(place, "size=4m")
-    tiny.refuse("build", "tiny", naming=(str(place), "full"))
+    tiny.refuse("build", "tiny", naming=(f"The disk of {place}", "full", "move the checkout to a larger disk"))
     small_disk(place, "size=100m")
     tiny.succeed("build", "tiny")
     assert tiny.result() == undisturbed.result()
@@ -364,6 +364,12 @@ def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_cache_in_which_compilers_fail_is_refused_at_once(tiny: Tiny, name: str) -> None:
     tiny.refuse("build", "tiny", naming=(name, "compilers fail", "FUSEBOX_CACHE"), FUSEBOX_CACHE=str(tiny.root / name))
     assert not (tiny.root / name).exists()
+
+
+@pytest.mark.parametrize("length", [201, 300])
+def test_a_cache_with_a_long_path_is_refused_at_once(tiny: Tiny, length: int) -> None:
+    named = (f"has a name of {length} characters", "FUSEBOX_CACHE")
+    tiny.refuse("build", "tiny", naming=named, FUSEBOX_CACHE="/" + "x" * (length - 1))
 
 
 # --- export and import

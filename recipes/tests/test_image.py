@@ -68,7 +68,7 @@ def test_the_table_of_targets_lists_what_is_unresolved() -> None:
 def test_only_apt_and_the_sources_have_a_network(name: str) -> None:
     """After the stage `sources`, a RUN is offline or the one apt layer of its stage."""
     text = (ROOT / "docker" / f"{name}.Dockerfile").read_text()
-    after = text[text.index(" AS toolchain") :].replace("\\\n", " ")
+    after = text[text.index(" AS toolchain") :].replace("\\n", " ")
     runs = re.findall(r"^RUN (.*)$", after, re.MULTILINE)
     assert runs
     for run in runs:
@@ -119,6 +119,14 @@ def test_a_standin_for_no_base_is_refused() -> None:
     target = Catalogue().targets["cpu"]
     with pytest.raises(Refusal, match=r"python:3 is not a base of cpu: choose one of python:3\.12"):
         image.Options({"python:3": "x"}).arguments(target)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a b", "a\tb"])
+def test_a_name_that_no_image_has_is_refused(checkout: Checkout, name: str) -> None:
+    naming = ("--standin", "is not the name of an image")
+    checkout.refuse("image", "cpu", "--standin", f"python:3.11-slim-bookworm={name}", naming=naming)
+    checkout.edit(checkout.targets, 'image = "python:3.11-slim-bookworm"', f"image = {json.dumps(name)}")
+    checkout.refuse("plan", "cpu", naming=("targets.toml: cpu.base.", "does not match"))
 
 
 def test_a_standin_that_names_no_image_is_refused(checkout: Checkout) -> None:
