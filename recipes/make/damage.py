@@ -20,7 +20,9 @@ def damage(python: Path, site: Path, distributions: Iterable[tuple[str, str]]) -
     every file of each has to have its size. Hashes are left to the claims: reading gigabytes takes too long here.
     """
     try:
-        runs = subprocess.run([str(python), "-I", "-c", ""], capture_output=True, check=False).returncode == 0
+        runs = (
+            subprocess.run([str(python), "-I", "-S", "-B", "-c", ""], capture_output=True, check=False).returncode == 0
+        )
     except OSError:
         runs = False
     if not runs:

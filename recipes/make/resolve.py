@@ -60,7 +60,7 @@ def check(plan: Plan) -> None:
                 continue
             raise Refusal(
                 f"{plan.lock.path} has {listed}, and {pin.label} needs {requirement}: "
-                f"write it again with `nox -s lock -- {plan.target.name}`."
+                f"write the lock again with `nox -s lock -- {plan.target.name}`."
             )
 
 

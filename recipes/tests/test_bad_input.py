@@ -244,12 +244,19 @@ def test_a_wheel_for_this_machine_alone_is_not_imported(tiny: Tiny, compiled: Ti
 
 
 def test_an_unmet_requirement_is_refused(tiny: Tiny, undisturbed: Tiny) -> None:
-    """A lock without a dependency: `pip check` says so, and no environment is left."""
+    """A lock without a dependency of a package is refused, and one without a dependency's own by `pip check`."""
     path = tiny.root / "recipes" / "lock" / "tiny.txt"
     sound = path.read_text()
     path.write_text("".join(line for line in sound.splitlines(True) if "tinydep" not in line))
     tiny.refuse("build", "tiny", naming=("tinydep", "write the lock again"))
     assert not (tiny.root / "build" / "tiny" / "env").exists()
+    dependency = next(tiny.shelf.glob("tinydep-*.whl"))
+    before = dependency.read_bytes()
+    wheel(tiny.shelf, "tinydep", ("absent",))
+    tiny.lock()
+    tiny.refuse("build", "tiny", naming=("uv pip check", "absent", "write the lock again"))
+    assert not (tiny.root / "build" / "tiny" / "env").exists()
+    dependency.write_bytes(before)
     path.write_text(sound)
     tiny.succeed("build", "tiny")
     assert tiny.result() == undisturbed.result()

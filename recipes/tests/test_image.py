@@ -68,7 +68,7 @@ def test_the_table_of_targets_lists_what_is_unresolved() -> None:
 def test_only_apt_and_the_sources_have_a_network(name: str) -> None:
     """After the stage `sources`, a RUN is offline or the one apt layer of its stage."""
     text = (ROOT / "docker" / f"{name}.Dockerfile").read_text()
-    after = text[text.index(" AS toolchain") :].replace("\\n", " ")
+    after = text[text.index(" AS toolchain") :].replace("\\\n", " ")
     runs = re.findall(r"^RUN (.*)$", after, re.MULTILINE)
     assert runs
     for run in runs:
