@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from recipes.files import sha256_of
-from recipes.tests.conftest import PYTHON, SOURCE, Checkout, Tiny, one_sentence
+from recipes.tests.conftest import PYTHON, SOURCE, Checkout, Tiny, one_sentence, wheel
 
 # --- the tool itself
 
