@@ -115,12 +115,20 @@ class Watch:
         if call.excinfo is None or call.excinfo.errisinstance(pytest.skip.Exception):
             return
         message = call.excinfo.exconly(tryshort=True).splitlines()[0]
-        ours = ROOM in Path(str(call.excinfo.traceback[-1].path)).parents
-        if ours and call.excinfo.errisinstance(AssertionError):
+        if asserted(call.excinfo):
             self.assertions[identity] = message
             item.session.shouldstop = "one is enough" if self.column else False
         else:
             self.crashes[identity] = message
+
+
+def asserted(failure: pytest.ExceptionInfo[BaseException]) -> bool:
+    """Whether a claim failed by an assertion of this room: assert, or what pytest or a testing module checks for it."""
+    paths = [Path(str(entry.path)) for entry in failure.traceback]
+    while paths and {"_pytest", "testing"} & set(paths[-1].parts):
+        paths.pop()
+    ours = bool(paths) and ROOM in paths[-1].parents
+    return ours and failure.errisinstance((AssertionError, pytest.fail.Exception))
 
 
 def run(watch: Watch, *claims: str, marked: str = "", named: str = "") -> Watch:
@@ -477,9 +485,14 @@ def begun(options: argparse.Namespace) -> Dict[str, Any]:
 
 
 def in_processes(outcomes: Dict[str, Any], options: argparse.Namespace) -> Dict[str, Any]:
-    """The outcomes of several processes: the first tries every seed, since the next meets what one leaves behind."""
+    """The outcomes of several processes: some try seeds one after another, since the next meets what one leaves."""
     of = options.processes
-    seeds = [["--seeds", str(options.seeds), "--share", "0/0"]] if options.seeds else []
+    trying = min(options.seeds, -(-of // 4))
+    bounds_of = [options.first_seed + options.seeds * part // trying for part in range(trying)]
+    seeds = [
+        ["--share", "0/0", "--first-seed", str(first), "--seeds", str(end - first)]
+        for first, end in zip(bounds_of, [*bounds_of[1:], options.first_seed + options.seeds])
+    ]
     sharing = of - len(seeds)
     tasks = seeds + [["--seeds", "0", "--share", f"{share}/{sharing}"] for share in range(sharing)]
     shares = [options.out.with_name(f"{options.out.name}.{number}-of-{of}") for number in range(of)]
@@ -516,6 +529,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="write the outcomes to this JSON file; a run that was stopped goes on")
     parser.add_argument("--only", default="", help="the mutants with these words in name, kind, origin or column")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to try on correct code (%(default)s)")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them (%(default)s)")
     parser.add_argument("--compiled", type=Path, help="the folder of the compiled faults, with their list faults.json")
     parser.add_argument("--claims", type=Path, help="what a run of the claims wrote, in place of a run before all else")
     parser.add_argument("--processes", type=int, default=min(cores, 12), help="with --out; by default %(default)s")
@@ -534,7 +548,8 @@ def main() -> int:
     else:
         torch.set_num_threads(1)  # what is computed is too small to share
         run(Watch(column="nothing"), ".")  # imports the tests, so that pytest rewrites their assertions
-        try_seeds(outcomes, range(options.seeds), options.out)
+        first = options.first_seed
+        try_seeds(outcomes, range(first, first + options.seeds), options.out)
         try_mutants(outcomes, selected(options), options)
     counts = collections.Counter(row["outcome"] for row in outcomes["mutants"])
     print(", ".join(f"{count} {word}" for word, count in counts.most_common()))

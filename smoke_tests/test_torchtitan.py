@@ -34,7 +34,7 @@ def train(name: str, folder: Path, *more: str, processes: int = 0) -> jobs.Job:
 def finished(name: str, folder: Path, *more: str, processes: int = 0) -> Dict[int, float]:
     """Train to the end; step -> loss, from the one rank or those ranks that see it."""
     with train(name, folder, *more, processes=processes) as job:
-        assert job.ended(400) == 0, job.said()[-3000:]
+        assert job.ended(400) == 0, job.printed()[-3000:]
     ranks = range(processes or RUNS[name]["gpus"])
     return next(curve for curve in (jobs.losses(folder, rank) for rank in ranks) if min(curve.values()) > 0)
 
@@ -169,7 +169,7 @@ def test_a_rank_is_killed(one_gpu: Path, tmp_path: Path, measured: Dict[str, Any
         killed = time.monotonic()
         assert job.ended(60) != 0
         measured["seconds to the end"] = time.monotonic() - killed
-        cause = job.said().partition("Root Cause")[2]
+        cause = job.printed().partition("Root Cause")[2]
     assert "rank      : 1 " in cause and "host      : " in cause, cause[-2000:]
     before = max(jobs.losses(tmp_path))
     shutil.move(str(tmp_path / "engine.log"), str(tmp_path / "killed.log"))
@@ -186,7 +186,7 @@ def exchanged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     folder, processes = tmp_path_factory.mktemp("collectives"), request.param
     command = jobs.torchrun("collectives.py", [str(folder), *DEVICE], processes)
     with jobs.Job(command, folder / "log", alone=True) as job:
-        assert job.ended(400) == 0, job.said()[-3000:]
+        assert job.ended(400) == 0, job.printed()[-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
 
 

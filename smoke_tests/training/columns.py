@@ -9,6 +9,7 @@ from typing import Dict, Tuple
 import torch
 
 from smoke_tests.claims import holds
+from smoke_tests.operators import table
 from smoke_tests.operators.table import OPERATORS
 from smoke_tests.training import ms_amp
 from smoke_tests.training.llama import NAIVE
@@ -28,10 +29,6 @@ FUSED = {
 }
 # The AdamW that keeps the 16 bits which bfloat16 weights lack of float32.
 ADAMW = "transformer-engine"
-# The implementations that --deterministic does without: torch refuses cuDNN's attention, xformers' copy of
-# FlashAttention adds in any order, and flash-attn tunes its norm by time, so that another process may add in another
-# order.
-INEXACT = {("attention", "torch.cudnn"), ("attention", "xformers.flash"), ("rms_norm", "flash-attn")}
 
 
 def _installed(name: str, column: str) -> bool:
@@ -51,10 +48,11 @@ def _dtypes(name: str, column: str, cuda: bool) -> Tuple[str, ...]:
 
 
 def repeats(name: str, column: str) -> bool:
-    """Whether an implementation gives the same bits every time once torch uses deterministic algorithms."""
-    if (name, column) == ("attention", "flash-attn"):
-        return bool(_dtypes(name, column, True)) and holds(metadata.version("flash-attn"), "2.4.1", "")
-    return (name, column) not in INEXACT
+    """Whether an installed implementation gives the same bits every time once torch uses deterministic algorithms.
+
+    flash-attn tunes its norm by time, so that another process may add in another order.
+    """
+    return table.repeats(column) if name == "attention" else (name, column) != ("rms_norm", "flash-attn")
 
 
 def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, str]:
@@ -112,12 +110,23 @@ def refuse(options: Options, on_gpu: bool) -> None:
         refuse_bfloat16_weights(options, on_gpu)
     if options.te_modules:
         refuse_te_modules(options, on_gpu)
+    if "rms_norm=transformer-engine" in options.ops.split(","):
+        refuse_norm(options)
     if column_of(options.precision).startswith("transformer-engine") and not on_gpu:
         raise Refused(f"--precision {options.precision} needs a GPU; torchao.tensorwise is emulated on a CPU")
     if options.graphs and (not on_gpu or options.precision in CUT):
         raise Refused("--graphs needs a GPU, and a precision that is not emulated")
     if options.recompute and options.graphs:
         raise Refused("--recompute and --graphs cannot be combined: a graph does not hold what is computed again")
+
+
+def refuse_norm(options: Options) -> None:
+    """Refuse Transformer Engine's norm where its weight, which is a parameter, would be a cast of the model's."""
+    if options.precision != "float32" and options.weights == "float32":
+        raise Refused(
+            f"--ops {options.ops}: rms_norm=transformer-engine does not train weights in float32 with --precision "
+            f"{options.precision}; use --weights bfloat16 or another implementation"
+        )
 
 
 def refuse_with_ms_amp(options: Options, on_gpu: bool) -> None:

@@ -103,7 +103,7 @@ class Job:
                 ids.append(int(path.parent.name))
         return ids
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """Everything that the job printed."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
@@ -112,14 +112,14 @@ class Job:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it still runs after {seconds} s: {self.said()[-2000:]}") from None
+            raise AssertionError(f"it still runs after {seconds} s: {self.printed()[-2000:]}") from None
 
     def reach(self, step: int, folder: Path, seconds: float = 120) -> None:
         """Wait until rank 0 has written that step."""
         end = time.monotonic() + seconds
         while max(losses(folder), default=0) < step:
-            assert self.process.poll() is None, f"it ended before step {step}: {self.said()[-3000:]}"
-            assert time.monotonic() < end, f"no step {step} within {seconds} s: {self.said()[-2000:]}"
+            assert self.process.poll() is None, f"it ended before step {step}: {self.printed()[-3000:]}"
+            assert time.monotonic() < end, f"no step {step} within {seconds} s: {self.printed()[-2000:]}"
             time.sleep(0.05)
 
 
