@@ -370,8 +370,8 @@ RULED = (
 
 
 def function_of(module: str, name: str) -> Any:
-    """The function of that name, as "Run.update", in a module of this folder."""
-    place: Any = importlib.import_module("smoke_tests.training." + module.replace("/", "."))
+    """The function of that name, as "Run.update", in a module of smoke_tests, as "training.trainer"."""
+    place: Any = importlib.import_module("smoke_tests." + module.replace("/", "."))
     for part in name.split("."):
         place = getattr(place, part)
     return inspect.unwrap(getattr(place, "__func__", place))  # of a class method, its function
