@@ -149,7 +149,7 @@ def end() -> None:
 def collected(folder: Path) -> Dict[str, List[str]]:
     """Claim -> the functions that it ran, as FILE:QUALIFIED.NAME; under "" what ran for no claim; under DATA files."""
     functions: Dict[str, Set[str]] = {DATA: set(_data())}
-    for claim, path, name in [*_noted(folder), *(() if MONITORED else _covered(folder))]:
+    for claim, path, name in {*_noted(folder), *(() if MONITORED else _covered(folder))}:
         file = Path(path).relative_to(ROOM).as_posix()
         if file not in BESIDE:
             functions.setdefault(claim, set()).add(f"{file}:{name}")
