@@ -28,7 +28,7 @@ from smoke_tests.training.models import Shape
 from smoke_tests.training.short_training import batches, small_llama, standard_library_text
 
 COLUMNS = dict.fromkeys(("rms_norm", "rope", "attention", "swiglu", "cross_entropy", "adamw"), "torch")
-SILENCE = 6.0  # seconds that a process waits for another before it gives up
+SILENCE = 8.0  # seconds that a process waits for another before it gives up
 EVERY = 5  # steps between checkpoints
 
 
