@@ -62,6 +62,11 @@ class Patch:
         """The first line of the description."""
         return str(self.header["Description"]).splitlines()[0]
 
+    @property
+    def reason(self) -> str:
+        """The description below its first line: the symptom, quoted with ">", and the cause."""
+        return "\n".join(line.strip() for line in str(self.header["Description"]).splitlines()[1:])
+
     def covers(self, version: str) -> bool:
         """Whether the version is in the patch's range."""
         return self.applies_to.specifier.contains(version, prereleases=True)

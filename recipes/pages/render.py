@@ -9,7 +9,7 @@ from recipes.catalogue.load import Catalogue
 from recipes.errors import Refusal
 from recipes.files import write_text
 from recipes.measure import runs
-from recipes.pages import compatibility, faults, ledger, tables
+from recipes.pages import compatibility, faults, ledger, patches, tables
 from recipes.pages.markdown import filled
 from recipes.pages.tables import Facts
 from recipes.progress import say
@@ -20,7 +20,11 @@ PAGES: dict[str, dict[str, Callable[[Facts], str]]] = {
     "README.md": {"images": tables.images, "numbers": tables.headlines},
     "docs/status/targets.md": {"targets": tables.targets, "packages": tables.packages},
     "docs/status/claims.md": {"matrix": tables.matrix, "logs": tables.logs, "records": tables.records_table},
-    "docs/status/patches.md": {"patches": tables.patches, "proofs": tables.proofs_of_patches},
+    "docs/status/patches.md": {
+        "patches": patches.patches,
+        "proofs": patches.proofs_of_patches,
+        "reasons": patches.reasons,
+    },
     "docs/status/compatibility.md": {"compatibility": lambda facts: compatibility.text(facts.catalogue)},
     "docs/status/numbers.md": {"bench": tables.goals_reached},
     "docs/status/several-gpus.md": {"runs": tables.described_speeds},

@@ -78,7 +78,7 @@ PARTS = ("transformer-engine-", "msamp-")  # distributions that are part of anot
 
 
 def images(facts: Facts) -> str:
-    """README's table: one row per target, its state on each machine in a few words."""
+    """README's table: one row per target; for which GPUs it is built, and the state of its claims where they ran."""
     rows = []
     for plan in facts.plans:
         target, torch = plan.target, plan.target.packages.get("torch", "none")
@@ -87,7 +87,7 @@ def images(facts: Facts) -> str:
         packages = ", ".join(name for name in others if not name.startswith(PARTS))
         gpus = "none" if target.cuda == "none" else ", ".join(target.proves_on)
         rows.append([link, target.cuda, torch, packages, gpus, _state_of(facts, plan)])
-    return markdown.table("target|CUDA|torch|other packages|GPUs|state", rows)
+    return markdown.table("target|CUDA|torch|other packages|built for GPUs|claims, and where they ran", rows)
 
 
 def _state_of(facts: Facts, plan: Plan) -> str:
@@ -148,19 +148,36 @@ HEADLINES = (  # README's numbers: a file of rows, a cell of it, an arm, and wha
 
 
 def headlines(facts: Facts) -> str:
-    """README's numbers: five of the goals of `bench`, on the newest stack."""
-    numbers: dict[tuple[str, str, str], str] = {}
+    """README's numbers: five of the goals of `bench`, on the newest stack, and when each was measured."""
+    answers: dict[tuple[str, str, str], tuple[str, str]] = {}
+    files = {record.file: record for record in records.every(facts.root)}
     for stem in dict.fromkeys(stem for stem, *_ in HEADLINES):
         path = results.committed_path(facts.root, *stem.split("--"))
-        for goal in answered(read(path)[1]) if path.exists() else []:
-            numbers.setdefault((stem, goal["key"], goal["arm"]), goal["found"])  # time comes before memory
+        cells = read(path)[1] if path.exists() else []
+        days = {row["key"]: _day(row["shard"]) for row in cells}
+        for goal in answered(cells) if cells else []:
+            if goal["key"]:
+                measured = _measured(days[goal["key"]], files[f"bench/{path.name}"])
+                answers.setdefault((stem, goal["key"], goal["arm"]), (goal["found"], measured))  # time before memory
     rows = []
     for stem, cell, arm, label in HEADLINES:
-        number = numbers.get((stem, cell, arm), "not measured")
+        number, measured = answers.get((stem, cell, arm), ("not measured", ""))
         if match := re.match(r"\**([\d.]+) \(([\d.]+ to [\d.]+), (\d+)\)", number):
             number = f"{match[1]} ({match[2]})"
-        rows.append([label, number])
-    return markdown.table("measured on H200|number (interval of 95 %)", rows)
+        rows.append([label, number, measured])
+    return markdown.table("measured on H200|number (interval of 95 %)|when", rows)
+
+
+def _day(shard: str) -> str:
+    """The day of a run of `bench`, whose name starts with the time in UTC: 20261121T230301-4784."""
+    return f"{shard[:4]}-{shard[4:6]}-{shard[6:8]}"
+
+
+def _measured(day: str, record: records.Record) -> str:
+    """When a number was measured, at which commit, and whether the program that measured it has changed since."""
+    if not record.commit:
+        return f"{day}, at an unknown commit"
+    return f"{day}; program changed{since(record.commit)}" if record.changed else f"{day}, at {record.commit[:7]}"
 
 
 def matrix(facts: Facts) -> str:
@@ -235,10 +252,10 @@ def _cell(facts: Facts, plan: Plan, run: dict[str, Any], package: str) -> tuple[
 
 def _counted(word: str, count: int, commit: str) -> str:
     """A state and how many rows are in it; of what changed, since which commit."""
-    return f"{count} {word}{_since(commit) if word == evidence.CHANGED else ''}"
+    return f"{count} {word}{since(commit) if word == evidence.CHANGED else ''}"
 
 
-def _since(commit: str) -> str:
+def since(commit: str) -> str:
     """ "since" a commit, and a link to what has changed."""
     return f" since {commit[:7]} ([diff](../../compare/{commit}...main))"
 
@@ -254,28 +271,6 @@ def _otherwise(plan: Plan, built: Mapping[str, Any]) -> str:
     target, nvcc = plan.target, re.search(r"release (\d+\.\d+)", built["compiler"])
     toolkit = f"CUDA {nvcc[1]} in place of {target.cuda}; " if nvcc and nvcc[1] != target.cuda else ""
     return toolkit + (f"sm {' '.join(built['sm'])} only; " if built.get("sm", target.sm) != target.sm else "")
-
-
-def patches(facts: Facts) -> str:
-    rows = []
-    for row in proofs.rows(facts.root, facts.plans):
-        patch, targets = row.patch, ", ".join(f"`{name}`" for name in row.targets)
-        link = f"[{patch.package} {patch.path.name[:4]}]({patch.name})"
-        rows.append([link, patch.summary, str(patch.header["X-Applies-To"]), row.upstream, targets])
-    return markdown.table("patch|what it does|versions|upstream|targets", rows)
-
-
-def proofs_of_patches(facts: Facts) -> str:
-    """The state of each patch's proof, and what it ran on."""
-    lines = []
-    for row in proofs.rows(facts.root, facts.plans):
-        record, patch = proofs.record_of(row.patch).relative_to(facts.root).as_posix(), row.patch
-        commit = (proofs.written(patch) or {}).get("commit")
-        state = row.state
-        if state == evidence.CHANGED and commit:
-            state += _since(commit)
-        lines.append([f"[{patch.package} {patch.path.name[:4]}]({record})", state, row.proved_on])
-    return markdown.table("proof|state|ran on", lines)
 
 
 def answered_documents(facts: Facts) -> str:
