@@ -98,13 +98,13 @@ class Base(Strict):
 class Target(Strict):
     """One environment: a CUDA/PyTorch pair and the packages in it.
 
-    `glibc` is the oldest C library that runs it, `driver` the oldest branch of NVIDIA's, `sm` the GPU architectures
-    compiled for ("9.0"), `cudnn` and `gcc` what its wheels base compiles against and with. `toolkit` is the version of
-    the distribution cuda-toolkit whose wheels (lock/TARGET.toolkit.txt) compile it; without one, the CUDA toolkit of
-    the base or the machine does. `proves_on` is the hardware on which a skipped smoke test counts as failed; `options`
-    says, by package, how one is limited here, and `variables` are set for whatever runs in it ("{site}" is its
-    site-packages). `runner` is the label of the CI machine that builds, proves and publishes its image, `unpublished`
-    why none does.
+    `glibc` is the C library that every locked wheel has to run on, `driver` the oldest branch of NVIDIA's driver, `sm`
+    the GPU architectures to compile for ("9.0"); `cudnn` and `gcc` are what its wheels base compiles against and with.
+    `toolkit` is the version of the distribution cuda-toolkit whose wheels (lock/TARGET.toolkit.txt) compile it; without
+    one, the CUDA toolkit of the base or the machine does. `proves_on` is the hardware on which a skipped smoke test
+    counts as failed. `options` says, by package, how the target limits it, and `variables` are set for whatever runs in
+    the target ("{site}" is its site-packages). `runner` is the label of the CI machine that builds, proves and
+    publishes its image; `unpublished` says why no machine does.
     """
 
     name: Name

@@ -126,11 +126,23 @@ def packages(facts: Facts) -> str:
             rows.append([pin.name, pin.release.version, pin.release.kind, ", ".join(patches)])
         sections += [f"## `{target.name}`", markdown.table("package|version|comes as|patches", rows)]
         sections += [f"Limited here: {name}, {limit}." for name, limit in target.options.items()]
-        driver = f"NVIDIA driver {target.driver} or newer" if target.driver else ""
+        driver = f"needs NVIDIA driver {target.driver} or newer" if target.driver else ""
         published = f"not published: {target.unpublished}" if target.unpublished else ""
-        notes = filter(None, (f"glibc {target.glibc} or newer", driver, published))
-        sections.append(f"Needs {'; '.join(notes)}.")
+        notes = filter(None, (f"Locked for glibc {target.glibc} or newer", driver, published))
+        sections.append(f"{'; '.join(notes)}.")
+        if places := _compiled_on(facts, plan):
+            sections.append(f"The evidence is of wheels that were compiled on {' and '.join(places)}.")
     return "\n\n".join(sections)
+
+
+def _compiled_on(facts: Facts, plan: Plan) -> list[str]:
+    """Where the compiled packages of a target's evidence were compiled: "a bare machine, glibc 2.36"."""
+    manifests = [run for other, run in facts.runs if other is plan]
+    if built := evidence.built(facts.root, plan.target.name):
+        manifests.append(built)
+    packages = [package["built_with"] for manifest in manifests for package in manifest["packages"].values()]
+    places = {built["where"] for built in packages if built.get("compiler", "none") != "none"}
+    return sorted(re.sub("^bare,", "a bare machine,", place) for place in places)
 
 
 HEADLINES = (  # README's numbers: a file of rows, a cell of it, an arm, and what to call that
