@@ -51,12 +51,12 @@ class Facts:
         return self.catalogue.root
 
     def states(self, plan: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, int]:
-        """How many of some rows of a run are in which state, as a run of what was built for it."""
+        """How many of these rows of a run are in each state, for the architectures that the run was built for."""
         return evidence.states(evidence.built_for(plan, run), self.room, run, rows)
 
 
 def trainings(facts: Facts) -> str:
-    """How far training in other precisions ends from bfloat16: what smoke_tests/training/parity.py reported."""
+    """How far the loss in other precisions ends from bfloat16, as smoke_tests/training/parity.py reported it."""
     sections = []
     for target, machine, model, place, report in documents.trainings(facts.root):
         arms = {name: arm for name, arm in report["arms"].items() if "differences" in arm}
@@ -74,7 +74,7 @@ def trainings(facts: Facts) -> str:
     return "\n\n".join(sections) or "No training on a GPU is committed yet."
 
 
-PARTS = ("transformer-engine-", "msamp-")  # distributions that are part of another one
+PARTS = ("transformer-engine-", "msamp-")  # distributions that are parts of another package
 
 
 def images(facts: Facts) -> str:
@@ -91,7 +91,7 @@ def images(facts: Facts) -> str:
 
 
 def _state_of(facts: Facts, plan: Plan) -> str:
-    """How many claims are in which state on each machine; of a target that never ran, how far it came."""
+    """How many claims are in which state on each machine; for a target that never ran, how far it got."""
     runs = [run for other, run in facts.runs if other is plan]
     if not runs:
         rungs = {row[3] for row in _not_run(facts, plan)} - {"declared"}
@@ -145,7 +145,7 @@ def _compiled_on(facts: Facts, plan: Plan) -> list[str]:
     return sorted(re.sub("^bare,", "a bare machine,", place) for place in places)
 
 
-HEADLINES = (  # README's numbers: a file of rows, a cell of it, an arm, and what to call that
+HEADLINES = (  # README's numbers: a file of rows, a cell and an arm in it, and the label
     ("cu13.0-torch2.11--H200", "linear/seed/large/both", "transformer-engine.delayed graph",
      "one Linear layer of 16384 × 8192 × 8192, forward and backward: FP8 over bfloat16"),
     ("cu13.0-torch2.11--H200", "ablation/step/te-fp8", "fp8 te.delayed graph 8",
@@ -217,7 +217,7 @@ LADDER = ("built", "built, inputs changed since", "patched", "patched, proofs ch
 
 
 def logs(facts: Facts) -> str:
-    """The outcomes and the raw log of each committed run of claims; a log of several runs says so."""
+    """The outcomes and the raw log of each committed run of claims, with the number of runs in the log."""
     rows = []
     for plan, run in facts.runs:
         place, several = f"smoke_tests/evidence/{run['name']}", run.get("runs_in_log", 1)
@@ -228,7 +228,7 @@ def logs(facts: Facts) -> str:
 
 
 def _not_run(facts: Facts, plan: Plan) -> list[list[str]]:
-    """Of a target without any run: its packages by how far they are, and what they were built with."""
+    """The rows of a target without any run: its packages by how far they got, and what they were built with."""
     labels: dict[tuple[str, str], list[str]] = {}
     built = evidence.built(facts.root, plan.target.name)
     is_current = built and built["stack"] == evidence.built_for(plan, built).stack
@@ -243,7 +243,7 @@ def _not_run(facts: Facts, plan: Plan) -> list[list[str]]:
 
 
 def _patched(code: Code, plan: Plan, pin: Pin) -> str:
-    """Whether the proof of each patch of a package ran on its very release, and whether each is as it was then."""
+    """Whether the proof of each patch of a package ran on exactly this release, and whether it has changed since."""
     patches = plan.patches[pin.name]
     entries = [proofs.entry(proofs.written(each), pin.release) for each in patches]
     if not entries or not all(entry and "unproven" not in entry for entry in entries):
@@ -252,7 +252,7 @@ def _patched(code: Code, plan: Plan, pin: Pin) -> str:
 
 
 def _cell(facts: Facts, plan: Plan, run: dict[str, Any], package: str) -> tuple[str, str]:
-    """State and origin of a package in a run."""
+    """The state of a package in a run, and what it was built with."""
     claims = [row for row in run["claims"] if row["package"] == package]
     if not claims:
         return "declared", ""
@@ -263,7 +263,7 @@ def _cell(facts: Facts, plan: Plan, run: dict[str, Any], package: str) -> tuple[
 
 
 def _counted(word: str, count: int, commit: str) -> str:
-    """A state and how many rows are in it; of what changed, since which commit."""
+    """A state with its number of rows; for "changed", also since which commit."""
     return f"{count} {word}{since(commit) if word == evidence.CHANGED else ''}"
 
 
@@ -273,20 +273,20 @@ def since(commit: str) -> str:
 
 
 def _how(plan: Plan, built: Mapping[str, Any]) -> str:
-    """The compilers of a package and where they ran; nothing of one that is not compiled."""
+    """The compilers of a package and where they ran; nothing if it is not compiled."""
     compiled = built.get("compiler", "none") != "none"
     return f"{_otherwise(plan, built)}{built['compiler']}, {built['where']}" if compiled else ""
 
 
 def _otherwise(plan: Plan, built: Mapping[str, Any]) -> str:
-    """What a wheel was compiled with and for, where its target declares another toolkit or more architectures."""
+    """What a wheel was compiled with and for, if its target declares another toolkit or more architectures."""
     target, nvcc = plan.target, re.search(r"release (\d+\.\d+)", built["compiler"])
     toolkit = f"CUDA {nvcc[1]} in place of {target.cuda}; " if nvcc and nvcc[1] != target.cuda else ""
     return toolkit + (f"sm {' '.join(built['sm'])} only; " if built.get("sm", target.sm) != target.sm else "")
 
 
 def answered_documents(facts: Facts) -> str:
-    """How far each document is answered: its ids by the best that there is for them."""
+    """How far each document is answered: its ids by their best answer."""
     answered, rows = ids_by_answer(facts), []
     denied = {seed for answer in facts.statements if answer.holds is False for seed in answer.statement.seeds}
     for letter, (name, last) in documents.DOCUMENTS.items():
@@ -297,7 +297,7 @@ def answered_documents(facts: Facts) -> str:
 
 
 def ids_by_answer(facts: Facts) -> dict[str, list[str]]:
-    """The ids by what answers them, each once: the words of the page's columns."""
+    """Column of the page -> the ids that it counts; each id is in the first column that applies."""
     claimed = {seed for claim in facts.room.claims.values() for seed in claim.seeds}
     if unknown := sorted(claimed - set(documents.IDS)):
         raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, which is not one of A01 to E16: correct it.")
@@ -322,7 +322,7 @@ def ids_by_answer(facts: Facts) -> dict[str, list[str]]:
 
 
 def described_speeds(facts: Facts) -> str:
-    """The runs on several GPUs: what each is, for how many GPUs it is described, and how fast it ran on how many."""
+    """The runs on several GPUs: what each is, how many GPUs it is meant for, and the speeds measured so far."""
     measured, rows = results.measured_runs(facts.root), []
     for run in runs.load(facts.root).values():
         degrees = {"tensor": run.tensor, "pipeline": run.pipeline, "sharded": run.replicas}
@@ -335,7 +335,7 @@ def described_speeds(facts: Facts) -> str:
 
 
 def records_table(facts: Facts) -> str:
-    """What programs of smoke_tests/ wrote, and whether they have changed since."""
+    """The files that programs of smoke_tests/ wrote, and whether the programs have changed since."""
     rows = []
     for record in records.every(facts.root):
         commit = record.commit
@@ -346,7 +346,7 @@ def records_table(facts: Facts) -> str:
 
 
 def states_of(facts: Facts, claim: str) -> str:
-    """The state of a claim in every run that has it."""
+    """The state of a claim in every run that contains it."""
     places: dict[str, list[str]] = {}
     for plan, run in facts.runs:
         rows = [row for row in run["claims"] if row["id"].split("[")[0] == claim]
@@ -365,7 +365,7 @@ def goals_reached(facts: Facts) -> str:
         runs, cells = read(path)
         place = path.relative_to(root)
         parts.append(f"## `{runs[0]['target']}` on {runs[0]['machine']['name']}\n\n[All rows]({place})")
-        missing = {row["key"] for row in cells if row.get("unfinished")}  # some arms of it
+        missing = {row["key"] for row in cells if row.get("unfinished")}  # in some of its arms
         header = "| Goal | At least | Measured (95 %, samples) | Arm | Cell | Of all alike |"
         lines = [header, "|---|---|---|---|---|---|"]
         goals = answered(cells)
