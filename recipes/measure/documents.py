@@ -207,37 +207,69 @@ def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
             yield Answer(statement, judged, f"{target}, {machine}")
 
 
-def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[Answer]:
+@dataclass(frozen=True)
+class _Ratio:
+    """How many times as fast a statement's arm is as what it is compared with, in one cell."""
+
+    row: Row
+    number: Number
+    samples: int
+    is_launch_bound: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are too few samples for an interval."""
+        return self.samples < results.FEWEST
+
+    @property
+    def bounded(self) -> Number:
+        """The number with its interval, which may be anything if there are too few samples."""
+        return (self.number[0], 0.0, math.inf) if self.is_open else self.number
+
+    def __str__(self) -> str:
+        number, low, high = self.number
+        interval = f"{self.samples} samples: no interval" if self.is_open else f"{low:.2f} to {high:.2f}"
+        return f"{number:.2f} ({interval})"
+
+
+def _ratios(statement: Statement, cells: list[Row]) -> Iterator[_Ratio]:
+    """The numbers for a statement, one for each of its cells in which both arms are valid."""
     matched = {row["key"]: row for pattern in statement.cells for row in cells if fnmatch(row["key"], pattern)}
-    numbers: list[Number] = []
-    used, waits, words = [], 0, []
     for row in matched.values():
         arms = results.valid(row)
         arm = arms.get(str(statement.arm), {})
         base = arms.get(statement.over or arm.get("base") or "")
         if arm and base:
-            number, low, high = results.times(base, arm) if statement.over else (arm["ratio"], arm["low"], arm["high"])
-            few = len(arm["samples_ms"]) < results.FEWEST
-            numbers.append((number, 0.0, math.inf) if few else (number, low, high))
-            interval = f"{len(arm['samples_ms'])} samples: no interval" if few else f"{low:.2f} to {high:.2f}"
-            words.append(f"{number:.2f} ({interval})")
-            used.append(row)
-            waits += arm["launch_bound"] or base["launch_bound"]
-    judged = statement.judged(numbers, [row["facts"] for row in used]) if statement.bound else []
+            number = results.times(base, arm) if statement.over else (arm["ratio"], arm["low"], arm["high"])
+            yield _Ratio(row, number, len(arm["samples_ms"]), bool(arm["launch_bound"] or base["launch_bound"]))
+
+
+def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[Answer]:
+    """The answer that a file of rows gives to a statement; none without a number."""
+    ratios = list(_ratios(statement, cells))
+    numbers = [ratio.bounded for ratio in ratios]
+    judged = statement.judged(numbers, [ratio.row["facts"] for ratio in ratios]) if statement.bound else []
     if not numbers or (statement.bound and not judged):
         return
-    listed = ", ".join(words)
+    listed = ", ".join(map(str, ratios))
     if len(numbers) > 4:
         middle = statistics.median(number for number, _, _ in numbers)
         listed = f"{min(numbers)[0]:.2f} to {max(numbers)[0]:.2f}, median {middle:.2f}, in {len(numbers)} cells"
     holds = None if not judged else False if False in judged else True if all(judged) else None
+    waits = sum(ratio.is_launch_bound for ratio in ratios)
+    host = f"; the host sets the time in {waits}" if waits else ""
+    keys = [ratio.row["key"] for ratio in ratios]
+    where = f"{place}: {statement.arm} in {_places(keys if len(keys) <= 4 else statement.cells)}"
+    yield Answer(statement, f"{_outcome(statement, judged, holds)}{listed}{host}", where, holds)
+
+
+def _outcome(statement: Statement, judged: list[bool | None], holds: bool | None) -> str:
+    """Whether a statement holds, and for how many numbers, as text; empty for a statement without a bound."""
+    if not statement.bound:
+        return ""
     outcome = {True: "holds", False: "does not hold", None: "not told apart"}[holds]
     count = f"; {judged.count(True)} of {len(judged)} do, {judged.count(False)} do not" if len(judged) > 4 else ""
-    verdict_of = f"{outcome} ({statement.bound}{count}): " if statement.bound else ""
-    host = f"; the host sets the time in {waits}" if waits else ""
-    keys = [row["key"] for row in used]
-    where = f"{place}: {statement.arm} in {_places(keys if len(keys) <= 4 else statement.cells)}"
-    yield Answer(statement, f"{verdict_of}{listed}{host}", where, holds)
+    return f"{outcome} ({statement.bound}{count}): "
 
 
 def _places(keys: list[str]) -> str:
