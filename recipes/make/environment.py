@@ -91,7 +91,7 @@ def interpreter(target: Target, cache: Cache, steps: Steps) -> str:
             if found.returncode != 0:
                 said = (fetched.stderr.strip().splitlines() or ["no message"])[-1].strip().rstrip(".")
                 raise Refusal(
-                    f"This machine has no Python {target.python}, and uv cannot provide one ({said}): install it "
+                    f"No Python {target.python} is on this machine, and uv cannot provide one ({said}): install it "
                     f"(a package such as python{target.python}) and run again."
                 )
     return found.stdout.strip()
@@ -276,7 +276,7 @@ def _unmet(python: Path) -> set[str]:
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1) or done.stderr.strip():
-        raise Refusal(f"{python} -m pip check failed ({done.stderr.strip()[-200:]}): repair the base's pip.")
+        raise Refusal(f"{python} -m pip check failed ({done.stderr.strip()[-200:]}): check the base's pip.")
     return set(done.stdout.splitlines()) if done.returncode else set()
 
 
