@@ -155,6 +155,6 @@ def _least_gain(cells: list[Row]) -> list[Row]:
             gains.append((row["arms"]["fp8 graph"]["ratio"], row["key"]))
     if not gains:
         return []
-    least = "the least that a graphed block gains where `recommend` gives FP8 a layer of it"
+    least = "the smallest gain of a graphed block in which `recommend` chooses FP8 for a layer"
     goal = Goal(least, 0.97, min(gains)[1], "fp8 graph")
     return [{**_shown(goal, cells), "grid": f"the least of {len(gains)}"}]
