@@ -68,7 +68,7 @@ def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, An
         )
     content = brought(Outcomes, outcomes)
     if content["target"] != plan.target.name:
-        raise Refusal(f"{outcomes} belongs to the target {content['target']}: bring the file of {plan.target.name}.")
+        raise Refusal(f"{outcomes} is for the target {content['target']}: bring the file of {plan.target.name}.")
     written = _assemble(plan, content, log, manifest, image)
     console.print(_table(written))
     say(f"evidence: {folder_of(plan)}/{written['name']}.json")

@@ -217,7 +217,7 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
         ("outcomes.json", "{}", r"damaged or incomplete \(target"),
         ("outcomes.json", json.dumps(outcomes | {"hardware": hardware | {"name": "../up"}}), r".*\(hardware.name"),
         ("outcomes.json", json.dumps(outcomes | {"claims": ["x"]}), r".*\(claims.0"),
-        ("outcomes.json", json.dumps(outcomes | {"target": "ms-amp"}), "of the target ms-amp: bring the one of cpu"),
+        ("outcomes.json", json.dumps(outcomes | {"target": "ms-amp"}), "for the target ms-amp: bring the file of cpu"),
         ("manifest.json", "[]", "damaged or incomplete"),
         ("manifest.json", '{"packages": {"torch": {}}}', r".*\(packages.torch.built_with"),
     ):
