@@ -1,4 +1,4 @@
-"""Commands that a run starts, and how they end with it."""
+"""Commands that a run starts, and how they end together with it."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def commit_of(root: Path, *files: str) -> str:
 
 @contextlib.contextmanager
 def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, with both outputs in one pipe; nothing of it outlives us when we stop early.
+    """A process in a group of its own, with both outputs in one pipe; none of it outlives us when we stop early.
 
-    Where we are killed, it inherits the cache's lock (`close_fds`), and so the next run waits for it.
+    It inherits the cache's lock (`close_fds`): if we are killed, the next run waits for it.
     """
     process = subprocess.Popen(
         command, cwd=folder, env=dict(variables), encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL,
@@ -52,10 +52,10 @@ def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Ite
     finally:
         if process.returncode is None:
             try:
-                _send(process, signal.SIGINT)  # it may have started others apart, and ends them then
+                _send(process, signal.SIGINT)  # it may have started other processes, which it then ends
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE)
-            finally:  # also where a second Ctrl-C ends the wait
+            finally:  # also if a second Ctrl-C ends the wait
                 _send(process, signal.SIGKILL)
                 process.wait()
 

@@ -58,7 +58,7 @@ class Catalogue:
         return validated(Package, {"name": path.stem, **data}, path)
 
     def target(self, name: str) -> Target:
-        """The target of that name; an unknown one is refused with the nearest known."""
+        """The target of that name; an unknown name is refused with the nearest known name."""
         if name not in self.targets:
             raise Refusal(
                 f"There is no target {name!r}{suggestion(name, self.targets)}; choose one of {', '.join(self.targets)}."
@@ -122,17 +122,17 @@ class Catalogue:
             return list(TopologicalSorter(needs).static_order())
         except CycleError as error:
             raise Refusal(
-                f"recipes/packages: [build] needs go round in a circle: {' -> '.join(error.args[1])}; break it."
+                f"recipes/packages: [build] needs form a circle: {' -> '.join(error.args[1])}; break it."
             ) from None
 
 
 def what_if(target: Target, changes: Mapping[str, Any]) -> Target:
-    """The target with other values, as an option of the command names them."""
+    """The target with other values, named by a command-line option."""
     return validated(Target, {**target.model_dump(), **changes}, "the command line")
 
 
 def substitutions(target: Target) -> dict[str, str]:
-    """What "{...}" in a [build.env] value stands for."""
+    """The values that replace "{...}" in a [build.env] value."""
     return {
         "sm": ";".join(target.sm),
         "sm_digits": ";".join(sm.replace(".", "") for sm in target.sm),
@@ -172,7 +172,7 @@ def _table(value: object, key: str, path: Path) -> dict[str, Any]:
 
 
 def validated(model: type[_Model], data: dict[str, Any], path: Path | str, *prefix: str) -> _Model:
-    """The model, or a refusal for the first fault that names file and key."""
+    """The validated model; the first fault is refused with its file and key."""
     try:
         return model.model_validate(data)
     except ValidationError as error:

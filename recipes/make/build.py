@@ -41,7 +41,7 @@ from recipes.make.wheel import extract, repack
 from recipes.process import group
 from recipes.progress import Step, Steps, size
 
-# What the build script gets of the caller's variables: the key of a wheel holds no others.
+# The caller's variables that the build script gets; the key of a wheel contains no others.
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
@@ -153,7 +153,7 @@ class Builder:
         return self.git.tree(pin.label, pin.release, into / f"{pin.name}-{pin.release.version}")
 
     def given(self, pin: Pin, files: Mapping[str, Path]) -> Wheel:
-        """The wheel of a release that is one: as it came, or with its patches in it."""
+        """The wheel of a release of kind wheel: unchanged, or with its patches in it."""
         assert pin.release.sha256
         came, patches = files[pin.release.sha256], self.plan.patches[pin.name]
         if not patches:
@@ -162,7 +162,7 @@ class Builder:
         return self._kept(pin, inputs, lambda: self._repack(pin, came, inputs))
 
     def _kept(self, pin: Pin, inputs: dict[str, Any], make: Callable[[], None]) -> Wheel:
-        """The cache's wheel of these inputs; one that it lacks is made."""
+        """The cache's wheel for these inputs; it is built if the cache lacks it."""
         found = self.cache.wheel(digest_of(inputs))
         if found is None:
             make()
@@ -193,7 +193,7 @@ class Builder:
         return self._kept(pin, inputs, lambda: self._build(pin, tree, inputs, files, before))
 
     def inputs(self, pin: Pin, tree: Tree, compiler: str, base: str) -> dict[str, Any]:
-        """What decides the bytes of a wheel, built by that compiler on that base; its hash is the wheel's key."""
+        """What decides the bytes of a wheel built by that compiler on that base; its hash is the wheel's key."""
         target, torch = self.plan.target, self.plan.torch
         patched = [chosen.sha256 for chosen in self.plan.patches["torch"]] if torch else []
         inputs: dict[str, Any] = {
@@ -241,7 +241,7 @@ class Builder:
         return self.plan.root / "docker" / "build-wheel.sh"
 
     def _compiler(self, pin: Pin) -> str:
-        """The versions of the compilers of a package, as they name themselves."""
+        """The versions of a package's compilers, as the compilers report them."""
         if (found := shutil.which("c++")) is None:
             raise Refusal(
                 f"{pin.label} is compiled and there is no c++ on the PATH: install one (Debian, "
@@ -294,7 +294,7 @@ class Builder:
             yield Workshop(scratch, source, home)
 
     def _compile(self, pin: Pin, place: Workshop, step: Step) -> tuple[Path, dict[str, object]]:
-        """The one wheel that the build script makes of a source, and what that cost."""
+        """The wheel that the build script makes from a source, and what building it cost."""
         made, settings = place.folder / "made", place.folder / "settings"
         write_settings(pin, self.plan.target, settings)
         cost = self._run(pin, [str(self._script), str(settings), str(place.source), str(made)], place, step)
@@ -343,7 +343,7 @@ class Builder:
                 text = path.read_text(encoding="utf-8") if path.is_file() else ""
                 if text.count(old) != 1:
                     raise Refusal(
-                        f"{pin.label}: {file} has {old!r} {text.count(old)} times: name text that is there once."
+                        f"{pin.label}: {file} has {old!r} {text.count(old)} times: name text that occurs once."
                     )
                 path.write_text(text.replace(old, new), encoding="utf-8")
                 with self.steps.step("build", f"{pin.label}: {new}") as step:
@@ -368,7 +368,7 @@ class Builder:
             )
 
     def _run(self, pin: Pin, command: list[str], place: Workshop, step: Step) -> dict[str, object]:
-        """Run the build script; every line goes to build.log and the last one to the display."""
+        """Run the build script; every line goes to build.log, and the display shows the last one."""
         scratch = place.folder
         variables = {
             key: value for key, value in environment.clean_variables(scratch / "env").items() if key in INHERITED
@@ -406,10 +406,10 @@ class Builder:
         shutil.copyfile(log, kept)
         if code in (-signal.SIGKILL, 137) or re.search(r"\bKilled\b", text):
             return Refusal(
-                f"{pin.label}: a compiler was killed, most likely for want of memory: raise mib_per_job in "
+                f"{pin.label}: a compiler was killed, most likely for lack of memory: raise mib_per_job in "
                 f"recipes/packages/{pin.name}.toml; log in {kept}."
             )
-        # A compiler's word, or an exception of setup.py, which pip's own "error: metadata-generation-failed" follows.
+        # A compiler's error, or an exception of setup.py, which pip's own "error: metadata-generation-failed" follows.
         reason = re.compile(r"\b(fatal )?error\b|(error|exception): ", re.IGNORECASE)
         errors = [line.strip() for line in tail if reason.search(line)] or [
             line.strip() for line in tail if line.strip()
@@ -426,7 +426,7 @@ class Builder:
 
 
 def _version_of(compiler: str) -> str:
-    """The lines with a version of what a compiler says of itself."""
+    """The lines with a version in what a compiler prints about itself."""
     text = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     return " ".join(line for line in text.splitlines() if re.search(r"\d+\.\d+", line))
 
@@ -439,7 +439,7 @@ def longest_step(scratch: Path) -> dict[str, float]:
 
 
 def write_settings(pin: Pin, target: Target, into: Path) -> None:
-    """Write what docker/build-wheel.sh reads of a package: build.env, options, subfolder, mib_per_job."""
+    """Write the settings of a package that docker/build-wheel.sh reads: build.env, options, subfolder, mib_per_job."""
     into.mkdir(parents=True, exist_ok=True)
     variables = build_environment(pin, target)
     (into / "build.env").write_text("".join(f"{key}={value}\n" for key, value in variables.items()))
@@ -449,7 +449,7 @@ def write_settings(pin: Pin, target: Target, into: Path) -> None:
 
 
 def _settings(pin: Pin) -> dict[str, Any]:
-    """What else than the environment decides a build: the part of the tree, arguments of setup.py."""
+    """What decides a build beside its environment: the part of the tree, and the arguments of setup.py."""
     return {"subfolder": pin.release.subfolder, "options": pin.build.options}
 
 

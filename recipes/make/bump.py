@@ -121,7 +121,7 @@ class Bump:
         """The commit of the tag that is named like the current one, with its submodules."""
         if not current.tag or current.version not in current.tag or not current.repository:
             raise Refusal(
-                f"{self.package} {current.version} has no tag after which that of {self.version} could be named: "
+                f"{self.package} {current.version} has no tag from which the tag of {self.version} follows: "
                 f"add the [[release]] to {self._recipe} by hand."
             )
         tag = current.tag.replace(current.version, self.version)
