@@ -191,6 +191,12 @@ def bump(session):
 
 
 @verb()
+def outdated(session):
+    """Ask upstream what is newer than each pin, and what limits and patches say of it; -- [TARGET] [--json FILE]."""
+    recipes(session, "outdated", *session.posargs)
+
+
+@verb()
 def compat(session):
     """Print which releases each target allows, which it refuses and why, and which are unknown."""
     recipes(session, "compat", *session.posargs)

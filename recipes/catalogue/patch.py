@@ -62,6 +62,12 @@ class Patch:
         """The first line of the description."""
         return str(self.header["Description"]).splitlines()[0]
 
+    @property
+    def upstream_since(self) -> str | None:
+        """The release that first had the patch's change (Applied-Upstream), if one has."""
+        since = re.match(r"\d+(\.\d+)*", str(self.header["Applied-Upstream"] or ""))
+        return since[0] if since else None
+
     def covers(self, version: str) -> bool:
         """Whether the version is in the patch's range."""
         return self.applies_to.specifier.contains(version, prereleases=True)

@@ -207,9 +207,8 @@ def _restored(*paths: Path) -> Iterator[None]:
 
 def _standing(one: Patch, version: str, tree: Path, scratch: Path) -> str:
     """Whether a patch stays, retires or has to be renewed, tried on the files that it touches."""
-    upstream = re.match(r"\d+(\.\d+)*", str(one.header["Applied-Upstream"] or ""))
-    if upstream and Version(version) >= Version(upstream[0]):
-        return f"retires: upstream since {upstream[0]}; delete it with its proof once no target needs it"
+    if (since := one.upstream_since) and Version(version) >= Version(since):
+        return f"retires: upstream since {since}; delete it with its proof once no target needs it"
     if missing := next((file for file in one.files if not (tree / file).is_file()), None):
         return f"renew it: {missing} is gone in {version}"
     copy = scratch / one.path.stem / tree.name
