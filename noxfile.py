@@ -196,6 +196,18 @@ def outdated(session):
     recipes(session, "outdated", *session.posargs)
 
 
+@verb(name="new-package")
+def new_package(session):
+    """Write the recipe of a release on the package index: -- NAME==VERSION [--target TARGET] [--source]."""
+    recipes(session, "new-package", *session.posargs)
+
+
+@verb(name="new-target")
+def new_target(session):
+    """Write a target like another one: -- NAME --like TARGET [--without PACKAGE] [--reason TEXT]."""
+    recipes(session, "new-target", *session.posargs)
+
+
 @verb()
 def compat(session):
     """Print which releases each target allows, which it refuses and why, and which are unknown."""

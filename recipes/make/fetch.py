@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar, cast
 
 import httpx2
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from pip._internal.models.index import PyPI
 from unearth import PackageFinder, TargetPython
 from unearth.errors import UnpackError
@@ -95,6 +95,19 @@ def target_tags(target: Target) -> TargetPython:
     platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
     major, minor = target.python.split(".")
     return TargetPython((int(major), int(minor)), platforms=platforms, impl="cp")
+
+
+def wheels_for(target: Target) -> Callable[[Link], bool]:
+    """Whether a file is a wheel whose tags fit the target."""
+    supported = set(target_tags(target).supported_tags())
+
+    def fits(link: Link) -> bool:
+        try:
+            return link.is_wheel and not supported.isdisjoint(parse_wheel_filename(link.filename)[3])
+        except InvalidWheelFilename:
+            return False
+
+    return fits
 
 
 class Downloads:

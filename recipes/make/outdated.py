@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
 from unearth.link import Link
 
@@ -23,7 +22,7 @@ from recipes.catalogue.patch import Patch
 from recipes.catalogue.schema import Pin, Release, Target, is_version
 from recipes.errors import Refusal
 from recipes.make.cache import Cache
-from recipes.make.fetch import WORKERS, Downloads, target_tags
+from recipes.make.fetch import WORKERS, Downloads, wheels_for
 from recipes.make.git import Git
 from recipes.progress import Steps
 
@@ -178,7 +177,7 @@ def _verdict(
 
 def _obstacle(pin: Pin, target: Target, links: list[Link]) -> str | None:
     """Why none of a release's files is for the target, or None."""
-    fits: Callable[[Link], bool] = _fits_a_wheel(target) if pin.release.kind == "wheel" else _is_sdist
+    fits: Callable[[Link], bool] = wheels_for(target) if pin.release.kind == "wheel" else _is_sdist
     files = [link for link in links if fits(link)]
     if not files:
         kind = "wheel" if pin.release.kind == "wheel" else "sdist"
@@ -190,18 +189,6 @@ def _obstacle(pin: Pin, target: Target, links: list[Link]) -> str | None:
 
 def _is_sdist(link: Link) -> bool:
     return link.filename.endswith(".tar.gz")
-
-
-def _fits_a_wheel(target: Target) -> Callable[[Link], bool]:
-    supported = set(target_tags(target).supported_tags())
-
-    def fits(link: Link) -> bool:
-        try:
-            return link.is_wheel and not supported.isdisjoint(parse_wheel_filename(link.filename)[3])
-        except InvalidWheelFilename:
-            return False
-
-    return fits
 
 
 def _takes_python(link: Link, target: Target) -> bool:

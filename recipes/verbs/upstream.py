@@ -10,8 +10,10 @@ from pathlib import Path
 
 from rich.table import Table
 
+from recipes.catalogue import limits
 from recipes.catalogue.load import Catalogue
 from recipes.files import write_json
+from recipes.make import draft
 from recipes.make import outdated as asking
 from recipes.make.cache import Cache
 from recipes.make.outdated import Standing
@@ -24,6 +26,17 @@ def register(verbs: Verbs) -> None:
     asked = verbs.add("outdated", outdated, target=False)
     asked.add_argument("targets", nargs="*", metavar="TARGET", help="the targets to look at (default: all)")
     asked.add_argument("--json", type=text, metavar="FILE", help='also write JSON to this file; "-" prints it instead')
+    begun = verbs.add("new-package", new_package, target=False)
+    begun.add_argument("pin", metavar="PACKAGE==VERSION", help="the release to begin with")
+    begun.add_argument("--target", default="cpu", help="the target whose wheel is taken (default: %(default)s)")
+    begun.add_argument("--source", action="store_true", help="build it from its sdist, also where there is a wheel")
+    added = verbs.add("new-target", new_target, target=False)
+    added.add_argument("name", metavar="NAME", help="the name of the target")
+    added.add_argument("--like", required=True, metavar="TARGET", help="the target to copy")
+    added.add_argument(
+        "--without", action="append", default=[], metavar="PACKAGE", help="leave this package out; repeat for several"
+    )
+    added.add_argument("--reason", type=text, help="what the target is for, in a line")
 
 
 def outdated(options: argparse.Namespace) -> int:
@@ -43,6 +56,27 @@ def outdated(options: argparse.Namespace) -> int:
     if options.json:
         write_json(Path(options.json), as_json)
         say(f"The same as JSON is in {options.json}.")
+    return 0
+
+
+def new_package(options: argparse.Namespace) -> int:
+    """Write the recipe of a release on the package index, and say what is left to fill in."""
+    catalogue, cache, (name, version) = Catalogue(), Cache(), limits.what_if(options.pin)
+    with Steps() as steps, cache.held(steps.wait):
+        path, todo = draft.package(catalogue, name, version, options.target, options.source, cache, steps)
+        steps.say("wrote", str(path))
+        for line in todo:
+            steps.say("todo", line)
+    return 0
+
+
+def new_target(options: argparse.Namespace) -> int:
+    """Write a target like another one, and say what is left to fill in."""
+    catalogue = Catalogue()
+    todo = draft.target(catalogue, options.name, options.like, options.without, options.reason)
+    say(f"[{options.name}] is in {catalogue.targets_file}.")
+    for line in todo:
+        say(f"todo    {line}")
     return 0
 
 
