@@ -1,6 +1,6 @@
 """Compile through ccache, where FUSEBOX_CCACHE names it: per object, what was compiled before is not compiled again.
 
-No part of a wheel's key, because the bytes are those that the compiler itself would write.
+No part of a wheel's key, because an object is the one that the compiler itself wrote for the same inputs.
 """
 
 from __future__ import annotations
