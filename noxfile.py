@@ -191,6 +191,24 @@ def bump(session):
 
 
 @verb()
+def outdated(session):
+    """Ask upstream what is newer than each pin, and what limits and patches say of it; -- [TARGET] [--json FILE]."""
+    recipes(session, "outdated", *session.posargs)
+
+
+@verb(name="new-package")
+def new_package(session):
+    """Write the recipe of a release on the package index: -- NAME==VERSION [--target TARGET] [--source]."""
+    recipes(session, "new-package", *session.posargs)
+
+
+@verb(name="new-target")
+def new_target(session):
+    """Write a target like another one: -- NAME --like TARGET [--without PACKAGE] [--reason TEXT]."""
+    recipes(session, "new-target", *session.posargs)
+
+
+@verb()
 def compat(session):
     """Print which releases each target allows, which it refuses and why, and which are unknown."""
     recipes(session, "compat", *session.posargs)

@@ -176,10 +176,29 @@ def validated(model: type[_Model], data: dict[str, Any], path: Path | str, *pref
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        location = [*prefix, *fault["loc"]]
-        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
-        raise Refusal(f"{path}: {_fault(model, fault, key)}.") from None
+        faults = error.errors(include_url=False)
+        missing = [_key(*prefix, *fault["loc"]) for fault in faults if fault["type"] == "missing"]
+        if faults[0]["type"] == "missing" and len(missing) > 1:
+            listed = f"{', '.join(missing[:-1])} and {missing[-1]}"
+            raise Refusal(f"{path}: {listed} are missing: add them.") from None
+        raise Refusal(f"{path}: {_fault(model, faults[0], _key(*prefix, *faults[0]['loc']))}.") from None
+
+
+def missing_keys(model: type[BaseModel], data: dict[str, Any], path: Path, *prefix: str) -> list[str]:
+    """The keys that a draft lacks, as a refusal would name them; any other fault is refused."""
+    try:
+        model.model_validate(data)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        if other := next((fault for fault in faults if fault["type"] != "missing"), None):
+            raise Refusal(f"{path}: {_fault(model, other, _key(*prefix, *other['loc']))}.") from None
+        return [_key(*prefix, *fault["loc"]) for fault in faults]
+    return []
+
+
+def _key(*location: int | str) -> str:
+    """The place of a key in a file: release[0].mib.installed."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
 def _fault(model: type[BaseModel], fault: Any, key: str) -> str:

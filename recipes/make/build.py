@@ -30,8 +30,8 @@ from recipes.catalogue.patch import Patch
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
-from recipes.files import digest_of, disk_full, put, sha256_of, write_json
-from recipes.make import audit, environment, toolkit
+from recipes.files import digest_of, disk_full, put, remove, sha256_of, write_json
+from recipes.make import audit, ccache, environment, toolkit
 from recipes.make.cache import Cache
 from recipes.make.environment import Wheel
 from recipes.make.fetch import Downloads, unpack
@@ -296,11 +296,18 @@ class Builder:
     def _compile(self, pin: Pin, place: Workshop, step: Step) -> tuple[Path, dict[str, object]]:
         """The wheel that the build script makes from a source, and what building it cost."""
         made, settings = place.folder / "made", place.folder / "settings"
-        write_settings(pin, self.plan.target, settings)
+        write_settings(pin, self.plan.target, settings, self._through_ccache(pin, place))
         cost = self._run(pin, [str(self._script), str(settings), str(place.source), str(made)], place, step)
         wheel = self._only_wheel(pin, made)
         step.note = size(wheel.stat().st_size)
         return wheel, cost
+
+    def _through_ccache(self, pin: Pin, place: Workshop) -> dict[str, str]:
+        """The variables with which a package compiles through ccache; none where that is not asked for."""
+        chosen = ccache.program() if pin.build.compiler != "none" else None
+        links = place.folder / "compilers"
+        remove(links)  # of another wheel of the same tree
+        return ccache.settings(chosen, self.plan.root, links) if chosen else {}
 
     def _build(
         self, pin: Pin, tree: Tree, inputs: dict[str, Any], files: Mapping[str, Path], before: list[Wheel]
@@ -374,6 +381,8 @@ class Builder:
             key: value for key, value in environment.clean_variables(scratch / "env").items() if key in INHERITED
         }
         variables |= {"CUDA_HOME": str(place.toolkit)} if place.toolkit else {}
+        if (scratch / "compilers").is_dir():  # of ccache
+            variables["PATH"] = f"{scratch / 'compilers'}:{variables['PATH']}"
         log, tail = scratch / "build.log", list[str]()
         with log.open("w", encoding="utf-8") as file, group(command, scratch, variables) as process:
             assert process.stdout
@@ -438,10 +447,13 @@ def longest_step(scratch: Path) -> dict[str, float]:
     return {"longest_seconds": round(max(times), 1)} if times else {}
 
 
-def write_settings(pin: Pin, target: Target, into: Path) -> None:
-    """Write the settings of a package that docker/build-wheel.sh reads: build.env, options, subfolder, mib_per_job."""
+def write_settings(pin: Pin, target: Target, into: Path, beside: Mapping[str, str] | None = None) -> None:
+    """Write the settings of a package that docker/build-wheel.sh reads: build.env, options, subfolder, mib_per_job.
+
+    `beside` are variables that decide no byte of the wheel.
+    """
     into.mkdir(parents=True, exist_ok=True)
-    variables = build_environment(pin, target)
+    variables = {**build_environment(pin, target), **(beside or {})}
     (into / "build.env").write_text("".join(f"{key}={value}\n" for key, value in variables.items()))
     (into / "options").write_text("".join(f"{option}\n" for option in pin.build.options))
     (into / "subfolder").write_text(pin.release.subfolder or ".")

@@ -23,10 +23,11 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar, cast
 
 import httpx2
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from pip._internal.models.index import PyPI
 from unearth import PackageFinder, TargetPython
 from unearth.errors import UnpackError
+from unearth.evaluator import Package
 from unearth.fetchers import Fetcher, PyPIClient
 from unearth.link import Link
 
@@ -94,6 +95,19 @@ def target_tags(target: Target) -> TargetPython:
     platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
     major, minor = target.python.split(".")
     return TargetPython((int(major), int(minor)), platforms=platforms, impl="cp")
+
+
+def wheels_for(target: Target) -> Callable[[Link], bool]:
+    """Whether a file is a wheel whose tags fit the target."""
+    supported = set(target_tags(target).supported_tags())
+
+    def fits(link: Link) -> bool:
+        try:
+            return link.is_wheel and not supported.isdisjoint(parse_wheel_filename(link.filename)[3])
+        except InvalidWheelFilename:
+            return False
+
+    return fits
 
 
 class Downloads:
@@ -181,22 +195,44 @@ class Downloads:
 
     def _links(self, artifact: Artifact, indexes: tuple[str, ...], find_links: tuple[str, ...] = ()) -> list[Link]:
         """The files of that version, best first: any file of a package, fitting files of a dependency."""
+        asked = f"{artifact.name}=={artifact.version}"
+        fitting = artifact.file is None
+        matches = self._ask(
+            artifact, indexes, find_links, fitting, lambda finder: finder.find_matches(asked, allow_yanked=True)
+        )
+        return [match.link for match in matches]
+
+    def releases(self, name: str, index: str | None = None) -> list[Package]:
+        """Every file of a package, whatever it fits, that its publisher has not withdrawn; `index` is asked too."""
+        settings, asked = self.settings, Artifact(name, "", "", index=index)
+        indexes = settings.indexes + ((index,) if index else ())
+        found = self._ask(asked, indexes, settings.find_links, False, lambda finder: finder.find_all_packages(name))
+        if not found:
+            where = "pip's configured index" + (f" and {index}" if index else "")
+            raise Refusal(
+                f"{name} has no file on {where}{self._heard.of(asked)}: check the network and `pip config list`."
+            )
+        return found
+
+    def _ask(
+        self, artifact: Artifact, indexes: tuple[str, ...], find_links: tuple[str, ...], fitting: bool,
+        find: Callable[[PackageFinder], Iterable[Package]],
+    ) -> list[Package]:  # fmt: skip
+        """What unearth finds on these indexes and in these folders: every file, or the wheels that fit the target."""
         if not indexes and not find_links:
             return []  # unearth would ask an index of its own choice
-        named = artifact.file is not None
 
-        def ask() -> list[Link]:
+        def ask() -> list[Package]:
             finder = PackageFinder(
                 cast(Fetcher, self._session),
                 index_urls=indexes,
                 find_links=find_links,
                 trusted_hosts=self.settings.trusted_hosts,
                 target_python=target_tags(self._target),
-                ignore_compatibility=named,
-                only_binary=[] if named else [":all:"],
+                ignore_compatibility=not fitting,
+                only_binary=[":all:"] if fitting else [],
             )
-            matches = finder.find_matches(f"{artifact.name}=={artifact.version}", allow_yanked=True)
-            return [match.link for match in matches]
+            return list(find(finder))
 
         try:
             return self._patiently(artifact, ask)
@@ -261,9 +297,8 @@ class Downloads:
                 step.advance(len(chunk))
 
     def _unreachable(self, artifact: Artifact, error: Exception) -> Refusal:
-        return Refusal(
-            f"{artifact.label}: {_reason(error)}: check the network and `pip config list`, or pass --mirror DIR."
-        )
+        label, mirror = (artifact.label, ", or pass --mirror DIR") if artifact.version else (artifact.name, "")
+        return Refusal(f"{label}: {_reason(error)}: check the network and `pip config list`{mirror}.")
 
 
 class _Heard(logging.Handler):

@@ -142,6 +142,12 @@ class Git:
             raise Refusal(f"{label}: {source} has no tag {tag}: check the version.")
         return lines[-1].split()[0]
 
+    def tags(self, label: str, repository: str) -> list[str]:
+        """The names of all tags that a repository has upstream; a mirror is not asked, since it may lag behind."""
+        cure = "check the network"
+        listed = self._git(label, "ls-remote", "--tags", "--refs", repository, cure=cure).splitlines()
+        return [line.partition("\trefs/tags/")[2] for line in listed if "\trefs/tags/" in line]
+
     def submodules(self, label: str, source: Source) -> list[Submodule]:
         """Every submodule that a git source names, nested ones included, except those in its `without`."""
         assert source.repository and source.commit
