@@ -46,6 +46,7 @@ class Monitor:
         monitoring.use_tool_id(TOOL, "fusebox")
         monitoring.register_callback(TOOL, monitoring.events.PY_START, self.note)
         monitoring.set_events(TOOL, monitoring.events.PY_START)
+        atexit.register(monitoring.set_events, TOOL, 0)  # what runs later finds no modules any more
 
     def note(self, code: Any, _: int) -> Any:
         path = os.path.abspath(code.co_filename)
