@@ -1,4 +1,4 @@
-"""Which implementation of each operator a run takes, and what cannot be trained together."""
+"""Which implementation of each operator a run uses, and which options exclude each other."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, st
     dtypes = {name: "bfloat16" if half and name != "adamw" else "float32" for name in FUSED}
 
     def usable(name: str, column: str) -> bool:
-        # A target may have flash-attn's kernels for two head sizes only.
+        # A target may contain flash-attn's kernels for two head sizes only.
         if column == "flash-attn" and name == "attention" and head_size not in (64, 128):
             return False
         if column == "torch.cudnn" and head_size > 128:
@@ -101,7 +101,7 @@ def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, st
 
 
 def refuse(options: Options, on_gpu: bool) -> None:
-    """Refuse a run that cannot be made, for the first reason that holds."""
+    """Refuse a run that is not possible, for the first reason that applies."""
     if on_gpu and not torch.cuda.is_available():
         raise Refused("--device cuda: torch finds no GPU here")
     if options.precision in ms_amp.PRECISIONS:
@@ -130,7 +130,7 @@ def refuse_norm(options: Options) -> None:
 
 
 def refuse_with_ms_amp(options: Options, on_gpu: bool) -> None:
-    """Refuse a run that MS-AMP cannot make."""
+    """Refuse a run that MS-AMP does not support."""
     asked = f"--precision {options.precision}"
     for name, why in ms_amp.WITHOUT.items():
         if getattr(options, name):
@@ -146,7 +146,7 @@ def refuse_with_ms_amp(options: Options, on_gpu: bool) -> None:
 
 
 def refuse_bfloat16_weights(options: Options, on_gpu: bool) -> None:
-    """Refuse what weights in bfloat16 cannot be combined with."""
+    """Refuse options that cannot be combined with bfloat16 weights."""
     asked, either = "--weights bfloat16", "remove one of them"
     if options.precision in (*ms_amp.PRECISIONS, "float32"):
         raise Refused(f"{asked} and --precision {options.precision}, which sets the dtype of weights itself: {either}")
@@ -160,7 +160,7 @@ def refuse_bfloat16_weights(options: Options, on_gpu: bool) -> None:
 
 
 def refuse_te_modules(options: Options, on_gpu: bool) -> None:
-    """Refuse what Transformer Engine's modules cannot be combined with."""
+    """Refuse options that cannot be combined with Transformer Engine's modules."""
     asked, either = "--te-modules", "remove one of them"
     if options.precision != "bf16" and not column_of(options.precision).startswith("transformer-engine"):
         raise Refused(f"{asked} and --precision {options.precision}, which has other layers: {either}")
