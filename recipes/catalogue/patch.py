@@ -67,11 +67,10 @@ class Patch:
         """The description below its first line: the symptom, quoted with ">", and the cause."""
         return "\n".join(line.strip() for line in str(self.header["Description"]).splitlines()[1:])
 
-    @property
-    def upstream_since(self) -> str | None:
-        """The release that first had the patch's change (Applied-Upstream), if one has."""
+    def in_upstream(self, version: str) -> str | None:
+        """The release that first had the patch's change (Applied-Upstream), if that version has it too."""
         since = re.match(r"\d+(\.\d+)*", str(self.header["Applied-Upstream"] or ""))
-        return since[0] if since else None
+        return since[0] if since and Version(version) >= Version(since[0]) else None
 
     def covers(self, version: str) -> bool:
         """Whether the version is in the patch's range."""

@@ -200,7 +200,7 @@ def _restored(*paths: Path) -> Iterator[None]:
 
 def _standing(one: Patch, version: str, tree: Path, scratch: Path) -> str:
     """Whether a patch stays, retires or has to be renewed, tried on the files that it touches."""
-    if (since := one.upstream_since) and Version(version) >= Version(since):
+    if since := one.in_upstream(version):
         return f"retires: upstream since {since}; delete it with its proof once no target needs it"
     if missing := next((file for file in one.files if not (tree / file).is_file()), None):
         return f"renew it: {missing} is gone in {version}"

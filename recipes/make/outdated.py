@@ -133,9 +133,10 @@ def _standing(
     newer = _newer(release, answer)
     if not newer:
         return Standing(*about, None, "current")
-    judged = [(version, *_verdict(catalogue, target, pin, version, links)) for version, links in newer.items()]
-    newest, word, reasons = judged[0]
-    fitting = next((version for version, word, _ in judged if word != "refused"), None)
+    verdicts = ((version, *_verdict(catalogue, target, pin, version, links)) for version, links in newer.items())
+    newest, word, reasons = next(verdicts)
+    older = (version for version, word, _ in verdicts if word != "refused")
+    fitting = newest if word != "refused" else next(older, None)
     patches = [
         patch_standing(one, newest)
         for one in patch.of_package(catalogue.root, pin.name)
@@ -200,7 +201,7 @@ def _takes_python(link: Link, target: Target) -> bool:
 
 def patch_standing(one: Patch, version: str) -> PatchStanding:
     """What a patch says of itself for another release; only `bump` tries it on the files."""
-    if (since := one.upstream_since) and Version(version) >= Version(since):
+    if since := one.in_upstream(version):
         return PatchStanding(one.name, "retires", f"upstream since {since}")
     if not one.covers(version):
         return PatchStanding(one.name, "ends", f"it is for {one.applies_to.specifier}")
