@@ -1,4 +1,4 @@
-"""What can be done with this checkout. A session is an environment plus one verb of `python -m recipes`.
+"""The commands of this checkout. A session is an environment plus one verb of `python -m recipes`.
 
 nox -s "smoke(cpu)"      build the target `cpu` and prove it on this machine
 nox -s tests             test Fusebox itself
@@ -20,7 +20,7 @@ import nox
 
 
 def loaded(path):
-    """Read a TOML file; one that cannot be read ends nox in one sentence."""
+    """Read a TOML file; if it cannot be read, nox ends with one sentence."""
     try:
         return nox.project.load_toml(path)
     except (OSError, ValueError, RecursionError) as error:
@@ -29,7 +29,7 @@ def loaded(path):
 
 
 PROJECT = loaded("pyproject.toml")
-# A value that is not a table, and a table that lacks a key, is refused by the verb that reads it.
+# The verb that reads a value which is not a table, or a table that lacks a key, refuses it.
 TARGETS = {name: table for name, table in loaded("recipes/targets.toml").items() if isinstance(table, dict)}
 
 nox.options.sessions = []  # bare `nox` runs nothing costly
@@ -68,7 +68,7 @@ verb = functools.partial(nox.session, venv_backend="none", requires=["tool"])
 
 
 def recipes(session, *arguments):
-    """Run one verb. After Ctrl-C it gives its processes 5 seconds (recipes/process.py), and so needs more itself."""
+    """Run one verb. After Ctrl-C it gives its processes 5 seconds (recipes/process.py), so it needs more itself."""
     python = session.cache_dir.parent / "tool" / "bin" / "python"
     session.run(python, "-m", "recipes", *arguments, external=True, interrupt_timeout=10, terminate_timeout=2)
 
@@ -109,7 +109,7 @@ def build(session, target):
 @verb()
 @for_each_target
 def smoke(session, target):
-    """Build the environment and prove it on this machine; -- --mirror DIR asks a folder before the network."""
+    """Build the environment and prove it on this machine; -- --mirror DIR looks in a folder before the network."""
     recipes(session, "smoke", target, *session.posargs)
 
 
@@ -136,7 +136,7 @@ def promote(session, target):
 
 @verb()
 def changes(session):
-    """List what has changed since each kept run of claims and proof of a patch, and what that concerns."""
+    """List what has changed since each committed run of claims and proof of a patch, and which of them that affects."""
     recipes(session, "changes", *session.posargs)
 
 
@@ -184,10 +184,28 @@ def bump(session):
     """Pin another release: nox -s bump -- cpu torchao==0.19.0; then run the proofs of that package's patches."""
     install(session, "tests")
     session.run("python", "-m", "recipes", "bump", *session.posargs)
-    pin = next((word for word in session.posargs if "==" in word), "")  # there is none beside --help
+    pin = next((word for word in session.posargs if "==" in word), "")  # --help comes without a pin
     package = re.sub(r"[-_.]+", "-", pin.partition("==")[0].strip()).lower()  # as folders are named (PEP 503)
     if package and Path("patches", package).is_dir():
         session.run("python", "-m", "pytest", f"patches/{package}")
+
+
+@verb()
+def outdated(session):
+    """Ask upstream what is newer than each pin, and what limits and patches say of it; -- [TARGET] [--json FILE]."""
+    recipes(session, "outdated", *session.posargs)
+
+
+@verb(name="new-package")
+def new_package(session):
+    """Write the recipe of a release on the package index: -- NAME==VERSION [--target TARGET] [--source]."""
+    recipes(session, "new-package", *session.posargs)
+
+
+@verb(name="new-target")
+def new_target(session):
+    """Write a target like another one: -- NAME --like TARGET [--without PACKAGE] [--reason TEXT]."""
+    recipes(session, "new-target", *session.posargs)
 
 
 @verb()
@@ -219,7 +237,7 @@ def tests(session):
     """Test Fusebox itself, without slow tests; -- FILE runs one file, -- --all everything and the patches' proofs."""
     install(session, "tests")
     chosen = [word for word in session.posargs if word != "--all"]
-    # One test after another goes to the process that is free, in order: the slow ones come first.
+    # Each free process takes the next test in order; the slow ones come first.
     spread = ["-n", "auto", "--dist", "loadgroup", "--durations", "15"]
     if "--all" in session.posargs:
         chosen = [*spread, *chosen, "recipes/tests", "patches"]

@@ -1,5 +1,5 @@
 # Rendered by `nox -s render` from docker/Dockerfile.template and recipes/: change those.
-# cu13.0-torch2.11-fa4: FlashAttention 4, which cannot stand beside flash-attn 2.8.3: both write flash_attn/cute
+# cu13.0-torch2.11-fa4: FlashAttention 4, which cannot be installed beside flash-attn 2.8.3: both write flash_attn/cute
 #
 #   docker build -f docker/cu13.0-torch2.11-fa4.Dockerfile -t fusebox:cu13.0-torch2.11-fa4 .
 
@@ -68,7 +68,7 @@ ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
 ENV NVIDIA_VISIBLE_DEVICES="all"
 ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 LABEL org.opencontainers.image.title="fusebox cu13.0-torch2.11-fa4"
-LABEL org.opencontainers.image.description="FlashAttention 4, which cannot stand beside flash-attn 2.8.3: both write flash_attn/cute"
+LABEL org.opencontainers.image.description="FlashAttention 4, which cannot be installed beside flash-attn 2.8.3: both write flash_attn/cute"
 LABEL org.opencontainers.image.base.name="ubuntu:24.04"
 LABEL org.opencontainers.image.base.digest="sha256:4fbb8e6a8395de5a7550b33509421a2bafbc0aab6c06ba2cef9ebffbc7092d90"
 LABEL fusebox.target="cu13.0-torch2.11-fa4"

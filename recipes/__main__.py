@@ -36,21 +36,21 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one verb and return the exit code: 0 done, 1 a claim was refuted, 2 refused, 3 a what-if is unknown."""
     options = parsed(sys.argv[1:] if arguments is None else arguments)
     for sent in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(sent) is not signal.SIG_IGN:  # as `nohup` has it
-            signal.signal(sent, signal.default_int_handler)  # as Ctrl-C: what we started ends with us
+        if signal.getsignal(sent) is not signal.SIG_IGN:  # as under `nohup`
+            signal.signal(sent, signal.default_int_handler)  # like Ctrl-C: the processes that we started end with us
     try:
         return int(options.verb(options))
     except Refusal as refusal:
-        printable = "".join(char if char.isprintable() else " " for char in str(refusal))  # it may quote anything
+        printable = "".join(char if char.isprintable() else " " for char in str(refusal))  # it may quote any input
         errors.print(Text.assemble(("fusebox:", "red"), " ", printable), soft_wrap=True)
         return 2
     except KeyboardInterrupt:
-        errors.print("fusebox: stopped; what was complete is kept, run again to go on.")
+        errors.print("fusebox: stopped; completed work is kept: run again to continue.")
         return 130
 
 
 def parsed(words: list[str]) -> argparse.Namespace:
-    """The options that these words give to their verb."""
+    """The verb's options, parsed from the command line."""
     with importing():
         parser = verbs.parser(words[0] if words else "")
     return parser.parse_args(words)
@@ -60,6 +60,6 @@ if __name__ == "__main__":
     try:
         code = main()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `head`, has enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         code = 128 + signal.SIGPIPE
     os._exit(code)  # at once, also when a download still waits for a stalled server

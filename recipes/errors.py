@@ -1,7 +1,7 @@
-"""What every room raises where something cannot be done."""
+"""The error that every room raises when something cannot be done."""
 
 from __future__ import annotations
 
 
 class Refusal(Exception):
-    """What cannot be done, as one sentence: what is wrong, where, and what to do next. Never shown as a traceback."""
+    """One sentence on what cannot be done: what is wrong, where, and what to do next. Never shown as a traceback."""

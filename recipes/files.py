@@ -1,4 +1,4 @@
-"""Files: read or refused with their place, given their names only when they are whole, known by their hashes."""
+"""Files: read, or refused with their path; renamed into place only when complete; identified by hash."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def digest_of(value: object) -> str:
 
 
 def read_text(path: Path) -> str:
-    """A text file of the checkout, its line ends as they are; what cannot be read is refused with the place."""
+    """The text of a file of the checkout, line ends unchanged; an unreadable file is refused with its path."""
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -41,7 +41,7 @@ def read_text(path: Path) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file; what cannot be read is refused with the place."""
+    """The content of a TOML file; an unreadable file is refused with its path."""
     text = read_text(path)
     if text.startswith("\ufeff"):
         raise Refusal(f"{path} begins with a byte order mark: save it as UTF-8 without one.")
@@ -63,7 +63,7 @@ def sha256_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def disk_named(path: Path, cure: str = OTHER_CACHE) -> Iterator[None]:
-    """Turn "no space left" and its kin into one sentence that names the place; `cure` is how to choose another one."""
+    """Turn "no space left" and similar errors into one sentence that names the path; `cure` says what helps."""
     try:
         yield
     except OSError as error:
@@ -80,10 +80,10 @@ def disk_named(path: Path, cure: str = OTHER_CACHE) -> Iterator[None]:
 
 
 def disk_full(path: Path, cure: str = OTHER_CACHE) -> Refusal:
-    """The sentence for a full disk; `path` lies on it, and `cure` is how to choose another one."""
+    """The error for a full disk; `path` is on it, and `cure` says what helps beside freeing space."""
     place = next(parent for parent in [path, *path.parents] if parent.exists())
     free = shutil.disk_usage(place).free / 2**20
-    return Refusal(f"The disk of {path} is full ({free:.0f} MiB free): free some room, or {cure}.")
+    return Refusal(f"The disk of {path} is full ({free:.0f} MiB free): free space, or {cure}.")
 
 
 def sync(path: Path) -> None:
@@ -103,7 +103,7 @@ def sync_tree(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a folder with all that is in it, if it is there."""
+    """Remove a file, a link or a folder with everything in it, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -123,7 +123,7 @@ def put(source: Path, final: Path) -> Path:
 
 
 def read_json(path: Path) -> Any:
-    """What a file brought from elsewhere holds; refused where that is not JSON."""
+    """The content of a JSON file brought from elsewhere; a file that is not JSON is refused."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -131,12 +131,12 @@ def read_json(path: Path) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON under its name only when it is whole."""
+    """Write JSON; the file gets its name only once it is complete."""
     write_text(path, json.dumps(value, indent=1, sort_keys=True) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file under its name only when it is whole."""
+    """Write a text file; it gets its name only once it is complete."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     with disk_named(path):
         try:

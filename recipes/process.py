@@ -1,4 +1,4 @@
-"""Commands that a run starts, how they end with it, and folders that it alone uses."""
+"""Commands that a run starts, how they end together with it, and folders that it alone uses."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def commit_of(root: Path, *files: str) -> str:
 
 @contextlib.contextmanager
 def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process with all that it starts, with both outputs in one pipe; nothing of it outlives the block, or us.
+    """A process with all that it starts, with both outputs in one pipe; none of it outlives the block, or us.
 
-    A supervisor runs the command (recipes/supervisor.py). It also ends everything when we are killed. Until then,
-    all of it inherits the locks that we hold (`close_fds`).
+    A supervisor (recipes/supervisor.py) runs the command, and also ends everything if we are killed. Until then, the
+    processes inherit the locks that we hold (`close_fds`).
     """
     supervised, ours = os.pipe()
     command = [sys.executable, "-I", "-S", str(SUPERVISOR), *command]
@@ -70,10 +70,10 @@ def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Ite
         try:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGINT)
+                    os.killpg(process.pid, signal.SIGINT)  # a process may have started others, which it then ends
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE)
-        finally:  # also where a second Ctrl-C ends the wait
+        finally:  # also if a second Ctrl-C ends the wait
             os.close(ours)
             process.wait()
 

@@ -59,7 +59,7 @@ class Step:
     def _tell(self, note: str) -> None:
         """Where there is no live line (a log), a line every ten seconds."""
         now = time.monotonic()
-        if not console.is_terminal and now - self._told > 10:
+        if not self._progress.console.is_terminal and now - self._told > 10:
             self._told = now
             _print(self._progress.console, self._verb, self._subject, f"{now - self.started:.0f} s: {note}")
 
@@ -81,9 +81,9 @@ class _Bytes(DownloadColumn):
 
 
 class Steps:
-    """The live display of one run. Steps may run in threads."""
+    """The live display of one run, on stdout or another console. Steps may run in threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, to: Console = console) -> None:
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.fields[verb]:<8}[bold]{task.description}"),
@@ -91,17 +91,17 @@ class Steps:
             _Bytes(binary_units=True),
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}", style="dim", markup=False),
-            console=console,
+            console=to,
             transient=True,
         )
 
     def __enter__(self) -> Steps:
-        if console.is_terminal:
+        if self._progress.console.is_terminal:
             self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if console.is_terminal:
+        if self._progress.console.is_terminal:
             self._progress.stop()
 
     def say(self, verb: str, subject: str, note: str = "") -> None:

@@ -21,8 +21,8 @@ def proves(
     seed: id or ids of the seed inventory that the claim answers, e.g. "A09".
     package: the distribution the claim is about; by default the one that the test file is named after.
     since: the first version of that package that the claim is about.
-    until: the first version that the claim is no longer about, or "". Versions are those of the recipes, since every
-    apex calls itself 0.1.
+    until: the first version that the claim is no longer about, or "". Versions are those of the recipes, because every
+    apex reports version 0.1.
     """
     return pytest.mark.proves(sentence, seed=seed, package=package, since=since, until=until)
 
@@ -40,13 +40,13 @@ def every(*operators: str, only: str = "", seen: bool = False, once: bool = Fals
     """Run a test once per implementation of these operators that the target has, and per dtype of each.
 
     The test takes `column` and `dtype` of operators/table.py, and `name` if it is about several operators. A column
-    names its package. only: the one package to take; seen: only implementations that are known by their kernels;
-    once: on a GPU with the first dtype of each only, since each further one has to be compiled.
+    names its package. only: the one package to take; seen: only implementations that their kernels identify;
+    once: on a GPU only with the first dtype of each, because every further dtype has to be compiled.
     """
     return pytest.mark.every(*operators, only=only, seen=seen, once=once)
 
 
-# A claim that takes long: where several processes share the claims, these begin first.
+# Marks a claim that takes long: if several processes share the claims, these begin first.
 long = pytest.mark.long
 
 
@@ -91,13 +91,13 @@ def claim_of(item: pytest.Item, manifest: Dict[str, Any]) -> Claim:
     row = item.callspec.params if hasattr(item, "callspec") else {}
     package = row.get("package", named)
     if "column" in row:
-        # Where no implementation is here, pytest keeps an item without values: that is about nothing.
+        # If the target has no implementation, pytest keeps an item without values, which is about nothing.
         package = row["column"].partition(".")[0] if isinstance(row["column"], str) else ""
     return Claim(mark.args[0], (seed,) if isinstance(seed, str) else tuple(seed), package, since, until)
 
 
 def needs_of(item: pytest.Item) -> Dict[str, Any]:
-    """All that the `needs` marks of a test ask for, the strictest of each kind."""
+    """Everything that the `needs` marks of a test require, the strictest of each kind."""
     merged: Dict[str, Any] = {"cuda": False, "sm": (0, 0), "gpus": 0, "isa": ""}
     for mark in item.iter_markers("needs"):
         merged = {key: max(value, mark.kwargs.get(key, value)) for key, value in merged.items()}

@@ -25,7 +25,7 @@ ROOM = Path(__file__).resolve().parent
 MANIFEST = pytest.StashKey[Dict[str, Any]]()
 RECORD = pytest.StashKey[Dict[str, Any]]()
 WORKERS = 14  # on a GPU
-# Triton keeps its tuning results with its kernels, so that each process does not measure them again.
+# Triton stores its tuning results with its kernels, so that not every process measures them again.
 os.environ.setdefault("TRITON_CACHE_AUTOTUNING", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported: processes that share the cores use one core each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """How many processes run the claims: on a GPU they mostly wait for the host, on a CPU the longest claim waits."""
+    """How many processes run the claims: on a GPU the host limits them, on a CPU the longest claim does."""
     cuda, cores = read_manifest(config.getoption("--manifest"))["cuda"] != "none", len(os.sched_getaffinity(0))
     return min(WORKERS, max(1, cores - 2)) if cuda else min(2, cores)
 
@@ -164,9 +164,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
     order = list(manifest["packages"])
 
     def turn(item: pytest.Item) -> Tuple[bool, int, bool]:
-        """By package, each package's environment first: numbers of a package that is not the pinned one mean nothing.
+        """Sort by package, its environment first: numbers of a package that is not the pinned one mean nothing.
 
-        Where several processes share the claims, the longest begin first.
+        If several processes share the claims, the longest begin first.
         """
         package = claims.claim_of(item, manifest).package
         alone = not hasattr(config, "workerinput") and not config.pluginmanager.has_plugin("dsession")
@@ -180,7 +180,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: List[pytest.Item
 
 
 def in_one_process(item: pytest.Item, manifest: Dict[str, Any]) -> str:
-    """The group of claims that share what a process makes once, and so run in the same process; "" for no group.
+    """The group of claims that share something made once per process; "" for no group.
 
     On a CPU the trainings of a package share two runs; a GPU repeats those faster than other claims would wait for
     them. Implementations that compile when they are called share the compiled kernels of an operator.
@@ -231,7 +231,7 @@ def seed() -> int:
 
 @pytest.fixture(autouse=True)
 def same_numbers_each_run(request: pytest.FixtureRequest, seed: int) -> None:
-    """Start every generator from the seed and the test's own name, so that the order of tests does not matter."""
+    """Seed every generator with the seed and the test's name, so that the order of tests does not matter."""
     own = seed * 1_000_003 + zlib.crc32(request.node.name.encode())
     random.seed(own)
     if "numpy" in sys.modules:
@@ -243,7 +243,7 @@ def same_numbers_each_run(request: pytest.FixtureRequest, seed: int) -> None:
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Run torch on one thread, which repeats to the last bit; with small products several threads would be slower."""
-    import torch  # here, so that the claims are reported also if torch cannot be imported
+    import torch  # imported here, so that claims are reported even if torch cannot be imported
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -273,7 +273,7 @@ def device(manifest: Dict[str, Any]) -> Iterator[str]:
 
 @pytest.fixture
 def manifest(pytestconfig: pytest.Config) -> Dict[str, Any]:
-    """What the environment says of itself."""
+    """The manifest of the environment, which describes it."""
     return pytestconfig.stash[MANIFEST]
 
 
@@ -284,7 +284,7 @@ def measured(request: pytest.FixtureRequest) -> Dict[str, Any]:
     return numbers
 
 
-# --- what came of it ---
+# --- outcomes ---
 
 
 class Ledger:
@@ -319,7 +319,7 @@ class Ledger:
         return folder
 
     def _forget_last_run(self) -> None:
-        """Leave no older outcome where a run that dies would seem to have written it."""
+        """Remove older outcomes, which a run that dies would otherwise seem to have written."""
         if self.evidence is None:
             return
         try:
@@ -335,13 +335,13 @@ class Ledger:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> None:
-        """Collect in the first process too, where pytest-xdist leaves that to the others."""
+        """Collect in the first process too, although pytest-xdist leaves that to the others."""
         if self.config.pluginmanager.has_plugin("dsession"):
             session.perform_collect()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: List[pytest.Item]) -> None:
-        """Open a record for every claim that is left once all have selected."""
+        """Open a record for every claim that is still selected after all hooks."""
         for item in items:
             claim = claims.claim_of(item, self.manifest)
             file = item.path.resolve().relative_to(ROOM).as_posix()
@@ -362,7 +362,7 @@ class Ledger:
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
         """Give all claims of a group to the same process, and the others to any.
 
-        pytest-xdist's own --dist loadgroup (3.8.0) writes the group into node ids, which pytest 9.2 no longer lets it.
+        pytest-xdist's own --dist loadgroup (3.8.0) writes the group into node ids, which pytest 9.2 no longer allows.
         """
         from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
@@ -410,7 +410,7 @@ class Ledger:
         if report.when == "teardown":
             ended: Any = dict(report.user_properties)["record"]
             record.update(ended)
-        else:  # so pytest-xdist reports the claim whose process died
+        else:  # this is how pytest-xdist reports a claim whose process died
             record.update(outcome="refuted", reason="the process that ran it died")
         self._print(record)
 
@@ -432,7 +432,7 @@ class Ledger:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> Tuple[str, str, str]:
-        """Count as pytest does, but print no dot: the line of the claim replaces it."""
+        """Count as pytest does, but print no dot, because each claim has its own line."""
         quiet = report.passed and report.when != "call"
         category = "error" if report.failed and report.when != "call" else report.outcome
         return ("", "", "") if quiet else (category, "", category.upper())
@@ -476,7 +476,7 @@ class Ledger:
             pytest.exit(f"cannot write evidence to {self.evidence}: {error}", returncode=1)
 
     def _ran(self) -> Optional[Dict[str, List[str]]]:
-        """Claim -> the functions of this room that it ran; None where that was not recorded."""
+        """Claim -> the functions of this folder that it ran; None if that was not recorded."""
         if self.record is None:
             return None
         functions = recorder.collected(self.record)
@@ -497,7 +497,7 @@ OUTCOMES = ("proved", "refuted", "unproven")
 
 
 def plain(value: Any) -> Any:
-    """A measured value as JSON can hold it: integers and strings as they are, other numbers finite or in words."""
+    """A measured value for JSON: integers and strings unchanged, other numbers finite or as text."""
     if isinstance(value, (str, int)):
         return value
     return float(value) if math.isfinite(value) else str(float(value))
@@ -510,7 +510,7 @@ def files_of_the_room() -> Dict[str, str]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that its name never stands for a part of it."""
+    """Write a file that gets its name only once it is complete."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What this machine is, probed once; without torch, and without any other package under test."""
+"""Probe this machine once, without torch or any other package under test."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Machine(NamedTuple):
         return None
 
     def outdated(self, driver: Optional[str]) -> Optional[str]:
-        """Why the driver is too old for a target that needs that one or a newer, or None if it is not."""
+        """Why the driver is too old for a target that needs this version or a newer one; None if it is not."""
         if driver and self.driver and [int(n) for n in self.driver.split(".")] < [int(n) for n in driver.split(".")]:
             return f"needs NVIDIA driver {driver} or newer, this machine has {self.driver}"
         return None
@@ -63,7 +63,7 @@ class Machine(NamedTuple):
 
 
 def short_name(gpu: str) -> str:
-    """The model in a full name: "NVIDIA A100-SXM4-80GB" -> "A100"; without such a word all but the maker."""
+    """The model in a full name: "NVIDIA A100-SXM4-80GB" -> "A100"; without such a word, the name without its maker."""
     model = re.search(r"\b[A-Z]{1,3}\d+[A-Z]{0,2}\b", gpu)
     return model.group() if model else gpu.replace("NVIDIA ", "")
 
@@ -77,7 +77,7 @@ def probe() -> Machine:
 
 
 def _cpu() -> Tuple[str, Tuple[str, ...]]:
-    """CPU model and features of interest, from /proc/cpuinfo; the architecture and none without such a file."""
+    """CPU model and features of interest, from /proc/cpuinfo; without that file, the architecture and no features."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -88,7 +88,7 @@ def _cpu() -> Tuple[str, Tuple[str, ...]]:
 
 
 def _gpus() -> Tuple[Tuple[Gpu, ...], str]:
-    """GPUs and driver as the driver's own tool lists them; torch is asked only where that tool is missing.
+    """GPUs and driver as the driver's own tool lists them; torch is only asked if that tool is missing.
 
     The driver comes first so that a torch that cannot see its GPU does not turn a GPU machine into a CPU machine.
     """
@@ -108,13 +108,13 @@ def nvidia_smi(*fields: str) -> Optional[List[List[str]]]:
         return None
     rows: List[List[str]] = list(csv.reader(answer.stdout.decode().splitlines(), skipinitialspace=True))
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None and "MIG" in chosen:  # parts of a GPU, which only CUDA lists
+    if chosen is not None and "MIG" in chosen:  # parts of a GPU, which CUDA alone lists
         return None
     return [row[2:] for row in (rows if chosen is None else _chosen(rows, chosen.split(",")))]
 
 
 def _chosen(rows: List[List[str]], names: List[str]) -> Iterator[List[str]]:
-    """The GPUs of these indices or beginnings of UUIDs, in this order; like CUDA's, up to the first that is none."""
+    """The GPUs with these indices or UUID prefixes, in this order; like CUDA, it stops at the first unknown one."""
     for name in (name.strip() for name in names):
         matching = [row for row in rows if name and (row[0] == name or row[1].startswith(name))]
         if not matching:
@@ -132,7 +132,7 @@ def _torch_gpus() -> Tuple[Gpu, ...]:
     """GPUs as torch sees them; none without torch."""
     try:
         import torch
-    except Exception:  # a broken torch refutes torch's claims, it must not hide the machine
+    except Exception:  # a broken torch refutes torch's claims but must not hide the machine
         return ()
     properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return tuple(Gpu(gpu.name, (gpu.major, gpu.minor), gpu.total_memory >> 20) for gpu in properties)

@@ -51,11 +51,11 @@ from smoke_tests.training.options import Options
 from smoke_tests.training.short_training import train
 from smoke_tests.training.trainer import Run
 
-# One compiles for itself: what torch keeps to compile with is waited for at the end, for up to five minutes.
+# Each process compiles by itself: torch's compile workers would delay its end by up to five minutes.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 ROOM = Path(__file__).resolve().parent
 TABLE = ROOM / "operators" / "table.py"
-THIS = [sys.executable, "-m", "smoke_tests.mutants", *sys.argv[1:]]  # this program, as it was started
+THIS = [sys.executable, "-m", "smoke_tests.mutants", *sys.argv[1:]]  # this program, as started
 MANIFEST = read_manifest(Path(sys.prefix, "fusebox", "manifest.json"))
 VERSIONS = {name: entry["version"] for name, entry in MANIFEST["packages"].items()}
 CUDA = MANIFEST["cuda"] != "none"
@@ -115,12 +115,20 @@ class Watch:
         if call.excinfo is None or call.excinfo.errisinstance(pytest.skip.Exception):
             return
         message = call.excinfo.exconly(tryshort=True).splitlines()[0]
-        ours = ROOM in Path(str(call.excinfo.traceback[-1].path)).parents
-        if ours and call.excinfo.errisinstance(AssertionError):
+        if asserted(call.excinfo):
             self.assertions[identity] = message
             item.session.shouldstop = "one is enough" if self.column else False
         else:
             self.crashes[identity] = message
+
+
+def asserted(failure: pytest.ExceptionInfo[BaseException]) -> bool:
+    """Whether a claim failed by an assertion of this room: assert, or what pytest or a testing module checks for it."""
+    paths = [Path(str(entry.path)) for entry in failure.traceback]
+    while paths and {"_pytest", "testing"} & set(paths[-1].parts):
+        paths.pop()
+    ours = bool(paths) and ROOM in paths[-1].parents
+    return ours and failure.errisinstance((AssertionError, pytest.fail.Exception))
 
 
 def run(watch: Watch, *claims: str, marked: str = "", named: str = "") -> Watch:
@@ -135,7 +143,7 @@ def run(watch: Watch, *claims: str, marked: str = "", named: str = "") -> Watch:
     return watch
 
 
-# --- what people usually test ---
+# --- what ordinary tests would notice ---
 
 
 def columns_of(operator: str, dtype: str = "") -> List[str]:
@@ -148,7 +156,7 @@ LLAMA = ("attention", "rms_norm", "rope", "swiglu", "cross_entropy", "adamw")
 
 
 def noticed_by_anybody(operator: str, column: str) -> Optional[str]:
-    """What is wrong for everybody to see: a crash, another shape, a number that is not finite, a loss that stays."""
+    """What ordinary tests would notice: a crash, another shape, a number that is not finite, a loss that stays."""
     torch.manual_seed(0)
     try:
         visible = noticed_in_a_call(operator, column)
@@ -161,7 +169,7 @@ def noticed_by_anybody(operator: str, column: str) -> Optional[str]:
 
 
 def noticed_in_a_call(operator: str, column: str) -> Optional[str]:
-    """What is wrong with the shape of a result of an operator, or a number that is not finite."""
+    """What is wrong with an operator's result: another shape, or a number that is not finite."""
     if operator in ("", "adamw", "linear", "rope"):
         return None
     if operator == "scaled_mm":
@@ -207,9 +215,9 @@ def chosen() -> Iterator[Mutant]:
 
 
 def compiled(folder: Optional[Path]) -> Iterator[Mutant]:
-    """Every fault that was compiled into a library of the folder, where this target has the implementation.
+    """Every fault that was compiled into a library of the folder, if this target has the implementation.
 
-    An extension cannot be loaded twice, so that each is planted in a process of its own, before all else.
+    An extension cannot be loaded twice, so each fault is planted in a process of its own, before everything else.
     """
     for fault in json.loads((folder / "faults.json").read_text(encoding="utf-8")) if folder else []:
         if fault["column"] in columns_of(fault["operator"]):
@@ -220,7 +228,7 @@ def compiled(folder: Optional[Path]) -> Iterator[Mutant]:
 
 
 class Site(NamedTuple):
-    """One place of a syntax tree, and what the rule puts there."""
+    """A place in a syntax tree, and what the rule puts there."""
 
     node: Any
     field: str
@@ -240,8 +248,8 @@ OPPOSITE: Dict[type, Callable[[], ast.AST]] = {
     ast.Lt: ast.GtE,
 }
 METHODS = {"t": "clone", "cos": "sin", "sin": "cos"}  # clone: the transpose is left out
-SYMMETRIC = ("transpose",)  # whose two arguments are as good in either order
-MACHINERY = ("version_of_torch", "compiled")  # in an adapter, and no part of an implementation
+SYMMETRIC = ("transpose",)  # functions whose two arguments can be swapped
+MACHINERY = ("version_of_torch", "compiled")  # in an adapter, but not part of an implementation
 
 
 def sites(node: Any) -> Iterator[Site]:
@@ -270,7 +278,7 @@ def sites(node: Any) -> Iterator[Site]:
 
 
 def by_rule() -> Iterator[Mutant]:
-    """Every change that the rule makes in an adapter, in the first implementation of this target that runs it."""
+    """Every change that the rule makes in an adapter, for the first implementation of this target that runs it."""
     for path in sorted((ROOM / "operators").glob("*_adapter.py")):
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
@@ -279,12 +287,15 @@ def by_rule() -> Iterator[Mutant]:
                 first, last = site.node.lineno, site.node.end_lineno
                 text = " ".join((ast.get_source_segment(source, site.node) or "").split())
                 name = f"{definition.name} {first}:{site.node.col_offset}: {text}: {site.what}"
-                plant = partial(rebuilt, path.stem, tree, site, operator, column)
+                if isinstance(definition, ast.FunctionDef):  # the tests call some of them, too
+                    plant = partial(recoded, tree, site, f"operators.{path.stem}", definition.name)
+                else:
+                    plant = partial(rebuilt, path.stem, tree, site, operator, column)
                 yield Mutant(name, definition.name, "rule", operator, column, tuple(NUMERIC), plant, (first, last))
 
 
 def implementing(adapter: ast.Module) -> Iterator[Tuple[Any, Tuple[str, str]]]:
-    """The functions and classes of an adapter that this target's implementations run, with the first of those."""
+    """The functions and classes of an adapter that this target's implementations run, with the first of these."""
     defined: Dict[str, Any] = {}
     for node in adapter.body:
         target = node.targets[0] if isinstance(node, ast.Assign) else None
@@ -326,7 +337,7 @@ def by_rule_in_training() -> Iterator[Mutant]:
                 first, last = site.node.lineno, site.node.end_lineno
                 text = " ".join((ast.get_source_segment(source, site.node) or "").split())
                 title = f"{module}.{name} {first}:{site.node.col_offset}: {text}: {site.what}"
-                plant = partial(retrained, tree, site, module, name)
+                plant = partial(recoded, tree, site, f"training.{module}", name)
                 yield Mutant(title, name, "rule", "", of_training.TRAINING, claims, plant, (first, last))
 
 
@@ -343,13 +354,13 @@ def changed(tree: ast.Module, site: Site) -> types.CodeType:
         setattr(site.node, site.field, before)
 
 
-def retrained(tree: ast.Module, site: Site, module: str, name: str) -> ContextManager[Any]:
-    """A function of training with one site changed."""
+def recoded(tree: ast.Module, site: Site, module: str, name: str) -> ContextManager[Any]:
+    """A function of a module with one site changed, wherever it is called from."""
     return of_training.recoded(of_training.function_of(module, name), of_training.code_of(changed(tree, site), name))
 
 
 def rebuilt(adapter: str, tree: ast.Module, site: Site, operator: str, column: str) -> ContextManager[Any]:
-    """An adapter with one site changed, and in place of one implementation what the table makes of that adapter."""
+    """A class of an adapter with one site changed, in one implementation: the table is made of that adapter anew."""
     module, table = types.ModuleType(adapter), types.ModuleType("table")
     exec(changed(tree, site), module.__dict__)
     with mock.patch.dict(sys.modules, {f"smoke_tests.operators.{adapter}": module}):
@@ -357,7 +368,7 @@ def rebuilt(adapter: str, tree: ast.Module, site: Site, operator: str, column: s
     return in_table(operator, lambda _: table.OPERATORS[operator][column].call)(column)
 
 
-# --- what came of it ---
+# --- outcomes ---
 
 
 @contextlib.contextmanager
@@ -379,7 +390,7 @@ def lines_run() -> Iterator[Set[int]]:
 
 
 def outcome_of(mutant: Mutant, failing: Set[str]) -> Dict[str, Any]:
-    """What became of a mutant: caught, survived, crashed, too loud, or left out where it changes nothing that runs.
+    """The outcome of a mutant: caught, survived, crashed, too loud, or left out if it changes nothing that runs.
 
     failing: claims that fail without it.
     """
@@ -405,7 +416,7 @@ def outcome_of(mutant: Mutant, failing: Set[str]) -> Dict[str, Any]:
 
 
 def judged(mutant: Mutant, outcome: str, by: str = "", message: str = "") -> Dict[str, Any]:
-    """A mutant as the outcomes have it; `by` is the claim that caught it, `message` that of its assertion."""
+    """The record of a mutant; `by` is the claim that caught it, `message` the message of its assertion."""
     reasons = (reason for reason in WHY if outcome == "survived" and re.search(reason.pattern, mutant.name))
     why = next((reason.words for reason in reasons if reason.holds()), "")
     named = {name: getattr(mutant, name) for name in Mutant._fields[:5]}
@@ -413,7 +424,7 @@ def judged(mutant: Mutant, outcome: str, by: str = "", message: str = "") -> Dic
 
 
 def try_seeds(outcomes: Dict[str, Any], seeds: Sequence[int], out: Optional[Path]) -> None:
-    """Every numeric claim on correct code, with one seed after another in this process; what fails is a false alarm."""
+    """Run every numeric claim on correct code, seed after seed in this process; each failure is a false alarm."""
     clean = outcomes.setdefault("clean", {**copy.deepcopy(CLEAN), "processes": 1})
     keep(out, outcomes)
     for seed in seeds[clean["seeds"] :]:
@@ -427,7 +438,7 @@ def try_seeds(outcomes: Dict[str, Any], seeds: Sequence[int], out: Optional[Path
 
 
 def try_mutants(outcomes: Dict[str, Any], mutants: List[Mutant], options: argparse.Namespace) -> None:
-    """Plant one mutant after another, but for those whose outcome is known."""
+    """Plant one mutant after another, except those whose outcome is known."""
     known = [[row[key] for key in Mutant._fields[:5]] for row in outcomes["mutants"]]
     for mutant in mutants:
         if list(mutant[:5]) in known:
@@ -448,7 +459,7 @@ def try_mutants(outcomes: Dict[str, Any], mutants: List[Mutant], options: argpar
 
 
 def begun(options: argparse.Namespace) -> Dict[str, Any]:
-    """What an earlier run of this code on this hardware left in --out, or which claims fail on correct code."""
+    """The state that an earlier run of this code left in --out here, or the claims that fail on correct code."""
     outcomes: Dict[str, Any] = {
         "target": MANIFEST["target"],
         "stack": MANIFEST["stack"],
@@ -477,14 +488,19 @@ def begun(options: argparse.Namespace) -> Dict[str, Any]:
 
 
 def in_processes(outcomes: Dict[str, Any], options: argparse.Namespace) -> Dict[str, Any]:
-    """The outcomes of several processes: the first tries every seed, since the next meets what one leaves behind."""
+    """The outcomes of several processes: some try seeds one after another, since the next meets what one leaves."""
     of = options.processes
-    seeds = [["--seeds", str(options.seeds), "--share", "0/0"]] if options.seeds else []
+    trying = min(options.seeds, -(-of // 4))
+    bounds_of = [options.first_seed + options.seeds * part // trying for part in range(trying)]
+    seeds = [
+        ["--share", "0/0", "--first-seed", str(first), "--seeds", str(end - first)]
+        for first, end in zip(bounds_of, [*bounds_of[1:], options.first_seed + options.seeds])
+    ]
     sharing = of - len(seeds)
     tasks = seeds + [["--seeds", "0", "--share", f"{share}/{sharing}"] for share in range(sharing)]
     shares = [options.out.with_name(f"{options.out.name}.{number}-of-{of}") for number in range(of)]
     for path in shares:
-        if not path.exists():  # another number of processes shares otherwise, and begins anew
+        if not path.exists():  # another number of processes divides the work differently and starts again
             keep(path, {**{key: value for key, value in outcomes.items() if key != "clean"}, "mutants": []})
     command = [*THIS, "--processes", "1"]
     running = [subprocess.Popen([*command, "--out", str(path), *task]) for path, task in zip(shares, tasks)]
@@ -510,12 +526,13 @@ def selected(options: argparse.Namespace) -> List[Mutant]:
 
 
 def main() -> int:
-    """Plant and try; 1 if there is a false alarm. A survivor is listed, and no failure of this run."""
+    """Plant and try; 1 if there is a false alarm. A survivor is listed, but is not a failure of this run."""
     cores = len(os.sched_getaffinity(0))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the outcomes to this JSON file; a run that was stopped goes on")
     parser.add_argument("--only", default="", help="the mutants with these words in name, kind, origin or column")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to try on correct code (%(default)s)")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them (%(default)s)")
     parser.add_argument("--compiled", type=Path, help="the folder of the compiled faults, with their list faults.json")
     parser.add_argument("--claims", type=Path, help="what a run of the claims wrote, in place of a run before all else")
     parser.add_argument("--processes", type=int, default=min(cores, 12), help="with --out; by default %(default)s")
@@ -534,7 +551,8 @@ def main() -> int:
     else:
         torch.set_num_threads(1)  # what is computed is too small to share
         run(Watch(column="nothing"), ".")  # imports the tests, so that pytest rewrites their assertions
-        try_seeds(outcomes, range(options.seeds), options.out)
+        first = options.first_seed
+        try_seeds(outcomes, range(first, first + options.seeds), options.out)
         try_mutants(outcomes, selected(options), options)
     counts = collections.Counter(row["outcome"] for row in outcomes["mutants"])
     print(", ".join(f"{count} {word}" for word, count in counts.most_common()))
@@ -542,7 +560,7 @@ def main() -> int:
 
 
 def keep(path: Optional[Path], outcomes: Dict[str, Any]) -> None:
-    """Write what there is so far, if it is to be written."""
+    """Write the outcomes so far, if a file was named."""
     if path:
         write_whole(path, json.dumps(outcomes, indent=1, sort_keys=True) + "\n")
 

@@ -1,4 +1,4 @@
-"""Which functions of smoke_tests each claim runs: in this process, in pytest's workers, and in all that these start.
+"""Record which functions of smoke_tests each claim runs: in this process, in pytest's workers, and in their children.
 
 Python 3.12 and newer report this through `sys.monitoring`, in every thread; older ones through coverage.py, with a
 context per claim. Before 7.13 coverage.py does not start in other processes by itself, and nothing is recorded.
@@ -18,10 +18,10 @@ from typing import Any, Dict, Iterator, List, Set, Tuple
 
 ROOM = Path(__file__).resolve().parent
 FOLDER, CLAIM = "FUSEBOX_RECORD", "FUSEBOX_CLAIM"  # the folder of the records; the claim that runs now
-BESIDE = ("recorder.py", "printed.py")  # files that are part of no outcome
-COMPILED = "compiled"  # in place of a claim: the functions that torch.compile has compiled
+BESIDE = ("recorder.py", "printed.py")  # files that affect no outcome
+COMPILED = "compiled"  # stands in place of a claim: the functions that torch.compile has compiled
 DATA = "data"  # in place of a claim: the files of this room that hold settings and tables, as NAME:SHA256
-TOOL = 4  # of sys.monitoring: one that neither a debugger, a profiler nor coverage.py takes
+TOOL = 4  # an id of sys.monitoring that no debugger, no profiler and not coverage.py uses
 MONITORED = sys.version_info >= (3, 12)
 SETTINGS = """\
 [run]
@@ -46,6 +46,7 @@ class Monitor:
         monitoring.use_tool_id(TOOL, "fusebox")
         monitoring.register_callback(TOOL, monitoring.events.PY_START, self.note)
         monitoring.set_events(TOOL, monitoring.events.PY_START)
+        atexit.register(monitoring.set_events, TOOL, 0)  # what runs later finds no modules any more
 
     def note(self, code: Any, _: int) -> Any:
         path = os.path.abspath(code.co_filename)
@@ -71,7 +72,7 @@ class Monitor:
 
 
 class Coverage:
-    """coverage.py, which its own .pth file has started already in a process that another began."""
+    """coverage.py, which its own .pth file has already started in child processes."""
 
     def __init__(self, folder: Path) -> None:
         import coverage
@@ -93,7 +94,7 @@ class Coverage:
 
 
 def compiled() -> Iterator[Tuple[str, str]]:
-    """The functions of this room that torch.compile has compiled in this process, which calls others unseen."""
+    """The functions of this folder that torch.compile has compiled in this process; they call others unseen."""
     tracker = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
     for reference in getattr(tracker, "seen", ()):
         code = reference() if callable(reference) else reference
@@ -134,7 +135,7 @@ def join() -> None:
 
 
 def switch(claim: str) -> None:
-    """Record what runs from now on for this claim; for no claim if empty."""
+    """From now on, record what runs for this claim; for no claim if empty."""
     if RUNNING:
         os.environ[CLAIM] = claim
         RUNNING[0].switch()
@@ -149,7 +150,7 @@ def end() -> None:
 def collected(folder: Path) -> Dict[str, List[str]]:
     """Claim -> the functions that it ran, as FILE:QUALIFIED.NAME; under "" what ran for no claim; under DATA files."""
     functions: Dict[str, Set[str]] = {DATA: set(_data())}
-    for claim, path, name in [*_noted(folder), *(() if MONITORED else _covered(folder))]:
+    for claim, path, name in {*_noted(folder), *(() if MONITORED else _covered(folder))}:
         file = Path(path).relative_to(ROOM).as_posix()
         if file not in BESIDE:
             functions.setdefault(claim, set()).add(f"{file}:{name}")

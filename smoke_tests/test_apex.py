@@ -1,4 +1,4 @@
-"""apex was built with its extensions, without which it falls back to slow Python in silence; and its own ways."""
+"""apex was built with its extensions, without which it silently falls back to slow Python; and apex's own behaviour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it what we pinned? Asked of every package before anything else is."""
+"""Is every package the pinned one? This is tested before anything else."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def difference(row: Tuple[str, str], root: Path) -> Optional[str]:
     place = installed_path(path, root)
     if not place.is_file():
         return path + " is missing"
-    # The installer rewrites the first line of a script, so of a script only the presence is known.
+    # The installer rewrites the first line of a script, so only the presence of a script is checked.
     if ".data/scripts/" in path or hashlib.sha256(place.read_bytes()).hexdigest() == pinned:
         return None
     return path + " differs"
@@ -62,7 +62,7 @@ def test_version_is_pinned(package: str, manifest: Dict[str, Any], measured: Dic
     module = importlib.import_module(entry["module"])
     measured["version"] = importlib.metadata.version(package)
     assert measured["version"] == entry["version"]
-    # The index's torch 2.11.0 calls itself 2.11.0+cu130: a label that names the build says nothing else.
+    # The torch 2.11.0 of the index calls itself 2.11.0+cu130; the label only names the build.
     claimed = str(getattr(module, "__version__", entry["version"]))  # an object in transformer-engine 1.7
     assert entry["version"] in (claimed, claimed.partition("+")[0]), f"the module calls itself {claimed}"
 

@@ -14,8 +14,11 @@ from smoke_tests.claims import every, needs, proves
 from smoke_tests.operators import bounds, references
 from smoke_tests.operators import table as fused_ops
 from smoke_tests.operators.kernels import gpu_kernels_run, gpu_launches
+from smoke_tests.operators.known_cpu import known_cpu
 from smoke_tests.operators.samples import EPS, IGNORED, Sample, assert_refused, mlp_sample, sample, sample_for
 from smoke_tests.operators.table import OPERATORS, operator
+
+__all__ = ["known_cpu"]  # a fixture
 
 TERMS = 8192  # of the longest sum that a sample of many tiles makes
 
@@ -259,6 +262,7 @@ def test_rope(column: str, dtype: torch.dtype, base: float, device: str, measure
     bounds.assert_rope_as_in_float64(make, base, dtype, device, measured)
 
 
+@pytest.mark.usefixtures("known_cpu")
 @every("adamw")
 @proves(
     "fused AdamW follows the float64 algorithm over eight steps, decay decoupled, for each of 43 tensors",
@@ -269,6 +273,7 @@ def test_adamw(column: str, device: str, measured: Dict[str, Any]) -> None:
     measured["error"] = bounds.assert_adamw_as_in_float64(operator("adamw", column), device)
 
 
+@pytest.mark.usefixtures("known_cpu")
 @every("adamw")
 @proves(
     "fused AdamW with zero gradients only decays each of 43 tensors: p * (1 - lr * weight_decay)",

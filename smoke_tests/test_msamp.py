@@ -29,10 +29,10 @@ from smoke_tests.training.options import Options, parse
 from smoke_tests.training.precision import layers_of
 from smoke_tests.training.short_training import Prepare, Prepared
 
-# Its type, its mantissa, and the largest number that it holds.
+# The type, its mantissa bits, and the largest number that it can hold.
 FORMATS = {"e4m3": (Dtypes.kfloat8_e4m3, E4M3, 448.0), "e5m2": (Dtypes.kfloat8_e5m2, E5M2, 57344.0)}
 FEATURES, OUTPUTS, ROWS = 144, 80, 112
-# What the results of a layer were rounded to: both factors, and the gradient of the weight once more.
+# The formats to which a layer's results were rounded: both factors, and the weight's gradient once more.
 NOISE = {"output": (E4M3, E4M3), "input": (E5M2, E4M3), "weight": (E5M2, E4M3, E4M3)}
 
 float8_gpu = needs(sm=(8, 9))
@@ -119,7 +119,7 @@ def test_linear(device: str, measured: Dict[str, Any]) -> None:
 
 @pytest.fixture
 def in_transformer_engine(device: str) -> Iterator[torch.nn.Module]:
-    """Transformer Engine's Linear [OUTPUTS, FEATURES], its weight MS-AMP's; what that says of the class is unsaid."""
+    """Transformer Engine's Linear [OUTPUTS, FEATURES] with a weight of MS-AMP; its change of the class is undone."""
     plain = MSAMPLinear(FEATURES, OUTPUTS, bias=False, params_dtype=torch.bfloat16).to(device)
     plain.weight.data.normal_()
     yield msamp.initialize(torch.nn.Sequential(plain), use_te=True)[0][0]
@@ -144,7 +144,7 @@ def test_in_transformer_engine(in_transformer_engine: torch.nn.Module, device: s
 
 
 def at_level(level: str) -> Prepare:
-    """What `train` needs to train with MS-AMP."""
+    """The arguments of `train` for MS-AMP."""
 
     def prepare(model: torch.nn.Module, settings: Dict[str, Any]) -> Prepared:
         model.head.use_fp32_linear = True  # MS-AMP's own name for a layer that stays
@@ -168,7 +168,7 @@ def test_llama_learns(level: str, same_run: ShortRun, measured: Dict[str, Any]) 
 
 
 def options_of(precision: str, out: Path, *more: str) -> Options:
-    """What the command is asked for: 30 steps of two layers of TinyLlama."""
+    """The options of the command: 30 steps of two layers of TinyLlama."""
     flags = ["--model", "tinyllama-120m", "--layers", "2", "--length", "512", "--warmup", "5", "--steps", "30"]
     return parse([*flags, "--precision", precision, "--out", str(out), *more])
 
@@ -206,7 +206,7 @@ def test_checkpoint(level: str, device: str, tmp_path: Path, measured: Dict[str,
     for step in range(3):
         run.update(step)
     saved = checkpoint.load(run.save())
-    losses = [run.update(step)["loss"] for step in (3, 4)]  # now: all models share the steps of MS-AMP's scales
+    losses = [run.update(step)["loss"] for step in (3, 4)]  # here, since all models share the steps of MS-AMP's scales
     again, _ = pretrain.start(options_of(precision, tmp_path, "--resume"))
     again.options.out = str(tmp_path / "again")
     Path(again.options.out).mkdir()
@@ -215,7 +215,7 @@ def test_checkpoint(level: str, device: str, tmp_path: Path, measured: Dict[str,
         torch.testing.assert_close(part(held), part(saved), rtol=0, atol=0)
     assert again.step == 3
     assert again.update(3)["loss"] == losses[0]
-    measured["apart"] = abs(again.update(4)["loss"] - losses[1])  # the moments are in it, and attention's random order
+    measured["apart"] = abs(again.update(4)["loss"] - losses[1])  # it has the moments, and attention's random order
     assert measured["apart"] < 1e-3
 
 

@@ -15,7 +15,7 @@ from smoke_tests.operators.samples import scaled_mm, scaled_mm_arguments
 from smoke_tests.operators.table import operator
 from smoke_tests.operators.torch_adapter import float8_overflow
 
-LONG = 4099  # longer than any vector register and no multiple of one, so that vector code and its tail both run
+LONG = 4099  # longer than any vector register and not a multiple of one, so that vector code and its tail both run
 FORMATS = ["float8_e4m3fn", "float8_e5m2"]
 DTYPES = [torch.float32, torch.bfloat16]
 IGNORED = -100
@@ -58,7 +58,7 @@ def test_codes_decode(name: str) -> None:
     truth = torch.arange(256, dtype=torch.uint8).numpy().view(getattr(ml_dtypes, name)).astype("float32")
     decoded, truth = all_codes(name).float(), torch.from_numpy(truth)
     assert torch.equal(decoded.isnan(), truth.isnan())
-    numbers = ~truth.isnan()  # of a NaN the payload is nobody's promise
+    numbers = ~truth.isnan()  # nobody promises the payload of a NaN
     assert torch.equal(decoded[numbers].view(torch.int32), truth[numbers].view(torch.int32))
 
 
@@ -146,11 +146,11 @@ def test_scaled_mm_multiplies_codes(
     ceiling = ceiling if dtype is torch.bfloat16 else ceiling * math.sqrt(272)
     rows = slice(None, -1 if per_row else None)
     measured["error"] = bounds.assert_rounded_like(product[rows], truth[rows], floor, ceiling)
-    # Beside the last row, which may be thousands of times larger, the others would not count.
+    # Next to the last row, which may be thousands of times larger, the others would not matter.
     bounds.assert_rounded_like(product[-1:], truth[-1:], floor / 2, ceiling * (1 + bounds.scatter(144)))
 
 
-TRUNCATION = 2.0**-13  # what a tensor core of Hopper's drops of a sum as it adds: it keeps 13 bits behind the point
+TRUNCATION = 2.0**-13  # what a tensor core of Hopper drops from a sum while adding: it keeps 13 bits after the point
 
 
 @pytest.mark.parametrize("fast", [False, True], ids=["exact", "fast"])
@@ -164,7 +164,7 @@ def test_scaled_mm_of_one_sign(
     fast: bool, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]
 ) -> None:
     for terms in (8192, 16384):
-        # Each row and column of another size, so that the spacings of the results differ.
+        # Each row and column has another size, so that the spacings of the results differ.
         sizes = [torch.exp2(torch.rand(count, 1)) for count in (160, 144)]
         a, b = ((torch.rand(len(size), terms) * 224 * size).to(torch.float8_e4m3fn) for size in sizes)
         scale = torch.tensor(2.0**-10)
@@ -209,7 +209,7 @@ def test_autocast_is_bfloat16() -> None:
     assert torch.equal(near_one[:, :5].float(), torch.ones(3, 5))
 
 
-# --- what a CPU runs ---
+# --- kernels on a CPU ---
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -241,6 +241,6 @@ def test_fused_adamw_ran() -> None:
     parameter = torch.nn.Parameter(torch.randn(5))
     parameter.grad = torch.randn(5)
     optimizer = operator("adamw", "torch")([parameter], **bounds.ADAMW)
-    optimizer.step()  # makes its state
+    optimizer.step()  # creates the optimizer's state
     ran = {name for name in operators_run(optimizer.step) if not name.startswith("_record_function")}
     assert ran == {"_fused_adamw_", "_foreach_add_"}

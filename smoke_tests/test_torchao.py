@@ -84,7 +84,7 @@ def test_linear(column: str, dtype: torch.dtype, device: str, measured: Dict[str
 )
 def test_scales_follow_the_input(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     layer, truth = layers(column, dtype, device)
-    for module in (layer, truth):  # beside small products a bias would leave nothing but the rounding of their sum
+    for module in (layer, truth):  # next to small products, a bias would leave only the rounding of their sum
         torch.nn.init.zeros_(module.bias)
     x = torch.randn(7, ROWS // 7, FEATURES).to(dtype)
     for size in (1, 1024, 1 / 1024):  # largest values far above and far below 448, the largest code
@@ -100,7 +100,7 @@ def test_rows_have_their_own_scale(column: str, dtype: torch.dtype, device: str,
     with torch.no_grad():
         computed = (layer(x.to(device)) - layer.bias).cpu()
         true = truth(x.double()) - truth.bias
-    if recipe_of(column) == "tensorwise":  # the contrast: one scale for all loses what is 2^20 times smaller
+    if recipe_of(column) == "tensorwise":  # for contrast: one scale for all loses values that are 2^20 times smaller
         assert bounds.relative_error(computed[1:], true[1:]) > 0.5
     else:
         measured["error"] = bounds.assert_rounded_like(computed[1:], true[1:], *bounds.rounding_noise(E4M3, E4M3))
@@ -178,7 +178,7 @@ def test_largest_values_become_the_largest_code(
             casts = casts_of(layer, draw(FEATURES, power), draw(OUTPUTS, power), patch)
         assert len(casts) == (4 if RECIPES[recipe_of(column)]["weight"] is None else 6)
         for index, (values, form) in enumerate(casts):
-            # Of its rows or of its columns, whichever a product sums over; one recipe's last weight has one scale.
+            # Scales of its rows or columns, whichever a product sums over; one recipe's last weight has one.
             whole = not rowwise or (len(casts) == 4 and index == 3)
             largest = [values.abs().amax(dim) / torch.finfo(form).max for dim in ([(0, 1)] if whole else [0, 1])]
             # A scale is rounded to float32 and so is its product: two roundings of 2^-24 and their own.

@@ -1,4 +1,4 @@
-"""Training on several GPUs by torchtitan: its layouts, its float8, what crosses the links, a rank that is lost."""
+"""Training on several GPUs with torchtitan: its layouts, its float8, the traffic on the links, a rank that is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START, STEPS = 10, 60
 
 
 def train(name: str, folder: Path, *more: str, processes: int = 0) -> jobs.Job:
-    """Start a run of recipes/runs.toml on this host; of arguments that come twice the engine takes the last."""
+    """Start a run of recipes/runs.toml on this host; if an argument comes twice, the engine takes the last."""
     folder.mkdir(parents=True, exist_ok=True)
     options = [*DEVICE, *ARGUMENTS[name].split(), "--job.dump_folder", str(folder), *more]
     command = jobs.torchrun("engine.py", options, processes or RUNS[name]["gpus"])
@@ -34,7 +34,7 @@ def train(name: str, folder: Path, *more: str, processes: int = 0) -> jobs.Job:
 def finished(name: str, folder: Path, *more: str, processes: int = 0) -> Dict[int, float]:
     """Train to the end; step -> loss, from the one rank or those ranks that see it."""
     with train(name, folder, *more, processes=processes) as job:
-        assert job.ended(400) == 0, job.said()[-3000:]
+        assert job.ended(400) == 0, job.printed()[-3000:]
     ranks = range(processes or RUNS[name]["gpus"])
     return next(curve for curve in (jobs.losses(folder, rank) for rank in ranks) if min(curve.values()) > 0)
 
@@ -97,8 +97,8 @@ def one_gpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def apart(computed: Dict[int, float], truth: Dict[int, float], measured: Dict[str, Any]) -> None:
     """Assert that two runs' losses (step -> nats) stay together over the 50 steps after their common checkpoint.
 
-    The layouts round in other places, to bfloat16: one part in 256 of activations. Each step's loss then differs by a
-    thousandth of a nat, where another batch, a lost replica or a wrong gradient scale makes a tenth.
+    The layouts round to bfloat16 in different places: one part in 256 of the activations. The loss of a step then
+    differs by a thousandth of a nat, while another batch, a lost replica or a wrong gradient scale makes a tenth.
     """
     assert sorted(computed) == list(range(START + 1, STEPS + 1))
     measured["apart"] = max(abs(computed[step] - truth[step]) for step in computed)
@@ -154,7 +154,7 @@ def test_float8_learns(name: str, recipe: str, one_gpu: Path, tmp_path: Path, me
     computed = finished(name, tmp_path, *FLOAT8[recipe].split(), *resumed(START, one_gpu))
     truth = jobs.losses(one_gpu)
     measured["apart"] = max(abs(computed[step] - truth[step]) for step in computed)
-    assert 0 < measured["apart"] < 2 * BAND  # not the same: float8 rounds to one part in 16
+    assert 0 < measured["apart"] < 2 * BAND  # not equal: float8 rounds to one part in 16
 
 
 @needs(gpus=2)
@@ -169,7 +169,7 @@ def test_a_rank_is_killed(one_gpu: Path, tmp_path: Path, measured: Dict[str, Any
         killed = time.monotonic()
         assert job.ended(60) != 0
         measured["seconds to the end"] = time.monotonic() - killed
-        cause = job.said().partition("Root Cause")[2]
+        cause = job.printed().partition("Root Cause")[2]
     assert "rank      : 1 " in cause and "host      : " in cause, cause[-2000:]
     before = max(jobs.losses(tmp_path))
     shutil.move(str(tmp_path / "engine.log"), str(tmp_path / "killed.log"))
@@ -186,11 +186,11 @@ def exchanged(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     folder, processes = tmp_path_factory.mktemp("collectives"), request.param
     command = jobs.torchrun("collectives.py", [str(folder), *DEVICE], processes)
     with jobs.Job(command, folder / "log", alone=True) as job:
-        assert job.ended(400) == 0, job.said()[-3000:]
+        assert job.ended(400) == 0, job.printed()[-3000:]
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
 
 
-in_one_process = pytest.mark.xdist_group("collectives")  # which runs them once
+in_one_process = pytest.mark.xdist_group("collectives")  # which runs the collectives once
 
 
 @in_one_process
@@ -234,7 +234,7 @@ def test_bandwidth(exchanged: List[Dict[str, Any]], measured: Dict[str, Any]) ->
 
 
 def links() -> float:
-    """What the first GPU's NVLinks carry in one direction together, in GB/s, as the driver says."""
+    """The bandwidth of the first GPU's NVLinks together, in one direction, in GB/s, as the driver reports it."""
     output = subprocess.run(["nvidia-smi", "nvlink", "-s", "-i", "0"], stdout=subprocess.PIPE, check=True).stdout
     total = sum(float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", output.decode()))
     assert total, f"the driver names no NVLink: {output.decode()[:300]}"
@@ -257,4 +257,4 @@ def test_bytes_of_the_gathered_weights(exchanged: List[Dict[str, Any]], measured
         report["gathered"]["tensorwise-gathered"][1] / report["gathered"]["tensorwise"][1] for report in exchanged
     ]
     measured["output"] = max(outputs, key=lambda ratio: abs(ratio - 1))
-    assert abs(measured["output"] - 1) < 0.05  # the scales are taken of the same weights, rounded to bfloat16 or not
+    assert abs(measured["output"] - 1) < 0.05  # the scales come from the same weights, rounded to bfloat16 or not

@@ -37,16 +37,16 @@ def test_a_host_is_lost_and_returns(tmp_path: Path, measured: Dict[str, Any]) ->
             lost = time.monotonic()
             code = first.ended(60)
             measured["seconds to the end"] = time.monotonic() - lost
-            assert code != 0 and "lost rank" in first.said(), first.said()[-3000:]
-            silent = first.said().partition("lost rank ")[2].split("\n")[0]
+            assert code != 0 and "lost rank" in first.printed(), first.printed()[-3000:]
+            silent = first.printed().partition("lost rank ")[2].split("\n")[0]
             assert silent.endswith("on host two"), silent
         before = max(jobs.losses(shared))
         hosts.plug("two", "up")
         with hosts.start("one", "sharded.py", given, tmp_path / "one.log") as first, hosts.start(
             "two", "sharded.py", given, tmp_path / "two.log"
         ) as second:
-            assert first.ended(120) == 0, first.said()[-3000:]
-            assert second.ended(30) == 0, second.said()[-3000:]
+            assert first.ended(120) == 0, first.printed()[-3000:]
+            assert second.ended(30) == 0, second.printed()[-3000:]
     steps = [row["step"] for row in jobs.noted(shared)]
     again = steps[steps.index(before) + 1]
     measured["lost after step"], measured["resumed at step"] = before, again

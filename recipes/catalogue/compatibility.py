@@ -1,4 +1,4 @@
-"""What goes together: a target with other versions, and every release of every package against every target."""
+"""Which versions fit together: a target with other versions, and every release of a package against every target."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipes.catalogue.schema import Target
 
 
 def consider(catalogue: Catalogue, target: Target, replaced: Mapping[str, str]) -> Verdict:
-    """Whether a target could hold other versions: by learned limits, and by the ranges of the releases.
+    """Whether a target could contain other versions, by the learned limits and the ranges of the releases.
 
     Locked dependencies do not count against it, since a lock is resolved again within the limits.
     """
@@ -43,7 +43,7 @@ def consider(catalogue: Catalogue, target: Target, replaced: Mapping[str, str]) 
 
 @dataclass(frozen=True)
 class Grid:
-    """Every release of every package against every target; `holds` are those that the target has."""
+    """Every release of every package against every target; `holds` lists the releases that a target contains."""
 
     targets: tuple[str, ...]
     rows: dict[tuple[str, str], dict[str, Verdict]]

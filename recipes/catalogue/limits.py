@@ -1,4 +1,4 @@
-"""What the learned limits (limits.toml) say: what fits together, what does not and who found out, what nobody knows.
+"""What the learned limits (limits.toml) say: which versions fit together, which do not and why, and which are unknown.
 
 A limit is one fact: these versions of a package need these ranges of other things. It is apart from the releases
 because it also speaks of versions that no target pins, so that a what-if gets an answer before any build.
@@ -25,7 +25,7 @@ Facts = Mapping[str, list[str]]
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a combination is allowed or refused: the rule by itself, and what it meets here."""
+    """Why a combination is allowed or refused: the rule by itself, and what the target has."""
 
     rule: str
     here: str
@@ -36,7 +36,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of one combination: allowed, refused or unknown, with what was cited."""
+    """The answer for one combination: allowed, refused or unknown, with the reasons that it cites."""
 
     word: Literal["allowed", "refused", "unknown"]
     reasons: tuple[Reason, ...] = ()
@@ -53,7 +53,7 @@ def facts(target: Target, lock: Lock | None, replaced: Mapping[str, str]) -> dic
 
 
 def judge(limits: list[Limit], held: Facts, about: Collection[str]) -> Verdict:
-    """Refused if a limit about these things is broken, allowed if one speaks of them and none is, else unknown."""
+    """Refused if a limit on these things is broken, allowed if limits cover them and none is broken, else unknown."""
     cited = [one for limit in limits for one in _applied(limit, held) if {limit.package, one.thing} & set(about)]
     broken = tuple(one.reason for one in cited if not one.kept)
     if broken:
@@ -62,7 +62,7 @@ def judge(limits: list[Limit], held: Facts, about: Collection[str]) -> Verdict:
 
 
 def refuse(verdict: Verdict) -> None:
-    """Raise what a refused verdict says, every reason of it."""
+    """Raise a refusal with every reason of the verdict, if it is refused."""
     if verdict.word == "refused":
         said = "; also, ".join(map(str, verdict.reasons))
         raise Refusal(f"{said}; choose another version of one of them.")
@@ -92,7 +92,7 @@ def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
 
 
 def constraints(limits: list[Limit], target: Target) -> list[str]:
-    """What the limits ask of distributions that the target does not pin: its lock has to keep to these."""
+    """What the limits require of distributions that the target does not pin; its lock has to keep to these."""
     held = facts(target, None, {})
     beside = {"python", "cuda", "cudnn", "driver", "gcc", "glibc", "sm"} | set(target.packages)
     found = {
@@ -105,13 +105,13 @@ def constraints(limits: list[Limit], target: Target) -> list[str]:
     return sorted(found)
 
 
-@cache  # the compatibility matrix asks the same tens of thousands of times
+@cache  # the compatibility matrix asks the same question tens of thousands of times
 def _within(version: str, need: str) -> bool:
     return is_version(version) and SpecifierSet(need).contains(version, prereleases=True)
 
 
 def what_if(text: str) -> tuple[str, str]:
-    """PACKAGE==VERSION as a command has it; anything else is refused."""
+    """Parse PACKAGE==VERSION from a command line; anything else is refused."""
     try:
         asked = Requirement(text)
         (only,) = asked.specifier

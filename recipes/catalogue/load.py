@@ -60,7 +60,7 @@ class Catalogue:
         return validated(Package, {"name": path.stem, **data}, path)
 
     def target(self, name: str) -> Target:
-        """The target of that name; an unknown one is refused with the nearest known."""
+        """The target of that name; an unknown name is refused with the nearest known name."""
         if name not in self.targets:
             raise Refusal(
                 f"There is no target {name!r}{suggestion(name, self.targets)}; choose one of {', '.join(self.targets)}."
@@ -126,7 +126,7 @@ class Catalogue:
             return list(TopologicalSorter(needs).static_order())
         except CycleError as error:
             raise Refusal(
-                f"recipes/packages: [build] needs go round in a circle: {' -> '.join(error.args[1])}; break it."
+                f"recipes/packages: [build] needs form a circle: {' -> '.join(error.args[1])}; break it."
             ) from None
 
 
@@ -150,12 +150,12 @@ def _check_wheel_name(target: Target, pin: Pin) -> None:
 
 
 def what_if(target: Target, changes: Mapping[str, Any]) -> Target:
-    """The target with other values, as an option of the command names them."""
+    """The target with other values, named by a command-line option."""
     return validated(Target, {**target.model_dump(), **changes}, "the command line")
 
 
 def substitutions(target: Target) -> dict[str, str]:
-    """What "{...}" in a [build.env] value stands for."""
+    """The values that replace "{...}" in a [build.env] value."""
     return {
         "sm": ";".join(target.sm),
         "sm_digits": ";".join(sm.replace(".", "") for sm in target.sm),
@@ -195,14 +195,33 @@ def _table(value: object, key: str, path: Path) -> dict[str, Any]:
 
 
 def validated(model: type[_Model], data: dict[str, Any], path: Path | str, *prefix: str) -> _Model:
-    """The model, or a refusal for the first fault that names file and key."""
+    """The validated model; the first fault is refused with its file and key."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        location = [*prefix, *fault["loc"]]
-        key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
-        raise Refusal(f"{path}: {_fault(model, fault, key)}.") from None
+        faults = error.errors(include_url=False)
+        missing = [_key(*prefix, *fault["loc"]) for fault in faults if fault["type"] == "missing"]
+        if faults[0]["type"] == "missing" and len(missing) > 1:
+            listed = f"{', '.join(missing[:-1])} and {missing[-1]}"
+            raise Refusal(f"{path}: {listed} are missing: add them.") from None
+        raise Refusal(f"{path}: {_fault(model, faults[0], _key(*prefix, *faults[0]['loc']))}.") from None
+
+
+def missing_keys(model: type[BaseModel], data: dict[str, Any], path: Path, *prefix: str) -> list[str]:
+    """The keys that a draft lacks, as a refusal would name them; any other fault is refused."""
+    try:
+        model.model_validate(data)
+    except ValidationError as error:
+        faults = error.errors(include_url=False)
+        if other := next((fault for fault in faults if fault["type"] != "missing"), None):
+            raise Refusal(f"{path}: {_fault(model, other, _key(*prefix, *other['loc']))}.") from None
+        return [_key(*prefix, *fault["loc"]) for fault in faults]
+    return []
+
+
+def _key(*location: int | str) -> str:
+    """The place of a key in a file: release[0].mib.installed."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
 def _fault(model: type[BaseModel], fault: Any, key: str) -> str:

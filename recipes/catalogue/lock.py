@@ -1,4 +1,4 @@
-"""A lock, read: the files that a target's dependencies are, each by its sha256; and the file that a release is."""
+"""Read a lock: the files of a target's dependencies, each by its sha256; and the file of a release."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recipes.errors import Refusal
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file to have: one named by a release, or (`file` None) the one of a locked dependency that fits the target."""
+    """A file to fetch: one that a release names, or (`file` None) that of a locked dependency which fits the target."""
 
     name: str
     version: str
@@ -27,12 +27,12 @@ class Artifact:
 
 
 def artifact_of(pin: Pin) -> Artifact | None:
-    """The file of a release that is one."""
+    """The file of a release that is a wheel or an sdist."""
     return file_of(pin.name, pin.release)
 
 
 def file_of(name: str, source: Source) -> Artifact | None:
-    """The file of a source that is one."""
+    """The file of a source that is a wheel or an sdist."""
     if source.file is None or source.sha256 is None:
         return None
     return Artifact(name, source.metadata_version, source.sha256, source.file, source.index)
@@ -57,7 +57,7 @@ class Lock:
 
     @classmethod
     def read(cls, path: Path, target: Target) -> Lock:
-        """Parse a lock; a line that is not one is refused with its number."""
+        """Parse a lock; a line that is not a locked requirement is refused with its number."""
         if not path.exists():
             raise Refusal(f"{path} does not exist: write it with `nox -s lock -- {target.name}`.")
         artifacts, total, inputs, content = [], 0, "", path.read_bytes()

@@ -1,8 +1,8 @@
-"""Version patches, read: what each says of itself, and which of them are for a release in a target.
+"""Read version patches: what each header says, and which patches are for a release in a target.
 
 A patch is a unified diff with a DEP-3 header (https://dep-team.pages.debian.net/deps/dep3/) and up to three fields of
-ours: X-Applies-To, a version range, and a marker for the target's Python if need be; X-Lines, where its hunks are in
-each release, if its text is the same in several; X-Needs, what else the target must have for the patch to be safe. It
+ours: X-Applies-To, a version range, with a marker for the target's Python if needed; X-Lines, where the hunks are in
+each release, if the text is the same in several; X-Needs, what else the target must have for the patch to be safe. It
 applies exactly or not at all: an offset, fuzz, no effect and "already upstream" are errors, since each means that
 nobody has looked at this patch on this version.
 """
@@ -54,13 +54,23 @@ class Patch:
 
     @property
     def sha256(self) -> str:
-        """The sha256 of the diff alone: other words in the header change nothing that is built."""
+        """The sha256 of the diff alone: rewording the header changes nothing that is built."""
         return hashlib.sha256(self.diff.encode()).hexdigest()
 
     @property
     def summary(self) -> str:
         """The first line of the description."""
         return str(self.header["Description"]).splitlines()[0]
+
+    @property
+    def reason(self) -> str:
+        """The description below its first line: the symptom, quoted with ">", and the cause."""
+        return "\n".join(line.strip() for line in str(self.header["Description"]).splitlines()[1:])
+
+    def in_upstream(self, version: str) -> str | None:
+        """The release that first had the patch's change (Applied-Upstream), if that version has it too."""
+        since = re.match(r"\d+(\.\d+)*", str(self.header["Applied-Upstream"] or ""))
+        return since[0] if since and Version(version) >= Version(since[0]) else None
 
     def covers(self, version: str) -> bool:
         """Whether the version is in the patch's range."""
@@ -72,7 +82,7 @@ class Patch:
         return self.covers(version) and target.applies(self.applies_to) and needed
 
     def at(self, version: str) -> Patch:
-        """The patch with its hunks where they are in that release; one that X-Lines does not know is refused."""
+        """The patch with its hunks moved to that release; a release that X-Lines does not list is refused."""
         if not self.lines:
             return self
         if Version(version) not in self.lines:
@@ -93,7 +103,7 @@ def _holds(need: Requirement | Patch, target: Target) -> bool:
 
 
 def _moved(diff: str, lines: tuple[int, ...]) -> str:
-    """The diff with its hunks' old sides starting at these lines; a new side is later by what was added before it."""
+    """The diff with its hunks' old sides starting at these lines; a new side moves by the lines added before it."""
     starts, grown = iter(lines), 0
 
     def renewed(match: re.Match[str]) -> str:
@@ -111,15 +121,15 @@ def _moved(diff: str, lines: tuple[int, ...]) -> str:
 
 
 def read(path: Path, needed_by: tuple[Path, ...] = ()) -> Patch:
-    """Parse a patch file; a header that lacks a field, has one too many, or no diff at all, is refused."""
+    """Parse a patch file; a missing, repeated or unknown field of the header is refused, as is a missing diff."""
     text = read_text(path)
     if "\r" in text:
         raise Refusal(f"{path} has CRLF line ends, which match no source: save it with LF.")
     head, _, diff = text.partition("\n---\n")
     header = _header(path, head)
     files = _files(path, diff)
-    if stray := str(header.get_payload()).strip():  # what follows it would not be read
-        raise Refusal(f"{path}: {stray.splitlines()[0]!r} in its header is no field: mend the line, or indent it.")
+    if stray := str(header.get_payload()).strip():  # the lines after it would not be read
+        raise Refusal(f"{path}: {stray.splitlines()[0]!r} in its header is not a field: correct or indent the line.")
     applies_to = _requirement(f"{path.parent.name} {header['X-Applies-To']}")
     if applies_to is None:
         raise Refusal(
@@ -131,7 +141,7 @@ def read(path: Path, needed_by: tuple[Path, ...] = ()) -> Patch:
 
 
 def _header(path: Path, text: str) -> Message:
-    """The DEP-3 part, whose fields are all there, once each, and known."""
+    """The DEP-3 header; a missing, repeated or unknown field is refused."""
     header = email.parser.HeaderParser().parsestr(text)
     for name in REQUIRED:
         if not header[name]:
@@ -151,7 +161,7 @@ def _files(path: Path, diff: str) -> tuple[str, ...]:
     if not files or not hunks:
         raise Refusal(f'{path} holds no diff after its header and the line "---": add one, or delete the file.')
     if idle := next((hunk for hunk in hunks if _side(hunk, "-") == _side(hunk, "+")), None):
-        raise Refusal(f"{path}: the hunk {idle.splitlines()[0]} changes nothing: mend it, or delete the file.")
+        raise Refusal(f"{path}: the hunk {idle.splitlines()[0]} changes nothing: correct it, or delete the file.")
     if outside := next((file for file in files if file.startswith("/") or ".." in Path(file).parts), None):
         raise Refusal(
             f"{path} changes {outside}, outside the tree that it is for: correct the path or delete the file."
@@ -188,7 +198,7 @@ def _lines(path: Path, text: str, applies_to: Requirement, diff: str) -> dict[Ve
         found[Version(version)] = tuple(map(int, starts))
     if own not in found.values():
         raise Refusal(
-            f"{path}: its hunks start at {own}, and X-Lines says so of no version: write it as for one of them."
+            f"{path}: its hunks start at {own}, which X-Lines lists for no version: correct X-Lines or the hunks."
         )
     return found
 
@@ -202,7 +212,7 @@ def _needs(path: Path, text: str, chain: tuple[Path, ...]) -> tuple[Requirement 
             if not other.is_file():
                 raise Refusal(f"{path}: X-Needs names {one}, which does not exist: correct the name.")
             if other in chain:
-                raise Refusal(f"{path}: X-Needs goes round in a circle through {one}: break it.")
+                raise Refusal(f"{path}: X-Needs forms a circle through {one}: break it.")
             found.append(read(other, chain))
         elif requirement := _requirement(one):
             found.append(requirement)

@@ -1,4 +1,4 @@
-"""The plan: what one target is made of, in order, and whether it can be made at all."""
+"""The plan: what a target consists of, in build order, and whether it can be built at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recipes.errors import Refusal
 from recipes.files import digest_of
 
 NVCC = "nvidia-cuda-nvcc"  # the distribution that holds bin/nvcc
-# What a release says of its size and of the cost of building it: no part of what it is.
+# A release's size and build costs, which are not part of its identity.
 ESTIMATES: dict[str, Any] = {"mib": True, "build": {"core_seconds": True, "longest_seconds": True, "mib_per_job": True}}
 
 
@@ -105,7 +105,7 @@ def changed(declared: Target, sm: list[str] | None, python: str | None) -> Targe
 
 
 def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: str | None = None) -> Plan:
-    """The plan of a target, or of a what-if (other GPU architectures, another Python). Refuses what cannot be."""
+    """The plan of a target, or of a what-if (other GPU architectures or Python); refused if it cannot be built."""
     declared = catalogue.target(name)
     target = changed(declared, sm, python)
     pins = catalogue.pins(target)

@@ -1,4 +1,4 @@
-"""The data: targets, packages and releases, read from TOML, validated strictly, errors as one sentence.
+"""The data: targets, packages and releases, read from TOML, validated strictly, with errors of one sentence.
 
 A target names versions; a version is a release of a package, and a release is an identity (a sha256 or a commit),
 the ranges it needs and how it is built. The TOML holds no conditionals; what differs is another release or a patch.
@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 
 def is_version(text: str) -> bool:
-    """Whether a text is a version as PEP 440 has it."""
+    """Whether a text is a version by PEP 440."""
     try:
         Version(text)
     except InvalidVersion:
@@ -62,7 +62,7 @@ MiB = Annotated[int, Field(ge=0, le=2**24)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 Header = Annotated[str, Field(pattern=r"^[a-z][\w/.-]*\.(h|hpp|cuh)$")]
-Library = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]  # as a linker is told: "cublas"
+Library = Annotated[str, Field(pattern=r"^\w[\w.+-]*$")]  # as passed to a linker: "cublas"
 Folder = Annotated[str, Field(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]  # inside a source tree
 
 
@@ -91,7 +91,7 @@ class Image(Strict):
 class Base(Strict):
     """The images that a target's wheels are compiled on and that its environment runs on.
 
-    `glibc` is the C library of the latter, where the target itself also runs on older ones.
+    `glibc` is the C library of the runtime image, given only where the target also runs on older ones.
     """
 
     wheels: Image
@@ -100,20 +100,20 @@ class Base(Strict):
 
     @property
     def unresolved(self) -> list[str]:
-        """The images whose digest nobody has asked for yet."""
+        """The images whose digest is not resolved yet."""
         return list(dict.fromkeys(one.image for one in (self.wheels, self.runtime) if one.digest == "unresolved"))
 
 
 class Target(Strict):
     """One environment: a CUDA/PyTorch pair and the packages in it.
 
-    `glibc` is the oldest C library that runs it, `driver` the oldest branch of NVIDIA's, `sm` the GPU architectures
-    compiled for ("9.0"), `cudnn` and `gcc` what its wheels base compiles against and with. `toolkit` is the version of
-    the distribution cuda-toolkit whose wheels (lock/TARGET.toolkit.txt) compile it; without one, the CUDA toolkit of
-    the base or the machine does. `proves_on` is the hardware on which a skipped smoke test counts as failed; `options`
-    says, by package, how one is limited here, and `variables` are set for whatever runs in it ("{site}" is its
-    site-packages). `runner` is the label of the CI machine that builds, proves and publishes its image, `unpublished`
-    why none does.
+    `glibc` is the C library that every locked wheel has to run on, `driver` the oldest branch of NVIDIA's driver, `sm`
+    the GPU architectures to compile for ("9.0"); `cudnn` and `gcc` are what its wheels base compiles against and with.
+    `toolkit` is the version of the distribution cuda-toolkit whose wheels (lock/TARGET.toolkit.txt) compile it; without
+    one, the CUDA toolkit of the base or the machine does. `proves_on` is the hardware on which a skipped smoke test
+    counts as failed. `options` says, by package, how the target limits it, and `variables` are set for whatever runs in
+    the target ("{site}" is its site-packages). `runner` is the label of the CI machine that builds, proves and
+    publishes its image; `unpublished` says why no machine does.
     """
 
     name: Name
@@ -205,7 +205,7 @@ class Build(Strict):
 
 
 class BuildChanges(Strict):
-    """What one release builds otherwise than its package's [build] says."""
+    """How the build of one release differs from its package's [build]."""
 
     compiler: Literal["none", "c++", "nvcc"] | None = None
     core_seconds: Seconds | None = None
@@ -221,7 +221,7 @@ class Size(Strict):
 
 
 class Submodule(Strict):
-    """A git submodule: its path in the tree, its repository and commit; `without` are parts that no build reads."""
+    """A git submodule: its path in the tree, its repository and commit; `without` lists parts that no build reads."""
 
     path: Folder
     repository: Repository
@@ -234,8 +234,8 @@ class Source(Strict):
 
     A wheel or an sdist is a `file` and its `sha256`, found through pip's configured index or, if `index` is given, the
     publisher's own; a git source is `repository` and `commit` (and the `tag` that must still point there).
-    `submodules` are all of the tree, also of submodules, but for those in `without`. `wheel_version` is the version
-    that its metadata names, where that differs.
+    `submodules` are all submodules of the tree, nested ones included, except those in `without`. `wheel_version` is
+    the version in the wheel's metadata, where that differs.
     """
 
     version: VersionText
@@ -344,13 +344,13 @@ class Package(Strict):
         for release in [one for one in self.release if one.kind == "source"]:
             build = self.build_of(release)
             if (build.longest_seconds or 0) > build.core_seconds:
-                raise ValueError(f"of {release.version} longest_seconds is a part of core_seconds, and is more")
+                raise ValueError(f"release {release.version}: longest_seconds is more than core_seconds")
         if unknown := [one.version for one in self.proved_on if one._is_file == one._is_git]:
             raise ValueError(f'proved_on {unknown[0]} needs either "file" and "sha256" or "repository" and "commit"')
         return self
 
     def build_of(self, release: Release) -> Build:
-        """How one of its source releases is built; the model saw that it has a [build] table."""
+        """How one of its source releases is built; validation guarantees the [build] table."""
         assert self.build is not None
         return self.build.model_copy(update=release.build.model_dump(exclude_none=True))
 

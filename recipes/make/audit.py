@@ -1,9 +1,9 @@
-"""Is a wheel what it says, and will it load? Read from its bytes (pyelftools); nothing is imported or run.
+"""Is a wheel what it claims to be, and will it load? Read from its bytes (pyelftools); nothing is imported or run.
 
 For each extension: the CPU it was compiled for (from .GCC.command.line, so -march=native is seen whoever set it), the
-GPUs (from .nv_fatbin, as `cuobjdump --list-elf` shows them), the newest GLIBC version it wants, and every undefined
-symbol looked up in the torch it will meet and in what comes with that (cuBLAS). Code compiled against another torch may
-find all its symbols and still not understand this one's objects: both have to be of the same pybind11.
+GPUs (from .nv_fatbin, as `cuobjdump --list-elf` shows them), the newest GLIBC version it needs, and every undefined
+symbol, looked up in the target's torch and the libraries that come with it (cuBLAS). Code compiled against another
+torch may find all its symbols and still not understand this torch's objects: both must use the same pybind11.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def extensions(wheel: Path) -> list[Extension]:
 
 @contextlib.contextmanager
 def readable(wheel: Path) -> Iterator[None]:
-    """Refuse a wheel whose content cannot be made sense of."""
+    """Refuse a wheel whose content cannot be read."""
     try:
         yield
     except (zipfile.BadZipFile, zlib.error, ELFError, LookupError, ValueError) as error:
@@ -138,7 +138,7 @@ def readable(wheel: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def opened(wheel: Path) -> Iterator[zipfile.ZipFile]:
-    """A wheel, to be read; one that cannot be is refused."""
+    """A wheel, opened for reading; an unreadable one is refused."""
     with readable(wheel), zipfile.ZipFile(wheel) as archive:
         yield archive
 
@@ -150,7 +150,7 @@ def described(wheel: Path, part: str) -> bytes:
 
 
 def audit(wheel: Path, pin: Pin, target: Target, beside: Path | None, glibc: str) -> dict[str, object]:
-    """Refuse a compiled wheel that is not portable, would not load or lacks a GPU; else what was read, for its record.
+    """Refuse a compiled wheel that is not portable, would not load or lacks a GPU; return what its record holds.
 
     `beside` is the site-packages that it was compiled beside, `glibc` the C library that it has to run on.
     """
@@ -164,7 +164,7 @@ def audit(wheel: Path, pin: Pin, target: Target, beside: Path | None, glibc: str
         refuse_unportable(pin.label, extension)
         if extension.glibc > Version(glibc):
             raise Refusal(
-                f"{pin.label}: {extension.name} wants GLIBC {extension.glibc}, and the target runs on "
+                f"{pin.label}: {extension.name} needs GLIBC {extension.glibc}, and the target runs on "
                 f"{glibc}: build it on the declared base."
             )
     if beside is not None:
@@ -180,13 +180,15 @@ def audit(wheel: Path, pin: Pin, target: Target, beside: Path | None, glibc: str
 
 
 def check_architectures(pin: Pin, target: Target, found: Iterable[Extension]) -> dict[str, list[str]]:
-    """Refuse a CUDA wheel with an extension that lacks one of the target's architectures; else what each has.
+    """Refuse a CUDA wheel with an extension that lacks a target architecture; return those of each extension.
 
-    More than the target's are no fault: some packages cannot be narrowed (transformer-engine before 1.11).
+    More architectures than the target's are allowed: some packages cannot be narrowed (transformer-engine before 1.11).
     """
     gpus = {extension.name: sorted(extension.gpus) for extension in found if extension.gpus is not None}
     if not gpus:
-        raise Refusal(f"{pin.label}: its wheel holds no GPU code at all: see the recipe's env, FORCE_CUDA and its kin.")
+        raise Refusal(
+            f"{pin.label}: its wheel holds no GPU code at all: set FORCE_CUDA or its like in the recipe's env."
+        )
     for name, has in sorted(gpus.items()):
         if missing := [sm for sm in target.sm if sm not in has]:
             raise Refusal(

@@ -31,8 +31,8 @@ from recipes.catalogue.patch import Patch
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
-from recipes.files import digest_of, disk_full, put, sha256_of, write_json
-from recipes.make import audit, environment, toolkit
+from recipes.files import digest_of, disk_full, put, remove, sha256_of, write_json
+from recipes.make import audit, ccache, environment, toolkit
 from recipes.make.cache import Cache
 from recipes.make.environment import Wheel
 from recipes.make.fetch import Downloads, unpack
@@ -42,7 +42,7 @@ from recipes.make.wheel import extract, repack
 from recipes.process import group
 from recipes.progress import Step, Steps, size
 
-# What the build script gets of the caller's variables: the key of a wheel holds no others.
+# The caller's variables that the build script gets; the key of a wheel contains no others.
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 
@@ -154,7 +154,7 @@ class Builder:
         return self.git.tree(pin.label, pin.release, into / f"{pin.name}-{pin.release.version}")
 
     def given(self, pin: Pin, files: Mapping[str, Path]) -> Wheel:
-        """The wheel of a release that is one: as it came, or with its patches in it."""
+        """The wheel of a release of kind wheel: unchanged, or with its patches in it."""
         assert pin.release.sha256
         came, patches = files[pin.release.sha256], self.plan.patches[pin.name]
         if not patches:
@@ -163,7 +163,7 @@ class Builder:
         return self._kept(pin, inputs, lambda: self._repack(pin, came, inputs))
 
     def _kept(self, pin: Pin, inputs: dict[str, Any], make: Callable[[], None]) -> Wheel:
-        """The cache's wheel of these inputs; one that it lacks is made."""
+        """The cache's wheel for these inputs; it is built if the cache lacks it."""
         found = self.cache.wheel(digest_of(inputs))
         if found is None:
             make()
@@ -194,7 +194,7 @@ class Builder:
         return self._kept(pin, inputs, lambda: self._build(pin, tree, inputs, files, before))
 
     def inputs(self, pin: Pin, tree: Tree, compiler: str, base: str) -> dict[str, Any]:
-        """What decides the bytes of a wheel, built by that compiler on that base; its hash is the wheel's key."""
+        """What decides the bytes of a wheel built by that compiler on that base; its hash is the wheel's key."""
         target, torch = self.plan.target, self.plan.torch
         patched = [chosen.sha256 for chosen in self.plan.patches["torch"]] if torch else []
         inputs: dict[str, Any] = {
@@ -242,7 +242,7 @@ class Builder:
         return self.plan.root / "docker" / "build-wheel.sh"
 
     def _compiler(self, pin: Pin) -> str:
-        """The versions of the compilers of a package, as they name themselves."""
+        """The versions of a package's compilers, as the compilers report them."""
         if (found := shutil.which("c++")) is None:
             raise Refusal(
                 f"{pin.label} is compiled and there is no c++ on the PATH: install one (Debian, "
@@ -295,13 +295,20 @@ class Builder:
             yield Workshop(scratch, source, home)
 
     def _compile(self, pin: Pin, place: Workshop, step: Step) -> tuple[Path, dict[str, object]]:
-        """The one wheel that the build script makes of a source, and what that cost."""
+        """The wheel that the build script makes from a source, and what building it cost."""
         made, settings = place.folder / "made", place.folder / "settings"
-        write_settings(pin, self.plan.target, settings)
+        write_settings(pin, self.plan.target, settings, self._through_ccache(pin, place))
         cost = self._run(pin, [str(self._script), str(settings), str(place.source), str(made)], place, step)
         wheel = self._only_wheel(pin, made)
         step.note = size(wheel.stat().st_size)
         return wheel, cost
+
+    def _through_ccache(self, pin: Pin, place: Workshop) -> dict[str, str]:
+        """The variables with which a package compiles through ccache; none where that is not asked for."""
+        chosen = ccache.program() if pin.build.compiler != "none" else None
+        links = place.folder / "compilers"
+        remove(links)  # of another wheel of the same tree
+        return ccache.settings(chosen, self.plan.root, links) if chosen else {}
 
     def _build(
         self, pin: Pin, tree: Tree, inputs: dict[str, Any], files: Mapping[str, Path], before: list[Wheel]
@@ -344,7 +351,7 @@ class Builder:
                 text = path.read_text(encoding="utf-8") if path.is_file() else ""
                 if text.count(old) != 1:
                     raise Refusal(
-                        f"{pin.label}: {file} has {old!r} {text.count(old)} times: name text that is there once."
+                        f"{pin.label}: {file} has {old!r} {text.count(old)} times: name text that occurs once."
                     )
                 path.write_text(text.replace(old, new), encoding="utf-8")
                 with self.steps.step("build", f"{pin.label}: {new}") as step:
@@ -369,12 +376,14 @@ class Builder:
             )
 
     def _run(self, pin: Pin, command: list[str], place: Workshop, step: Step) -> dict[str, object]:
-        """Run the build script; every line goes to build.log and the last one to the display."""
+        """Run the build script; every line goes to build.log, and the display shows the last one."""
         scratch = place.folder
         variables = {
             key: value for key, value in environment.clean_variables(scratch / "env").items() if key in INHERITED
         }
         variables |= {"CUDA_HOME": str(place.toolkit)} if place.toolkit else {}
+        if (scratch / "compilers").is_dir():  # of ccache
+            variables["PATH"] = f"{scratch / 'compilers'}:{variables['PATH']}"
         log, tail = scratch / "build.log", list[str]()
         with log.open("w", encoding="utf-8") as file, group(command, scratch, variables) as process:
             assert process.stdout
@@ -407,7 +416,7 @@ class Builder:
         text = log.read_text(encoding="utf-8") + ("Killed" if code == 128 + signal.SIGKILL else "")
         if named := symptoms.diagnosis(symptoms.read(self.plan.root), pin.name, text):
             return Refusal(f"{pin.label} did not build, since {named[0]}: {named[1]}; log in {copy}.")
-        # A compiler's word, or an exception of setup.py, which pip's own "error: metadata-generation-failed" follows.
+        # A compiler's error, or an exception of setup.py, which pip's own "error: metadata-generation-failed" follows.
         reason = re.compile(r"\b(fatal )?error\b|(error|exception): ", re.IGNORECASE)
         errors = [line.strip() for line in tail if reason.search(line)] or [
             line.strip() for line in tail if line.strip()
@@ -424,7 +433,7 @@ class Builder:
 
 
 def _version_of(compiler: str) -> str:
-    """The lines with a version of what a compiler says of itself."""
+    """The lines with a version in what a compiler prints about itself."""
     text = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
     return " ".join(line for line in text.splitlines() if re.search(r"\d+\.\d+", line))
 
@@ -436,10 +445,13 @@ def longest_step(scratch: Path) -> dict[str, float]:
     return {"longest_seconds": round(max(times), 1)} if times else {}
 
 
-def write_settings(pin: Pin, target: Target, into: Path) -> None:
-    """Write what docker/build-wheel.sh reads of a package: build.env, options, subfolder, mib_per_job."""
+def write_settings(pin: Pin, target: Target, into: Path, beside: Mapping[str, str] | None = None) -> None:
+    """Write the settings of a package that docker/build-wheel.sh reads: build.env, options, subfolder, mib_per_job.
+
+    `beside` are variables that decide no byte of the wheel.
+    """
     into.mkdir(parents=True, exist_ok=True)
-    variables = build_environment(pin, target)
+    variables = {**build_environment(pin, target), **(beside or {})}
     (into / "build.env").write_text("".join(f"{key}={value}\n" for key, value in variables.items()))
     (into / "options").write_text("".join(f"{option}\n" for option in pin.build.options))
     (into / "subfolder").write_text(pin.release.subfolder or ".")
@@ -447,7 +459,7 @@ def write_settings(pin: Pin, target: Target, into: Path) -> None:
 
 
 def _settings(pin: Pin) -> dict[str, Any]:
-    """What else than the environment decides a build: the part of the tree, arguments of setup.py."""
+    """What decides a build beside its environment: the part of the tree, and the arguments of setup.py."""
     return {"subfolder": pin.release.subfolder, "options": pin.build.options}
 
 

@@ -6,14 +6,11 @@ import contextlib
 import json
 import re
 import shutil
-import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from email.message import Message
-from email.parser import HeaderParser
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from packaging.version import Version
 
 from recipes.catalogue import limits, patch
@@ -24,7 +21,7 @@ from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Package, Pin, Release, Source, Target
 from recipes.errors import Refusal
 from recipes.files import write_text
-from recipes.make import audit, resolve
+from recipes.make import metadata, resolve
 from recipes.make.build import Builder
 from recipes.make.cache import Cache
 from recipes.make.patch import apply
@@ -97,10 +94,10 @@ class Bump:
         pin = next(pin for pin in catalogue.pins(target) if pin.name == self.package)
         chosen = Plan(root=self.root, target=target, pins=[], patches={}, lock=None)
         builder = Builder(chosen, cache, steps, mirror)
-        identity, metadata = (
+        identity, described = (
             self._published(pin, builder) if pin.release.file else (self._tagged(pin.release, builder), None)
         )
-        requires, todo = _requires(pin.release, metadata)
+        requires, todo = _requires(pin.release, described)
         text = self._recipe.read_text(encoding="utf-8")
         head, first, rest = text.partition("[[release]]\n")
         if not first:
@@ -113,17 +110,13 @@ class Bump:
         assert pin.release.file
         like = pin.release.file.replace(pin.release.metadata_version, self.version)
         path = builder.downloads.published(self.package, self.version, like)
-        described = audit.described(path, "METADATA") if pin.release.kind == "wheel" else _pkg_info(path)
-        return (
-            f'file = "{path.name}"\nsha256 = "{path.parent.name}"\n',
-            HeaderParser().parsestr(described.decode(errors="replace")),
-        )
+        return f'file = "{path.name}"\nsha256 = "{path.parent.name}"\n', metadata.metadata(path)
 
     def _tagged(self, current: Release, builder: Builder) -> str:
         """The commit of the tag that is named like the current one, with its submodules."""
         if not current.tag or current.version not in current.tag or not current.repository:
             raise Refusal(
-                f"{self.package} {current.version} has no tag after which that of {self.version} could be named: "
+                f"{self.package} {current.version} has no tag from which the tag of {self.version} follows: "
                 f"add the [[release]] to {self._recipe} by hand."
             )
         tag = current.tag.replace(current.version, self.version)
@@ -153,10 +146,10 @@ class Bump:
         kept = current.model_dump(exclude_defaults=True, exclude=identifying)
         lines = [f'version = "{self.version}"', f'kind = "{current.kind}"', identity.rstrip()]
         for key, value in kept.items():
-            lines.append(f"{key} = {_inline(value)}")
+            lines.append(f"{key} = {inline(value)}")
         listed = "".join(f"  {json.dumps(one)},\n" for one in requires)
         lines.append(f"requires = [\n{listed}]" if requires else "requires = []")
-        lines.append(f"mib = {_inline(current.mib.model_dump())}")
+        lines.append(f"mib = {inline(current.mib.model_dump())}")
         return "\n".join(lines) + "\n"
 
     def _drop_unused(self, steps: Steps) -> None:
@@ -209,9 +202,8 @@ def _restored(*paths: Path) -> Iterator[None]:
 
 def _standing(one: Patch, version: str, tree: Path, scratch: Path) -> str:
     """Whether a patch stays, retires or has to be renewed, tried on the files that it touches."""
-    upstream = re.match(r"\d+(\.\d+)*", str(one.header["Applied-Upstream"] or ""))
-    if upstream and Version(version) >= Version(upstream[0]):
-        return f"retires: upstream since {upstream[0]}; delete it with its proof once no target needs it"
+    if since := one.in_upstream(version):
+        return f"retires: upstream since {since}; delete it with its proof once no target needs it"
     if missing := next((file for file in one.files if not (tree / file).is_file()), None):
         return f"renew it: {missing} is gone in {version}"
     copy = scratch / one.path.stem / tree.name
@@ -233,25 +225,16 @@ def _standing(one: Patch, version: str, tree: Path, scratch: Path) -> str:
     return "stays" if one.covers(version) else f"fits: widen X-Applies-To to {version} and run its proof again"
 
 
-def _requires(current: Release, metadata: Message | None) -> tuple[list[str], list[str]]:
+def _requires(current: Release, described: Message | None) -> tuple[list[str], list[str]]:
     """The new release's requirements, and what is left to do about them."""
-    told = metadata.get_all("Requires-Dist") if metadata is not None else None
-    if told is None:
+    listed = metadata.requires(described) if described is not None else None
+    if listed is None:
         return list(current.requires), ["requires was taken over; the build compares it with the wheel's metadata"]
-    parsed = [Requirement(text) for text in told]
-    return [str(one) for one in parsed if not (one.marker and "extra" in str(one.marker))], []
+    return listed, []
 
 
-def _pkg_info(sdist: Path) -> bytes:
-    """The metadata that an sdist carries (PKG-INFO in its one folder)."""
-    with tarfile.open(sdist) as tar:
-        member = next((one for one in tar if re.fullmatch(r"[^/]+/PKG-INFO", one.name)), None)
-        found = tar.extractfile(member) if member else None
-        return found.read() if found else b""
-
-
-def _inline(value: object) -> str:
+def inline(value: object) -> str:
     """A value as TOML writes it on one line."""
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_inline(inner)}" for key, inner in value.items() if inner is not None) + " }"
+        return "{ " + ", ".join(f"{key} = {inline(inner)}" for key, inner in value.items() if inner is not None) + " }"
     return json.dumps(value)

@@ -1,17 +1,17 @@
-"""Where things lie, and how they get there whole.
+"""Where files are kept, and how they get there complete.
 
     CACHE/files/SHA256/NAME            downloads; a mirror folder has the same layout
     CACHE/github.com/OWNER/NAME.git    bare git repositories, likewise
     CACHE/trees/KEY/                   patched sources: the tree, and tree.json
     CACHE/wheels/KEY/                  built wheels: NAME.whl, wheel.json, build.log
-    CACHE/uv/                          what uv keeps of the package index
-    CACHE/CACHEDIR.TAG, lock           that it is ours, and who uses it
-    CACHE/partial/                     what is being written; swept by the next run
+    CACHE/uv/                          uv's own cache of the package index
+    CACHE/CACHEDIR.TAG, lock           mark the folder as ours, and as in use
+    CACHE/partial/                     files being written; the next run removes leftovers
     ROOT/build/TARGET/                 of one checkout: env/ (the environment), evidence/, bench/, mutants/, image/,
-                                       logs of failed builds, and lock (who uses it)
+                                       logs of failed builds, and lock (marks the folder as in use)
 
-A name outside partial/ is only ever given by a rename of something complete and synced, so a killed run leaves
-nothing half-written under it.
+A name outside partial/ is only ever given by renaming something complete and synced, so a killed run leaves nothing
+half-written there.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from recipes.errors import Refusal
 from recipes.files import disk_named, put, remove, sha256_of, write_text
 
 LONGEST = 200  # of the cache's path: Linux reads 255 bytes of a script's first line, which names a Python below it
-TAG = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backup tools leave such a folder out, and we know ours by it
+TAG = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backup tools skip such a folder, and we recognize ours by it
 
 
 def default_cache() -> Path:
     """FUSEBOX_CACHE, or fusebox/ in the user's cache folder (XDG Base Directory); builds run in it."""
     try:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user of whom the system knows nothing
+    except RuntimeError:  # a user without an entry in the system's user database
         home = None
     if not (chosen := os.environ.get("FUSEBOX_CACHE") or (home and home / "fusebox")):
         raise Refusal("There is no place for downloads and wheels: set HOME, or FUSEBOX_CACHE to a folder.")
@@ -66,7 +66,7 @@ class Cache:
 
     @contextlib.contextmanager
     def held(self, waiting: Callable[[str], None]) -> Iterator[None]:
-        """Hold the cache for one run, after sweeping what a killed one left; another run waits and says for whom."""
+        """Hold the cache for one run, after removing what a killed run left; another run waits and says for which."""
         with disk_named(self.root):
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
@@ -86,9 +86,9 @@ class Cache:
                     ) from None
 
     def _claim(self) -> None:
-        """Mark the folder as ours before anything in it is swept; one that holds something else is refused."""
+        """Mark the folder as ours before anything in it is removed; a folder that holds other files is refused."""
         names = {path.name for path in self.root.iterdir()}
-        if TAG in names or {"lock", "partial"} <= names:  # the latter is one of ours from before there was a mark
+        if TAG in names or {"lock", "partial"} <= names:  # the latter is a cache from before there was a mark
             return
         if names:
             raise Refusal(f"{self.root} holds other things ({min(names)}): choose an empty or a new folder.")
@@ -96,7 +96,7 @@ class Cache:
 
     @contextlib.contextmanager
     def scratch(self, name: str) -> Iterator[Path]:
-        """A new folder under partial/, gone at the end; its path is the same in each run, so that builds repeat."""
+        """A new folder under partial/, removed at the end; its path is the same in each run, so that builds repeat."""
         folder = self.partial / name
         with disk_named(folder):
             folder.mkdir(parents=True)
@@ -106,12 +106,12 @@ class Cache:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def clear(self) -> None:
-        """Remove all that runs keep there, and nothing else; `lock` stays, since another run may wait at it."""
+        """Remove everything that runs keep there, and nothing else; `lock` stays, since another run may wait for it."""
         for name in ("files", "github.com", "trees", "wheels", "uv", "partial"):
             remove(self.root / name)
 
     def file(self, sha256: str) -> Path | None:
-        """The downloaded file of that hash, checked; a damaged one is dropped."""
+        """The downloaded file with that hash, checked; a damaged file is removed."""
         return find_file(self.root, sha256, drop_damaged=True)
 
     def keep_file(self, path: Path, name: str, sha256: str) -> Path:
@@ -119,7 +119,7 @@ class Cache:
         return put(path, self.root / "files" / sha256 / name)
 
     def wheel(self, key: str) -> tuple[Path, dict[str, Any]] | None:
-        """The wheel built for that key and its record; one whose bytes changed is dropped."""
+        """The wheel built for that key and its record; a wheel whose bytes changed is removed."""
         folder = self.root / "wheels" / key
         record = self.record(folder / "wheel.json", "file", "sha256")
         if record is None:
@@ -131,7 +131,7 @@ class Cache:
         return wheel, record
 
     def record(self, path: Path, *keys: str) -> dict[str, Any] | None:
-        """A record that holds these keys; one that does not is dropped, with the folder that it describes."""
+        """A record with these keys; a record that lacks one is removed, with the folder that it describes."""
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             return dict(record, **{key: record[key] for key in keys})
@@ -141,7 +141,7 @@ class Cache:
 
 
 def find_file(root: Path, sha256: str, *, drop_damaged: bool = False) -> Path | None:
-    """The file of that hash in a folder of the cache's layout; a damaged one is refused, or dropped where we may."""
+    """The file with that hash in a folder of the cache's layout; a damaged one is refused, or removed if it is ours."""
     for path in (root / "files" / sha256).glob("*"):
         if sha256_of(path) == sha256:
             return path

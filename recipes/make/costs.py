@@ -1,4 +1,4 @@
-"""What a plan costs on this machine: jobs, time, memory and disk; and the plan with its costs, printed."""
+"""What a plan costs on this machine (jobs, time, memory, disk), and printing the plan with these costs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def memory_limit() -> int:
 
 
 def jobs(pin: Pin) -> int:
-    """Compile jobs at a time: as many as there are cores, or as memory allows."""
+    """Compile jobs at a time: as many as there are cores, if memory allows."""
     return max(1, min(len(os.sched_getaffinity(0)), memory_limit() // 2**20 // pin.build.mib_per_job))
 
 
@@ -65,7 +65,7 @@ def show(chosen: Plan, cache: Cache) -> None:
 
 
 def _steps(chosen: Plan, cache: Cache) -> Iterator[tuple[str, str, str, str]]:
-    """The lines of the plan, in the order in which they are done: step, package, what, and what it costs."""
+    """The lines of the plan, in order of execution: step, package, what is done, and what it costs."""
     target = chosen.target
     for pin in chosen.pins:
         if pin.release.kind == "provided":

@@ -1,4 +1,4 @@
-"""A target's environment: a virtual environment made of checked wheels only, offline, complete or not there.
+"""A target's environment: a virtual environment of checked wheels only, made offline; it is complete or not there.
 
 Where a base image provides packages, it is a layer on that image's own Python instead. It describes itself in
 PREFIX/fusebox/: manifest.json (packages, versions, hashes, patches) and each pinned wheel's own RECORD, so that smoke
@@ -95,14 +95,14 @@ def interpreter(target: Target, cache: Cache, steps: Steps) -> str:
             if found.returncode != 0:
                 said = (fetched.stderr.strip().splitlines() or ["no message"])[-1].strip().rstrip(".")
                 raise Refusal(
-                    f"No Python {target.python} is on this machine, and uv cannot bring one ({said}): install it "
+                    f"No Python {target.python} is on this machine, and uv cannot provide one ({said}): install it "
                     f"(a package such as python{target.python}) and run again."
                 )
     return found.stdout.strip()
 
 
 def _in_pyenv(version: str) -> Path | None:
-    """pyenv's newest Python of that version; its shims answer for those only that are switched on."""
+    """pyenv's newest Python of that version; its shims only answer for versions that are switched on."""
     root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     found = [path for path in root.glob(f"versions/{version}.*/bin/python") if path.parts[-3][-1].isdigit()]
     return max(found, key=lambda path: int(path.parts[-3].rpartition(".")[2]), default=None)
@@ -302,12 +302,12 @@ def _unmet(python: Path) -> set[str]:
     command = [str(python), "-m", "pip", "--disable-pip-version-check", "check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode not in (0, 1) or done.stderr.strip():
-        raise Refusal(f"{python} -m pip check failed ({done.stderr.strip()[-200:]}): mend the base's pip.")
+        raise Refusal(f"{python} -m pip check failed ({done.stderr.strip()[-200:]}): check the base's pip.")
     return set(done.stdout.splitlines()) if done.returncode else set()
 
 
 def describe(prefix: Path, plan: Plan, wheels: list[Wheel]) -> None:
-    """Write what an environment holds into it: each wheel's RECORD, and last the manifest."""
+    """Describe an environment in files inside it: each wheel's RECORD, and last the manifest."""
     refuse_clashes(wheels)
     (prefix / "fusebox").mkdir(exist_ok=True)
     for wheel in wheels:
@@ -347,12 +347,12 @@ def _manifest(plan: Plan, wheels: list[Wheel]) -> dict[str, Any]:
 
 
 def refuse_clashes(wheels: list[Wheel]) -> None:
-    """Refuse wheels that bring one file with different content: the one installed last would win, in silence."""
+    """Refuse wheels that contain one file with different content: the one installed last would silently win."""
     owners: dict[str, tuple[str, str]] = {}
     for wheel in wheels:
         for path, digest, _ in csv.reader(audit.described(wheel.path, "RECORD").decode().splitlines()):
             name, other = owners.setdefault(path, (wheel.pin.name, digest))
             if other != digest:
                 raise Refusal(
-                    f"{name} and {wheel.pin.name} both bring {path}, and not the same: patch both alike, or remove one."
+                    f"{name} and {wheel.pin.name} both contain {path} and differ: patch both alike, or remove one."
                 )

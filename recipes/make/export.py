@@ -1,4 +1,4 @@
-"""Built wheels, taken to another machine: each a folder KEY/ with its record, checked on both sides."""
+"""Take built wheels to another machine: each is a folder KEY/ with its record, checked on both sides."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def export_wheels(cache: Cache, into: Path) -> int:
 
 
 def import_wheels(cache: Cache, source: Path) -> int:
-    """Take over wheels that `export_wheels` wrote: each checked by key, hash and CPU before any is kept."""
+    """Import wheels that `export_wheels` wrote; each is checked by key, hash and CPU before any is kept."""
     found = sorted(path.parent for path in source.glob("*/wheel.json"))
     if not found:
         raise Refusal(f"{source} holds no exported wheels (KEY/wheel.json): choose a folder that `cache export` wrote.")
@@ -50,7 +50,7 @@ def import_wheels(cache: Cache, source: Path) -> int:
 
 
 def check_exported(folder: Path) -> None:
-    """Refuse a folder KEY/ of exported wheels that is not what its record and its name say."""
+    """Refuse a folder KEY/ of exported wheels that differs from its record or its name."""
     try:
         record = json.loads((folder / "wheel.json").read_text(encoding="utf-8"))
         inputs, wheel, sha256 = record["inputs"], folder / record["file"], record["sha256"]

@@ -1,4 +1,4 @@
-"""Every source, verified: wheels and sdists by sha256, git trees by commit; from cache, mirror folder or network.
+"""Fetch and verify every source: wheels and sdists by sha256, git trees by commit; from cache, mirror or network.
 
 Files are found through pip's configured index and find-links (unearth; nothing of a source is run), or through the
 publisher's own index where a release names one. Which place served a file does not matter: the hash decides.
@@ -23,10 +23,11 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar, cast
 
 import httpx2
-from packaging.utils import canonicalize_name
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from pip._internal.models.index import PyPI
 from unearth import PackageFinder, TargetPython
 from unearth.errors import UnpackError
+from unearth.evaluator import Package
 from unearth.fetchers import Fetcher, PyPIClient
 from unearth.link import Link
 
@@ -43,7 +44,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class PipSettings:
-    """What `pip config list` says of finding files."""
+    """The settings of `pip config list` that say where to find files."""
 
     indexes: tuple[str, ...]
     find_links: tuple[str, ...]
@@ -54,13 +55,13 @@ class PipSettings:
 
     @classmethod
     def read(cls) -> PipSettings:
-        """pip's own settings: its files, then its variables; the later one holds (pip's user guide, Configuration)."""
+        """Read pip's own settings: its files, then its variables, which win (pip's user guide, Configuration)."""
         listing = subprocess.run(
             [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
         )
         if listing.returncode != 0:
             said = (listing.stderr.strip().splitlines() or ["no message"])[-1].partition(". ")[0].rstrip(".")
-            raise Refusal(f"pip's configuration cannot be read ({said}): mend it, then run again.")
+            raise Refusal(f"pip's configuration cannot be read ({said}): correct it, then run again.")
         values: dict[str, str] = {}
         sections = ("global", "download", ":env:")
         lines = [line.partition(".") for line in listing.stdout.splitlines()]
@@ -93,6 +94,19 @@ def target_tags(target: Target) -> TargetPython:
     return TargetPython((int(major), int(minor)), platforms=target.platforms, impl="cp")
 
 
+def wheels_for(target: Target) -> Callable[[Link], bool]:
+    """Whether a file is a wheel whose tags fit the target."""
+    supported = set(target_tags(target).supported_tags())
+
+    def fits(link: Link) -> bool:
+        try:
+            return link.is_wheel and not supported.isdisjoint(parse_wheel_filename(link.filename)[3])
+        except InvalidWheelFilename:
+            return False
+
+    return fits
+
+
 class Downloads:
     """Finds and downloads files; every failure is one sentence that names the package and the file."""
 
@@ -122,7 +136,7 @@ class Downloads:
         )
 
     def all(self, artifacts: Iterable[Artifact]) -> dict[str, Path]:
-        """Every file, by its sha256; several at a time, the first failure ends it."""
+        """Fetch every file; several at a time, and the first failure stops all. sha256 -> path."""
         pool = ThreadPoolExecutor(WORKERS)
         jobs = {artifact.sha256: pool.submit(self.file, artifact) for artifact in dict.fromkeys(artifacts)}
         try:
@@ -157,7 +171,7 @@ class Downloads:
         return self.cache.partial / f"{artifact.name}-{artifact.version}"
 
     def choose(self, name: str, version: str) -> Path:
-        """The wheel of that version which the target would install, whatever its hash: what a lock then pins."""
+        """The wheel of that version which the target would install, whatever its hash; a lock then pins it."""
         links = self._links(Artifact(name, version, ""), self.settings.indexes, self.settings.find_links)
         if not links:
             fit = f"Python {self._target.python} and glibc {self._target.glibc}"
@@ -165,7 +179,7 @@ class Downloads:
         return self._download(links[0].url_without_fragment, links[0].filename, Artifact(name, version, ""))
 
     def published(self, name: str, version: str, like: str) -> Path:
-        """The file of that version that is named `like`, else its sdist or fitting wheel: what a recipe then pins."""
+        """The file of that version with the name `like`, else its sdist or fitting wheel; a recipe then pins it."""
         asked = Artifact(name, version, "", file=like)
         links = self._links(asked, self.settings.indexes, self.settings.find_links)
         same = next((link for link in links if link.filename == like), None)
@@ -177,23 +191,45 @@ class Downloads:
         return self._download(found.url_without_fragment, found.filename, asked)
 
     def _links(self, artifact: Artifact, indexes: tuple[str, ...], find_links: tuple[str, ...] = ()) -> list[Link]:
-        """The files of that version, the best first: of a package any, of a dependency those that fit."""
+        """The files of that version, best first: any file of a package, fitting files of a dependency."""
+        asked = f"{artifact.name}=={artifact.version}"
+        fitting = artifact.file is None
+        matches = self._ask(
+            artifact, indexes, find_links, fitting, lambda finder: finder.find_matches(asked, allow_yanked=True)
+        )
+        return [match.link for match in matches]
+
+    def releases(self, name: str, index: str | None = None) -> list[Package]:
+        """Every file of a package, whatever it fits, that its publisher has not withdrawn; `index` is asked too."""
+        settings, asked = self.settings, Artifact(name, "", "", index=index)
+        indexes = settings.indexes + ((index,) if index else ())
+        found = self._ask(asked, indexes, settings.find_links, False, lambda finder: finder.find_all_packages(name))
+        if not found:
+            where = "pip's configured index" + (f" and {index}" if index else "")
+            raise Refusal(
+                f"{name} has no file on {where}{self._heard.of(asked)}: check the network and `pip config list`."
+            )
+        return found
+
+    def _ask(
+        self, artifact: Artifact, indexes: tuple[str, ...], find_links: tuple[str, ...], fitting: bool,
+        find: Callable[[PackageFinder], Iterable[Package]],
+    ) -> list[Package]:  # fmt: skip
+        """What unearth finds on these indexes and in these folders: every file, or the wheels that fit the target."""
         if not indexes and not find_links:
             return []  # unearth would ask an index of its own choice
-        named = artifact.file is not None
 
-        def ask() -> list[Link]:
+        def ask() -> list[Package]:
             finder = PackageFinder(
                 cast(Fetcher, self._session),
                 index_urls=indexes,
                 find_links=find_links,
                 trusted_hosts=self.settings.trusted_hosts,
                 target_python=target_tags(self._target),
-                ignore_compatibility=named,
-                only_binary=[] if named else [":all:"],
+                ignore_compatibility=not fitting,
+                only_binary=[":all:"] if fitting else [],
             )
-            matches = finder.find_matches(f"{artifact.name}=={artifact.version}", allow_yanked=True)
-            return [match.link for match in matches]
+            return list(find(finder))
 
         try:
             return self._patiently(artifact, ask)
@@ -215,7 +251,7 @@ class Downloads:
         )
 
     def _patiently(self, artifact: Artifact, ask: Callable[[], _Answer]) -> _Answer:
-        """Ask a server; where it fails, again as often as pip's `retries` says."""
+        """Ask a server; if it fails, try again as often as pip's `retries` says."""
         left = self.settings.retries
         while True:
             try:
@@ -258,13 +294,12 @@ class Downloads:
                 step.advance(len(chunk))
 
     def _unreachable(self, artifact: Artifact, error: Exception) -> Refusal:
-        return Refusal(
-            f"{artifact.label}: {_reason(error)}: check the network and `pip config list`, or pass --mirror DIR."
-        )
+        label, mirror = (artifact.label, ", or pass --mirror DIR") if artifact.version else (artifact.name, "")
+        return Refusal(f"{label}: {_reason(error)}: check the network and `pip config list`{mirror}.")
 
 
 class _Heard(logging.Handler):
-    """What unearth warns of, for the refusal: it goes on without an index that fails."""
+    """Collects unearth's warnings for the refusal, because unearth goes on without an index that fails."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -298,7 +333,7 @@ def _reason(error: Exception) -> str:
 
 
 def unpack(archive: Path, into: Path) -> Path:
-    """Unpack an sdist and return the one folder in it; a member that would get outside is refused."""
+    """Unpack an sdist and return the one folder in it; a member that would land outside is refused."""
     try:
         with disk_named(into), tarfile.open(archive) as tar:
             members = tar.getmembers()

@@ -20,7 +20,7 @@ from recipes.progress import Steps
 
 
 class Failed(Refusal):
-    """A git command that failed or took too long; `repository` is the one that it did not fetch."""
+    """A git command that failed or took too long; `repository` is the repository that it did not fetch."""
 
     repository = ""
 
@@ -51,12 +51,12 @@ class Git:
     seconds: int = field(default_factory=lambda: _seconds())
 
     def fetch(self, label: str, source: Source) -> None:
-        """Have a git source and its submodules at hand; a moved tag, a missing or another commit is refused."""
+        """Fetch a git source and its submodules; a moved tag and a missing or different commit are refused."""
         for _ in self._checked(label, source):
             pass
 
     def fetch_all(self, sources: Iterable[tuple[str, Source]]) -> None:
-        """Have several at hand. Where the network does not serve one, all that would have to come from it are named."""
+        """Fetch several. If the network does not serve one, the refusal names all that would have to come from it."""
         sources = list(sources)
         for index, (label, source) in enumerate(sources):
             try:
@@ -70,7 +70,7 @@ class Git:
                 raise Refusal(f"{said}; neither the mirror nor the cache has {listed}.") from None
 
     def _missing(self, sources: list[tuple[str, Source]], beside: str) -> dict[Path, list[str]]:
-        """The repositories of which a needed commit is neither in the mirror nor the cache, and what needs it."""
+        """The repositories whose needed commit is in neither the mirror nor the cache, and what needs it."""
         missing: dict[Path, list[str]] = {}
         for label, source in sources:
             for part in self._parts(label, source):
@@ -97,7 +97,7 @@ class Git:
                 if here is None and path not in source.without:
                     raise Refusal(
                         f"{label}: its tree has a submodule {path} at commit {commit}, and the recipe has none: add it "
-                        "to the release's submodules, or to its without if no build reads it."
+                        "to the release's submodules, or to its `without` if no build reads it."
                     )
                 if here and here.commit != commit:
                     raise Refusal(
@@ -142,8 +142,14 @@ class Git:
             raise Refusal(f"{label}: {source} has no tag {tag}: check the version.")
         return lines[-1].split()[0]
 
+    def tags(self, label: str, repository: str) -> list[str]:
+        """The names of all tags that a repository has upstream; a mirror is not asked, since it may lag behind."""
+        cure = "check the network"
+        listed = self._git(label, "ls-remote", "--tags", "--refs", repository, cure=cure).splitlines()
+        return [line.partition("\trefs/tags/")[2] for line in listed if "\trefs/tags/" in line]
+
     def submodules(self, label: str, source: Source) -> list[Submodule]:
-        """Every submodule that a git source names, also inside submodules, but for those in its `without`."""
+        """Every submodule that a git source names, nested ones included, except those in its `without`."""
         assert source.repository and source.commit
         pending, found = [_Part(label, source.repository, source.commit, source.tag)], []
         while pending:
@@ -224,7 +230,7 @@ class Git:
             try:
                 self._git(label, *options, *fetch, cure=f"{cure}, or remove {kept}" if kept.is_dir() else cure)
             except Failed as failure:
-                # Another commit of a repository that answers is a fault of the recipe, and says nothing of the network.
+                # If a repository answers with another commit, the recipe is wrong, not the network.
                 answered = re.search(r"not our ref|find remote ref|unadvertised object", str(failure))
                 failure.repository = "" if answered else part.repository
                 raise
@@ -250,7 +256,7 @@ class Git:
     def _git(
         self, label: str, *arguments: object, cure: str = "check what git says and run again", **variables: str
     ) -> str:
-        """Run git within the time limit and return what it said; a failure is refused."""
+        """Run git within the time limit and return its output; a failure is refused."""
         environment = git_variables() | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"} | variables
         with group(["git", *map(str, arguments)], self.cache.partial, environment) as process:
             try:

@@ -35,12 +35,12 @@ def apply(patch: Patch, tree: Path) -> None:
     if (tree / ".git").exists():
         raise Refusal(
             f"{patch.name} is for an exported tree, and {tree.name} is a git repository, whose settings and attributes "
-            "would count: export the commit without .git."
+            "would affect the result: export the commit without .git."
         )
     if _git_apply(patch, tree, "--reverse", "--check").returncode == 0:
         raise Refusal(f"{patch.name} is already in {tree.name}: set Applied-Upstream and bound X-Applies-To.")
     if crlf := next((file for file in patch.files if (tree / file).is_file() and _has_crlf(tree / file)), None):
-        raise Refusal(f"{patch.name} has LF line ends, and {crlf} of {tree.name} has CRLF: unpack that source anew.")
+        raise Refusal(f"{patch.name} has LF line ends, and {crlf} of {tree.name} has CRLF: unpack that source again.")
     before = {file: _hash_or_none(tree / file) for file in patch.files}
     done = _git_apply(patch, tree, "--verbose")
     said = done.stderr.strip().splitlines() or ["no message"]
@@ -53,7 +53,7 @@ def apply(patch: Patch, tree: Path) -> None:
         )
     if moved := next((line for line in said if re.search(r"\(offset|fuzz", line)), None):
         raise Refusal(
-            f"{patch.name} applies to {tree.name} only away from its place ({moved.strip()}): renew its line numbers."
+            f"{patch.name} applies to {tree.name} only at another place ({moved.strip()}): renew its line numbers."
         )
     if idle := next((file for file in patch.files if _hash_or_none(tree / file) == before[file]), None):
         raise Refusal(

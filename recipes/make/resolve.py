@@ -1,4 +1,4 @@
-"""Write recipes/lock/TARGET.txt: what the packages' requirements resolve to for the target's Python, one file each.
+"""Write recipes/lock/TARGET.txt: the packages' requirements, resolved for the target's Python to one file each.
 
 uv resolves over pip's configured index; each version is then the one wheel that fits the target, by its sha256.
 """
@@ -26,7 +26,7 @@ EXTRAS = ("cccl", "crt", "nvcc", "nvvm", "profiler")
 
 
 def requirements(plan: Plan) -> list[str]:
-    """What a target's environment needs beside its packages: to run, to build, to be smoke-tested (pyproject.toml)."""
+    """The requirements of a target's environment beside its packages: to run, to build and to be smoke-tested."""
     groups = read_toml(plan.root / "pyproject.toml")["dependency-groups"]
     wanted = {"pip", *groups["smoke"]}
     for pin in plan.pins:
@@ -38,7 +38,7 @@ def requirements(plan: Plan) -> list[str]:
 
 
 def inputs(plan: Plan) -> str:
-    """The hash of all that a lock follows from; a lock whose header names another one is out of date."""
+    """The hash of everything that decides a lock; a lock whose header has another hash is out of date."""
     kept_to = limits.constraints(Catalogue(plan.root).limits, plan.target)
     own = sorted(pin.name for pin in plan.pins)
     return digest_of([requirements(plan), kept_to, plan.target.python, plan.target.glibc, own])
@@ -75,7 +75,7 @@ def _toolkit(plan: Plan) -> str:
 
 
 def write(plan: Plan, cache: Cache, steps: Steps) -> Path:
-    """Resolve, download and hash; the lock is replaced only when all of it is known."""
+    """Resolve, download and hash; the lock is only replaced once all of it is known."""
     downloads = Downloads(cache, steps, None, plan.target)
     kept_to = limits.constraints(Catalogue(plan.root).limits, plan.target)
     with steps.step("lock", f"{plan.target.name}: resolve {len(requirements(plan))} requirements"):
@@ -95,7 +95,7 @@ def write(plan: Plan, cache: Cache, steps: Steps) -> Path:
 
 
 def _text(plan: Plan, downloads: Downloads, about: str, follows_from: str, resolved: list[tuple[str, str]]) -> str:
-    """The text of a lock: what it is about, the hash of what it follows from, and each wheel."""
+    """The text of a lock: its target, the hash of what decides it, and each wheel."""
     lines = [
         f"# Written by `nox -s lock -- {plan.target.name}`: {about}, one wheel each,",
         f"# for Python {plan.target.python} and glibc {plan.target.glibc} or newer.",
@@ -108,7 +108,7 @@ def _text(plan: Plan, downloads: Downloads, about: str, follows_from: str, resol
 
 
 def _resolve(plan: Plan, downloads: Downloads, wanted: list[str], kept_to: list[str]) -> list[tuple[str, str]]:
-    """Name and version of what these requirements resolve to under those constraints."""
+    """The names and versions to which these requirements resolve under those constraints."""
     settings = downloads.settings
     with downloads.cache.scratch("lock") as scratch:
         (scratch / "in.txt").write_text("\n".join(wanted) + "\n")

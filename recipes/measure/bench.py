@@ -1,4 +1,4 @@
-"""Measure in a target's environment: smoke_tests/bench/ does that, and here is shown how far it is."""
+"""Measure in a target's environment with smoke_tests/bench/, and show the progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from recipes.prove.smoke import watched
 
 
 def measure(plan: Plan, env: Path, only: list[str], seconds: float | None, quick: bool) -> Path:
-    """Measure what is missing in build/TARGET/bench/rows.jsonl, show how far it is, and return that file."""
+    """Measure what build/TARGET/bench/rows.jsonl lacks, show the progress, and return that file."""
     out, command = _command(plan, env, only, quick)
     command += ["--seconds", str(seconds)] if seconds is not None else []
     last = ""
@@ -39,7 +39,7 @@ def measure(plan: Plan, env: Path, only: list[str], seconds: float | None, quick
 
 
 def listed(plan: Plan, env: Path, only: list[str], quick: bool) -> int:
-    """Show the cells that this machine can measure, and which of them are there."""
+    """Show the cells that this machine can measure, and which of them are measured."""
     _, command = _command(plan, env, only, quick)
     code, output = watched([*command, "--list"], plan.root, environment.run_variables(plan.target, env))
     if code:
@@ -60,5 +60,5 @@ def _refused(plan: Plan, last: str, code: int) -> Refusal:
 
 
 def folder_of(plan: Plan) -> Path:
-    """Where a target's rows and report are, of this checkout."""
+    """The folder of a target's rows and report in this checkout."""
     return environment.folder(plan.root, plan.target) / "bench"

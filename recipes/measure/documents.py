@@ -1,7 +1,7 @@
-"""The documents' statements in recipes/seeds.toml, each beside what answers it here, or why nothing can.
+"""The documents' statements in recipes/seeds.toml, each with its answer here, or the reason why there is none.
 
-A claim answers its ids itself (smoke_tests/claims.py); here is the rest: numbers of `bench`, proofs of patches,
-trainings beside each other, and tests of the tool.
+A claim answers its ids itself (smoke_tests/claims.py). This module covers the rest: numbers of `bench`, proofs of
+patches, comparisons of trainings, and tests of the tool.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recipes.measure.results import Number, Row
 from recipes.prove import proofs
 from recipes.prove.definitions import Code
 
-# The inventory: five documents, and how many ids each has, numbered from 1.
+# The inventory: five documents, and the number of ids in each.
 DOCUMENTS = {
     "A": ("HARE 1.1B in FP8", 29),
     "B": ("fused operators for a 1.26B model", 58),
@@ -38,14 +38,14 @@ IDS = tuple(f"{letter}{number:02}" for letter, (_, last) in DOCUMENTS.items() fo
 
 
 class Statement(Strict):
-    """One statement of a document, and the one thing that answers it.
+    """A statement of a document, and what answers it.
 
-    `cells` are patterns of measured cells' keys; in each the number is how many times as fast `arm` is as `over`, or
-    as what it was measured beside: the median over pairs, with its interval of 95 %. `least`, `most` and `rising` say
-    when the statement holds; nothing is said where an interval has the bound inside. `patch` is a file of
+    `cells` are patterns of the keys of measured cells; the number of a cell is how many times as fast `arm` is as
+    `over`, or as its base: the median over pairs, with its interval of 95 %. `least`, `most`, `rising` and `falling`
+    say when the statement holds; if a bound lies inside the interval, the answer is open. `patch` is a file of
     patches/; `parity` an arm of smoke_tests/training/parity.py, whose loss lies above bfloat16's, with models of these
     names (`models`, patterns; none: all); `test` a test of the tool (FILE::NAME), which every change has to pass;
-    `beyond` says why none of these can be had here.
+    `takes` says what a run would need, and `beyond` why there can be no answer here.
     """
 
     seeds: Annotated[list[Text], Field(min_length=1)]
@@ -70,16 +70,16 @@ class Statement(Strict):
         if sum(map(bool, kinds)) != 1 or bool(self.cells) != bool(self.arm):
             raise ValueError('give "cells" and "arm", or one of "patch", "parity", "test", "takes" and "beyond"')
         if not self.cells and (self.over or self.bound):
-            raise ValueError('"over" and bounds are of numbers: give "cells", or leave them out')
+            raise ValueError('"over" and bounds apply to numbers only: give "cells", or leave them out')
         if self.models and not self.parity:
-            raise ValueError('"models" is of a comparison of trainings: give "parity", or leave it out')
+            raise ValueError('"models" applies to a comparison of trainings: give "parity", or leave it out')
         if unknown := [seed for seed in self.seeds if seed not in IDS]:
-            raise ValueError(f"the inventory is A01 to E16, and has no {unknown[0]}")
+            raise ValueError(f"the ids are A01 to E16, and {unknown[0]} is not one of them")
         return self
 
     @property
     def bound(self) -> str:
-        """When it holds, in words; nothing where the document says no more than a number."""
+        """When the statement holds, as text; empty if the document only gives a number."""
         words = (
             f"rising with {', '.join(self.rising)}" if self.rising else "",
             f"falling with {', '.join(self.falling)}" if self.falling else "",
@@ -89,7 +89,7 @@ class Statement(Strict):
         return ", ".join(filter(None, words))
 
     def judged(self, numbers: list[Number], facts: list[Row]) -> list[bool | None]:
-        """For each number, or each pair of them, whether it is as stated; None where that is not told apart."""
+        """For each number, or each pair of numbers, whether it is as stated; None if the intervals do not decide it."""
         if names := self.rising or self.falling:
             pairs = [
                 (smaller, larger)
@@ -107,21 +107,21 @@ class Statement(Strict):
 
 
 def _more(facts: Row, others: Row, names: list[str]) -> bool:
-    """Whether others have more of these, less of none, and the same of all else."""
+    """Whether `others` is larger in some of these names, smaller in none, and equal in everything else."""
     alike = all(others[name] == value for name, value in facts.items() if name not in names)
     return alike and facts != others and all(others[name] >= facts[name] for name in names)
 
 
 def _below(first: Number, second: Number) -> bool | None:
-    """Whether a number is less than another; None where their intervals overlap."""
+    """Whether a number is less than another; None if their intervals overlap."""
     return True if first[2] < second[1] else False if first[1] > second[2] else None
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found, in words, and where; `found` is empty where nothing was yet.
+    """What was found, as text, and where; `found` is empty if there is no answer yet.
 
-    holds: whether the statement does; None where that is not told.
+    holds: whether the statement holds; None if that is open.
     """
 
     statement: Statement
@@ -142,7 +142,7 @@ def load(root: Path = ROOT) -> list[Statement]:
 
 
 def answers(root: Path) -> list[Answer]:
-    """Each statement with what answers it, once for each file of rows or comparison that does."""
+    """Each statement with its answers: one for each file of rows, or each comparison, that answers it."""
     measured = [(path.stem.replace("--", ", "), results.read(path)[1]) for path in results.committed(root)]
     every, code = [], proofs.code(root)
     for statement in load(root):
@@ -164,7 +164,7 @@ def answers(root: Path) -> list[Answer]:
 
 
 def trainings(root: Path) -> Iterator[tuple[str, str, str, str, dict[str, Any]]]:
-    """What smoke_tests/training/parity.py reported: target, machine, model, the curves' path, and the report."""
+    """The reports of smoke_tests/training/parity.py: target, machine, model, path of the curves, and the report."""
     for path in sorted((root / "smoke_tests" / "evidence" / "training").glob("*--*--*.json")):
         target, machine, model = path.stem.split("--")
         place = path.relative_to(root).as_posix().removesuffix(".json")
@@ -177,7 +177,7 @@ def by_seed(arm: dict[str, Any]) -> str:
 
 
 def verdict(arm: dict[str, Any], margin: float) -> str:
-    """What the seeds come to: the mean with its interval of 95 %, and the verdict; that there is none of too few."""
+    """The mean over the seeds with its interval of 95 %, and the verdict; or that there are too few seeds."""
     if "verdict" not in arm:
         return "no verdict: too few seeds"
     low, high = arm["interval"]
@@ -185,7 +185,7 @@ def verdict(arm: dict[str, Any], margin: float) -> str:
 
 
 def _proved(root: Path, statement: Statement, name: str, code: Code) -> Answer:
-    """What the proof of a patch says to a statement."""
+    """The answer that the proof of a patch gives to a statement."""
     path = root / "patches" / name
     if not path.is_file():
         raise Refusal(f"recipes/seeds.toml: there is no patches/{name}: correct it.")
@@ -207,37 +207,69 @@ def _compared(root: Path, statement: Statement) -> Iterator[Answer]:
             yield Answer(statement, judged, f"{target}, {machine}")
 
 
-def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[Answer]:
+@dataclass(frozen=True)
+class _Ratio:
+    """How many times as fast a statement's arm is as what it is compared with, in one cell."""
+
+    row: Row
+    number: Number
+    samples: int
+    is_launch_bound: bool
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there are too few samples for an interval."""
+        return self.samples < results.FEWEST
+
+    @property
+    def bounded(self) -> Number:
+        """The number with its interval, which may be anything if there are too few samples."""
+        return (self.number[0], 0.0, math.inf) if self.is_open else self.number
+
+    def __str__(self) -> str:
+        number, low, high = self.number
+        interval = f"{self.samples} samples: no interval" if self.is_open else f"{low:.2f} to {high:.2f}"
+        return f"{number:.2f} ({interval})"
+
+
+def _ratios(statement: Statement, cells: list[Row]) -> Iterator[_Ratio]:
+    """The numbers for a statement, one for each of its cells in which both arms are valid."""
     matched = {row["key"]: row for pattern in statement.cells for row in cells if fnmatch(row["key"], pattern)}
-    numbers: list[Number] = []
-    used, waits, words = [], 0, []
     for row in matched.values():
         arms = results.valid(row)
         arm = arms.get(str(statement.arm), {})
         base = arms.get(statement.over or arm.get("base") or "")
         if arm and base:
-            number, low, high = results.times(base, arm) if statement.over else (arm["ratio"], arm["low"], arm["high"])
-            few = len(arm["samples_ms"]) < results.FEWEST
-            numbers.append((number, 0.0, math.inf) if few else (number, low, high))
-            interval = f"{len(arm['samples_ms'])} samples: no interval" if few else f"{low:.2f} to {high:.2f}"
-            words.append(f"{number:.2f} ({interval})")
-            used.append(row)
-            waits += arm["launch_bound"] or base["launch_bound"]
-    judged = statement.judged(numbers, [row["facts"] for row in used]) if statement.bound else []
+            number = results.times(base, arm) if statement.over else (arm["ratio"], arm["low"], arm["high"])
+            yield _Ratio(row, number, len(arm["samples_ms"]), bool(arm["launch_bound"] or base["launch_bound"]))
+
+
+def _measured(statement: Statement, place: str, cells: list[Row]) -> Iterator[Answer]:
+    """The answer that a file of rows gives to a statement; none without a number."""
+    ratios = list(_ratios(statement, cells))
+    numbers = [ratio.bounded for ratio in ratios]
+    judged = statement.judged(numbers, [ratio.row["facts"] for ratio in ratios]) if statement.bound else []
     if not numbers or (statement.bound and not judged):
         return
-    listed = ", ".join(words)
+    listed = ", ".join(map(str, ratios))
     if len(numbers) > 4:
         middle = statistics.median(number for number, _, _ in numbers)
         listed = f"{min(numbers)[0]:.2f} to {max(numbers)[0]:.2f}, median {middle:.2f}, in {len(numbers)} cells"
     holds = None if not judged else False if False in judged else True if all(judged) else None
+    waits = sum(ratio.is_launch_bound for ratio in ratios)
+    host = f"; the host sets the time in {waits}" if waits else ""
+    keys = [ratio.row["key"] for ratio in ratios]
+    where = f"{place}: {statement.arm} in {_places(keys if len(keys) <= 4 else statement.cells)}"
+    yield Answer(statement, f"{_outcome(statement, judged, holds)}{listed}{host}", where, holds)
+
+
+def _outcome(statement: Statement, judged: list[bool | None], holds: bool | None) -> str:
+    """Whether a statement holds, and for how many numbers, as text; empty for a statement without a bound."""
+    if not statement.bound:
+        return ""
     outcome = {True: "holds", False: "does not hold", None: "not told apart"}[holds]
     count = f"; {judged.count(True)} of {len(judged)} do, {judged.count(False)} do not" if len(judged) > 4 else ""
-    verdict_of = f"{outcome} ({statement.bound}{count}): " if statement.bound else ""
-    host = f"; the host sets the time in {waits}" if waits else ""
-    keys = [row["key"] for row in used]
-    where = f"{place}: {statement.arm} in {_places(keys if len(keys) <= 4 else statement.cells)}"
-    yield Answer(statement, f"{verdict_of}{listed}{host}", where, holds)
+    return f"{outcome} ({statement.bound}{count}): "
 
 
 def _places(keys: list[str]) -> str:

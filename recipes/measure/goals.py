@@ -1,4 +1,4 @@
-"""What the numbers come to: those that were asked for, each with the one cell and arm that answer it."""
+"""The goals of `bench`, each with the one cell and arm that answer it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from recipes.measure.results import COUNTS, FEWEST, Number, Row, mfu, mfu_of, of
 
 
 class Goal(NamedTuple):
-    """A number that was asked for, and the one cell and arm that answer it, fixed before they are measured.
+    """A goal for a number, and the one cell and arm that answer it, chosen before they are measured.
 
     of: "time" or "memory" (how many times as fast as `over`, or as little), "mfu" by the count of COUNTS[0], "copy" (a
     share of the copy's speed). over: the arm that it is compared with, else its base. grid: patterns of the cells and
@@ -66,9 +66,9 @@ SINGLE = (
 
 
 def answered(cells: list[Row]) -> list[Row]:
-    """What a large GPU, or four, should reach, and what the arm that was named for it does; "key" is "" without.
+    """The goals for one large GPU or four, and what the named arm reaches; "key" is "" if it was not measured.
 
-    "profile" says of one that was not reached where the arm's time went, as far as its row tells.
+    For a goal that was not reached, "profile" says where the arm's time went, as far as its row shows that.
     """
     if not cells[0]["run"]["machine"]["gpus"]:
         return []
@@ -93,7 +93,7 @@ def _shown(goal: Goal, cells: list[Row]) -> Row:
 
 
 def measured(goal: Goal, row: Row, name: str) -> Number | None:
-    """What an arm of a row has for a goal, with its interval; None without."""
+    """The number that an arm of a row has for a goal, with its interval; None if it has none."""
     arms = valid(row)
     arm = arms.get(name)
     if arm is None:
@@ -113,7 +113,7 @@ def measured(goal: Goal, row: Row, name: str) -> Number | None:
 
 
 def verdict(number: Number, least: float, samples: int, exact: bool = False) -> tuple[str, bool | None]:
-    """A number with its interval, in words, and whether it reaches a bound; None where that is not told apart."""
+    """A number with its interval, as text, and whether it reaches a bound; None if the interval does not decide it."""
     value, low, high = number
     if exact:
         return (f"**{value:.3g}**", True) if value >= least else (f"{value:.3g}, not reached", False)
@@ -125,7 +125,7 @@ def verdict(number: Number, least: float, samples: int, exact: bool = False) -> 
 
 
 def _grid(goal: Goal, cells: list[Row]) -> str:
-    """The median of all cells and arms that are like a goal's, and how many reach it."""
+    """The median of all cells and arms of a goal's kind, and how many reach the goal."""
     keys, names = goal.grid
     alike = [(row, name) for row in cells if fnmatch(row["key"], keys) for name in valid(row) if fnmatch(name, names)]
     values = [number[0] for row, name in alike if (number := measured(goal, row, name))]
@@ -145,7 +145,7 @@ def _profile(arm: Row) -> str:
 
 
 def _least_gain(cells: list[Row]) -> list[Row]:
-    """FP8 over bf16 in the graphed block that gains least of those with a layer that `recommend` gives to FP8."""
+    """FP8 over bf16 in the graphed block that gains least of those where `recommend` chooses FP8 for a layer."""
     gains, recommend = [], room("recommend").recommend
     for row in of(cells, "block/"):
         wide, tokens = row["facts"]["hidden"], row["facts"]["length"] * row["facts"]["batch"]
@@ -155,6 +155,6 @@ def _least_gain(cells: list[Row]) -> list[Row]:
             gains.append((row["arms"]["fp8 graph"]["ratio"], row["key"]))
     if not gains:
         return []
-    least = "the least that a graphed block gains where `recommend` gives FP8 a layer of it"
+    least = "the smallest gain of a graphed block in which `recommend` chooses FP8 for a layer"
     goal = Goal(least, 0.97, min(gains)[1], "fp8 graph")
     return [{**_shown(goal, cells), "grid": f"the least of {len(gains)}"}]

@@ -13,7 +13,7 @@ LAUNCHES = ("eager", "graph", "compiled", "compiled graph")
 
 
 def recommend(root: Path, config: str, rows: Path, tokens: int, package: str, launch: str, head: bool) -> Row:
-    """What `recommend` says of a config.json, or of a model that smoke_tests/training/models.py names."""
+    """The answer of `recommend` for a config.json, or for a model named in smoke_tests/training/models.py."""
     module = room("recommend")
     _, cells = read(rows)
     models = shapes(root)

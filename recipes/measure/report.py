@@ -36,7 +36,7 @@ from recipes.measure.results import (
 def promote(plan: Plan, path: Path) -> list[Path]:
     """Keep the last row of each cell in smoke_tests/evidence/bench/, with the pictures of docs/status/numbers.md.
 
-    What is there of the same releases stays, but for the cells that are brought again.
+    Committed cells of the same releases stay, unless they were measured again.
     """
     runs, cells = read_of(plan, path)
     names = sorted({run["machine"]["name"] for run in runs})
@@ -65,7 +65,7 @@ def promote(plan: Plan, path: Path) -> list[Path]:
 
 
 def read_of(plan: Plan, path: Path) -> tuple[list[Row], list[Row]]:
-    """What `read` gives; refused where it is another target's."""
+    """The result of `read`; rows of another target are refused."""
     runs, cells = read(path)
     if others := sorted({run["target"] for run in runs} - {plan.target.name}):
         raise Refusal(f"{path} holds rows of {others[0]}: bring those of {plan.target.name}.")

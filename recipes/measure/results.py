@@ -1,4 +1,4 @@
-"""Rows of numbers: read, judged, and found again among those that are committed."""
+"""Rows of numbers: read and judged, and the committed files of rows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from recipes.prove.evidence import Brought, Hardware, fault_of, imported
 
 Row = dict[str, Any]
 Number = tuple[float, float, float]  # the median over pairs, and the ends of its interval of 95 %
-FEWEST = 5  # samples from which on they have an interval
+FEWEST = 5  # samples that a number needs to have an interval
 PICTURES = ("block", "ablation", "crossover", "scaling")  # those of docs/status/numbers.md
 
 
 class Run(Brought):
-    """The row that heads those of one run."""
+    """The row that precedes the rows of one run."""
 
     shard: str
     target: str
@@ -30,7 +30,7 @@ class Run(Brought):
 
 
 class Lost(Brought):
-    """A row, or an arm of one, of which there is no number."""
+    """A row, or an arm of a row, without a number."""
 
     error: str
 
@@ -60,7 +60,7 @@ def room(name: str) -> ModuleType:
 
 
 def read(path: Path) -> tuple[list[Row], list[Row]]:
-    """The runs that a file of rows tells of, and the last row of each cell, judged, with its "run"; refused without."""
+    """The runs in a file of rows, and the last row of each cell, judged, with its "run"; refused if there is none."""
     rows = room("rows")
     try:
         measured = rows.read(path)
@@ -78,7 +78,7 @@ def read(path: Path) -> tuple[list[Row], list[Row]]:
 
 
 def without_verdict(row: Row) -> Row:
-    """A row as it was measured: the verdict is made of it anew each time it is read."""
+    """A row as it was measured, without the verdict, which is made each time the row is read."""
     if "arms" not in row:
         return row
     verdict = ("invalid", "launch_bound")
@@ -87,7 +87,7 @@ def without_verdict(row: Row) -> Row:
 
 
 def without_run(row: Row) -> Row:
-    """A row beside its run, not with it, as files hold them."""
+    """A row without its run, as files contain them."""
     return {key: value for key, value in row.items() if key != "run"}
 
 
@@ -96,12 +96,12 @@ def committed_path(root: Path, target: str, machine: str) -> Path:
 
 
 def committed(root: Path) -> list[Path]:
-    """The kept rows, one file per target and hardware."""
+    """The committed rows, one file per target and hardware."""
     return sorted((root / "smoke_tests" / "evidence" / "bench").glob("*.jsonl"))
 
 
 def newest_committed(root: Path) -> Path:
-    """The committed rows of a GPU with a sweep of Linear layers, of the newest torch; refused where that is not one."""
+    """The committed rows of a GPU with a sweep of Linear layers, from the newest torch; refused unless it is one."""
     by_torch: dict[Version, list[Path]] = {}
     for path in committed(root):
         runs, cells = read(path)
@@ -117,7 +117,7 @@ def newest_committed(root: Path) -> Path:
 
 
 def measured_runs(root: Path) -> dict[str, str]:
-    """The runs of recipes/runs.toml that were measured as they are: name -> the fastest by precision, on which GPUs."""
+    """The runs of recipes/runs.toml that were measured unchanged: name -> the fastest by precision, on which GPUs."""
     speeds_by_run: dict[str, str] = {}
     for path in committed(root):
         for row in of(read(path)[1], "scaling/"):
@@ -138,7 +138,7 @@ def valid(row: Mapping[str, Any]) -> dict[str, Row]:
     return {name: arm for name, arm in row["arms"].items() if "ms" in arm and not arm["invalid"]}
 
 
-# --- what the numbers come to ---
+# --- derived numbers ---
 
 
 def of(cells: Iterable[Row], prefix: str) -> list[Row]:
@@ -146,7 +146,7 @@ def of(cells: Iterable[Row], prefix: str) -> list[Row]:
 
 
 def share(arm: Row, row: Row) -> float | None:
-    """How much of its ceiling an arm reaches; None without one, or where the GPU's time is that of the launches."""
+    """The share of its ceiling that an arm reaches; None without a ceiling, or if launches set the GPU's time."""
     if arm["launch_bound"] and arm["gpu_ms"] >= arm.get("host_ms", 0.0):
         return None
     limits = row["run"]["limits"]
@@ -157,7 +157,7 @@ def share(arm: Row, row: Row) -> float | None:
 
 
 def shares(row: Row) -> dict[str, float]:
-    """Arm -> how much of its ceiling it reaches, of the valid ones for which that can be told."""
+    """Arm -> the share of its ceiling that it reaches, for the valid arms that have one."""
     shares = {name: share(arm, row) for name, arm in valid(row).items()}
     return {name: reached for name, reached in shares.items() if reached is not None}
 
@@ -169,12 +169,12 @@ def waited(arm: Row) -> list[float]:
 
 
 def times(base: Row, arm: Row) -> Number:
-    """How many times as fast as another arm of its cell an arm is, pair by pair."""
+    """How many times as fast an arm is as another arm of its cell, pair by pair."""
     number: Number = room("rows").ratio(waited(base), waited(arm))
     return number
 
 
-# FLOP per token by convention, as rows name them: what is shown first; all parameters (nanoGPT's, and the article's).
+# FLOP per token by convention, as rows name them: the one shown first; all parameters (nanoGPT's and the article's).
 COUNTS = ("without input embedding", "nanogpt", "causal, products only")
 DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "A800": 312e12}  # dense bf16
 

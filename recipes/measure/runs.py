@@ -1,4 +1,4 @@
-"""Runs on several GPUs: recipes/runs.toml describes each once; here are the engine's arguments, and what starts it.
+"""Runs on several GPUs, described in recipes/runs.toml: the engine's arguments, and what starts a run.
 
 The engine is torchtitan with smoke_tests/training/distributed/engine.py, started by torchrun: alone on one or several
 hosts, by Slurm with enroot and pyxis, or by Kubernetes as a JobSet or a PyTorchJob. All five start the same command.
@@ -89,14 +89,14 @@ class Run(Strict):
         if (self.accumulate is None) == (self.global_batch is None):
             raise ValueError('give one of "global_batch" and "accumulate": the other follows')
         if self.world % (self.tensor * self.pipeline):
-            raise ValueError(f"{self.world} GPUs are no multiple of tensor {self.tensor} x pipeline {self.pipeline}")
+            raise ValueError(f"{self.world} GPUs are not a multiple of tensor {self.tensor} x pipeline {self.pipeline}")
         if self.global_batch and self.global_batch % (self.replicas * self.microbatch):
             raise ValueError(
-                f"global_batch {self.global_batch} is no multiple of {self.replicas} replicas x microbatch "
+                f"global_batch {self.global_batch} is not a multiple of {self.replicas} replicas x microbatch "
                 f"{self.microbatch}"
             )
         if self.float8 == "tensorwise-gathered" and self.replicas == 1:
-            raise ValueError("one replica gathers no weights: tensorwise is all there is")
+            raise ValueError("a single replica gathers no weights: choose tensorwise")
         if self.asynchronous and not (self.tensor > 1 and self.compiled):
             raise ValueError("asynchronous tensor parallelism needs tensor > 1 and a compiled model")
         return self

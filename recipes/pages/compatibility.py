@@ -1,4 +1,4 @@
-"""The compatibility matrix as people read it: the block of docs/status/compatibility.md, and the cells of `compat`."""
+"""The compatibility matrix for readers: the block of docs/status/compatibility.md, and the cells of `compat`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def grid_rows(matrix: Grid) -> tuple[list[list[str]], list[str]]:
 
 
 def _rule(reason: Reason) -> str:
-    """A reason without what it met in one target."""
+    """A reason without the part about one target."""
     return f"{reason.here.partition(', and the target has ')[0]}: {reason.rule}"
 
 

@@ -1,4 +1,4 @@
-"""What docs/status/mutants.md says of planted faults: which were caught, and by what."""
+"""The block of docs/status/mutants.md: which planted faults were caught, and by which claims."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recipes.prove.mutants import COUNTED, Row, committed, keys_of
 
 
 def text(root: Path) -> str:
-    """What docs/status/mutants.md says of every run."""
+    """The text about every run."""
     return "\n\n".join("\n\n".join(_sections(root, outcomes)) for outcomes in committed(root)) or "None yet."
 
 

@@ -1,4 +1,4 @@
-"""The blocks of docs/status/documents.md: what the documents say, and what answers it."""
+"""The blocks of docs/status/documents.md: the documents' statements, and what answers them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def claims(facts: Facts) -> str:
 
 
 def statements(facts: Facts) -> str:
-    """What else the documents say, and what answers it."""
+    """The documents' other statements, and what answers them."""
     rows = [
         [", ".join(answer.statement.seeds), answer.statement.says, answer.found or "not measured", answer.where]
         for answer in facts.statements

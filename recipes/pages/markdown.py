@@ -19,7 +19,7 @@ def table(header: str, rows: Iterable[Iterable[str]]) -> str:
 
 
 def filled(root: Path, name: str, blocks: Mapping[str, str]) -> tuple[Path, str]:
-    """A page and the text it should have: its own words, and each block between its markers."""
+    """A page and the text it should have: its own text, with each block between its markers."""
     path = root / name
     text = read_text(path)
     for marker, block in blocks.items():
@@ -31,8 +31,8 @@ def filled(root: Path, name: str, blocks: Mapping[str, str]) -> tuple[Path, str]
 
 
 def _placed(block: str, name: str) -> str:
-    """A block with its links, which are from the repository's root, made relative to the page of that name."""
-    root = "/blob/main"  # as GitHub serves files, beside which it has /compare
+    """A block whose links from the repository's root are made relative to the page of that name."""
+    root = "/blob/main"  # GitHub serves files there, and comparisons under /compare
 
     def renewed(link: re.Match[str]) -> str:
         target = posixpath.join(root, link[1])

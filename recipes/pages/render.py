@@ -9,18 +9,22 @@ from recipes.catalogue.load import Catalogue
 from recipes.errors import Refusal
 from recipes.files import write_text
 from recipes.measure import runs
-from recipes.pages import compatibility, faults, ledger, tables
+from recipes.pages import compatibility, faults, ledger, patches, tables
 from recipes.pages.markdown import filled
 from recipes.pages.tables import Facts
 from recipes.progress import say
 from recipes.ship import dockerfile
 
-# Every page with rendered blocks, and what makes each block.
+# Every page with rendered blocks, and the function that makes each block.
 PAGES: dict[str, dict[str, Callable[[Facts], str]]] = {
     "README.md": {"images": tables.images, "numbers": tables.headlines},
     "docs/status/targets.md": {"targets": tables.targets, "packages": tables.packages},
     "docs/status/claims.md": {"matrix": tables.matrix, "logs": tables.logs, "records": tables.records_table},
-    "docs/status/patches.md": {"patches": tables.patches, "proofs": tables.proofs_of_patches},
+    "docs/status/patches.md": {
+        "patches": patches.patches,
+        "proofs": patches.proofs_of_patches,
+        "reasons": patches.reasons,
+    },
     "docs/status/compatibility.md": {"compatibility": lambda facts: compatibility.text(facts.catalogue)},
     "docs/status/numbers.md": {"bench": tables.goals_reached},
     "docs/status/several-gpus.md": {"runs": tables.described_speeds},
@@ -42,7 +46,7 @@ def blocks(facts: Facts) -> dict[str, str]:
 
 
 def described_runs(root: Path) -> tuple[Path, str]:
-    """The module that gives the claims the runs of recipes/runs.toml, and the text that it should have."""
+    """The module through which claims read the runs of recipes/runs.toml, and the text that it should have."""
     return root / "smoke_tests" / "training" / "distributed" / "engine_arguments.py", runs.module(root)
 
 
@@ -57,7 +61,7 @@ def every(catalogue: Catalogue) -> list[tuple[Path, str]]:
 
 def write(catalogue: Catalogue) -> int:
     """Write every rendered file that is not current and return 0; a Dockerfile that belongs to no target is removed."""
-    _write([described_runs(catalogue.root)])  # first, since claims reach it
+    _write([described_runs(catalogue.root)])  # first, because claims run it
     texts = dict(every(catalogue))
     for path in catalogue.root.glob("docker/*.Dockerfile"):
         if path not in texts:
@@ -79,7 +83,7 @@ def _is_current(path: Path, text: str) -> bool:
 
 
 def check(catalogue: Catalogue) -> int:
-    """0 if every rendered file is current; else refused with the command that makes it so."""
+    """Return 0 if every rendered file is current; otherwise refuse with the command that renders them."""
     texts = dict(every(catalogue))
     if stray := next((path for path in catalogue.root.glob("docker/*.Dockerfile") if path not in texts), None):
         raise Refusal(f"{stray.name} belongs to no target: run `nox -s render` and commit it.")

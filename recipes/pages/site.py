@@ -1,7 +1,8 @@
 """Stage docs/ for the site: `python -m recipes.pages.site FOLDER`, then Zensical builds it (`nox -s docs`).
 
-On GitHub, pages link to files outside docs/. On the site such a picture is copied beside the pages, and another file
-is a link to the repository where its address is known (in GitHub's CI, or from the remote `origin`), else plain text.
+On GitHub, pages link to files outside docs/. For the site, such a picture is copied beside the pages, and a link to
+another file leads to the repository if its address is known (in GitHub's CI, or from the remote `origin`); else it
+becomes plain text.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LINK = re.compile(r"(!?)\[([^\]\n]*)\]\((?!https?://|#|mailto:)([^)\s#]+)(#[^)\s
 
 
 def stage(root: Path, into: Path, repository: str) -> None:
-    """Copy docs/ to a folder, with the links that leave it renewed; `repository` is its https address, or ""."""
+    """Copy docs/ to a folder and rewrite the links that leave it; `repository` is its https address, or ""."""
     shutil.rmtree(into, ignore_errors=True)
     for path in sorted((root / "docs").rglob("*.md")):
         page = path.relative_to(root / "docs")
@@ -45,7 +46,7 @@ def _renewed(text: str, root: Path, into: Path, page: Path, repository: str) -> 
 
 
 def address(root: Path) -> str:
-    """The repository's address on GitHub, or "" where it is not known."""
+    """The repository's address on GitHub, or "" if it is not known."""
     if "GITHUB_REPOSITORY" in os.environ:
         return f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{os.environ['GITHUB_REPOSITORY']}"
     command = ["git", "-C", str(root), "remote", "get-url", "origin"]

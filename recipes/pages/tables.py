@@ -51,12 +51,12 @@ class Facts:
         return self.catalogue.root
 
     def states(self, plan: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, int]:
-        """How many of some rows of a run are in which state, as a run of what was built for it."""
+        """How many of these rows of a run are in each state, for the architectures that the run was built for."""
         return evidence.states(evidence.built_for(plan, run), self.room, run, rows)
 
 
 def trainings(facts: Facts) -> str:
-    """How far training in other precisions ends from bfloat16: what smoke_tests/training/parity.py reported."""
+    """How far the loss in other precisions ends from bfloat16, as smoke_tests/training/parity.py reported it."""
     sections = []
     for target, machine, model, place, report in documents.trainings(facts.root):
         arms = {name: arm for name, arm in report["arms"].items() if "differences" in arm}
@@ -74,11 +74,11 @@ def trainings(facts: Facts) -> str:
     return "\n\n".join(sections) or "No training on a GPU is committed yet."
 
 
-PARTS = ("transformer-engine-", "msamp-")  # distributions that are part of another one
+PARTS = ("transformer-engine-", "msamp-")  # distributions that are parts of another package
 
 
 def images(facts: Facts) -> str:
-    """README's table: one row per target, its state on each machine in a few words."""
+    """README's table: one row per target; for which GPUs it is built, and the state of its claims where they ran."""
     rows = []
     for plan in facts.plans:
         target, torch = plan.target, plan.target.packages.get("torch", "none")
@@ -87,11 +87,11 @@ def images(facts: Facts) -> str:
         packages = ", ".join(name for name in others if not name.startswith(PARTS))
         gpus = "none" if target.cuda == "none" else ", ".join(target.proves_on)
         rows.append([link, target.cuda, torch, packages, gpus, _state_of(facts, plan)])
-    return markdown.table("target|CUDA|torch|other packages|GPUs|state", rows)
+    return markdown.table("target|CUDA|torch|other packages|built for GPUs|claims, and where they ran", rows)
 
 
 def _state_of(facts: Facts, plan: Plan) -> str:
-    """How many claims are in which state on each machine; of a target that never ran, how far it came."""
+    """How many claims are in which state on each machine; for a target that never ran, how far it got."""
     runs = [run for other, run in facts.runs if other is plan]
     if not runs:
         rungs = {row[3] for row in _not_run(facts, plan)} - {"declared"}
@@ -126,14 +126,26 @@ def packages(facts: Facts) -> str:
             rows.append([pin.name, pin.release.version, pin.release.kind, ", ".join(patches)])
         sections += [f"## `{target.name}`", markdown.table("package|version|comes as|patches", rows)]
         sections += [f"Limited here: {name}, {limit}." for name, limit in target.options.items()]
-        driver = f"NVIDIA driver {target.driver} or newer" if target.driver else ""
+        driver = f"needs NVIDIA driver {target.driver} or newer" if target.driver else ""
         published = f"not published: {target.unpublished}" if target.unpublished else ""
-        notes = filter(None, (f"glibc {target.glibc} or newer", driver, published))
-        sections.append(f"Needs {'; '.join(notes)}.")
+        notes = filter(None, (f"Locked for glibc {target.glibc} or newer", driver, published))
+        sections.append(f"{'; '.join(notes)}.")
+        if places := _compiled_on(facts, plan):
+            sections.append(f"The evidence is of wheels that were compiled on {' and '.join(places)}.")
     return "\n\n".join(sections)
 
 
-HEADLINES = (  # README's numbers: a file of rows, a cell of it, an arm, and what to call that
+def _compiled_on(facts: Facts, plan: Plan) -> list[str]:
+    """Where the compiled packages of a target's evidence were compiled: "a bare machine, glibc 2.36"."""
+    manifests = [run for other, run in facts.runs if other is plan]
+    if built := evidence.built(facts.root, plan.target.name):
+        manifests.append(built)
+    packages = [package["built_with"] for manifest in manifests for package in manifest["packages"].values()]
+    places = {built["where"] for built in packages if built.get("compiler", "none") != "none"}
+    return sorted(re.sub("^bare,", "a bare machine,", place) for place in places)
+
+
+HEADLINES = (  # README's numbers: a file of rows, a cell and an arm in it, and the label
     ("cu13.0-torch2.11--H200", "linear/seed/large/both", "transformer-engine.delayed graph",
      "one Linear layer of 16384 × 8192 × 8192, forward and backward: FP8 over bfloat16"),
     ("cu13.0-torch2.11--H200", "ablation/step/te-fp8", "fp8 te.delayed graph 8",
@@ -148,19 +160,36 @@ HEADLINES = (  # README's numbers: a file of rows, a cell of it, an arm, and wha
 
 
 def headlines(facts: Facts) -> str:
-    """README's numbers: five of the goals of `bench`, on the newest stack."""
-    numbers: dict[tuple[str, str, str], str] = {}
+    """README's numbers: five of the goals of `bench`, on the newest stack, and when each was measured."""
+    answers: dict[tuple[str, str, str], tuple[str, str]] = {}
+    files = {record.file: record for record in records.every(facts.root)}
     for stem in dict.fromkeys(stem for stem, *_ in HEADLINES):
         path = results.committed_path(facts.root, *stem.split("--"))
-        for goal in answered(read(path)[1]) if path.exists() else []:
-            numbers.setdefault((stem, goal["key"], goal["arm"]), goal["found"])  # time comes before memory
+        cells = read(path)[1] if path.exists() else []
+        days = {row["key"]: _day(row["shard"]) for row in cells}
+        for goal in answered(cells) if cells else []:
+            if goal["key"]:
+                measured = _measured(days[goal["key"]], files[f"bench/{path.name}"])
+                answers.setdefault((stem, goal["key"], goal["arm"]), (goal["found"], measured))  # time before memory
     rows = []
     for stem, cell, arm, label in HEADLINES:
-        number = numbers.get((stem, cell, arm), "not measured")
+        number, measured = answers.get((stem, cell, arm), ("not measured", ""))
         if match := re.match(r"\**([\d.]+) \(([\d.]+ to [\d.]+), (\d+)\)", number):
             number = f"{match[1]} ({match[2]})"
-        rows.append([label, number])
-    return markdown.table("measured on H200|number (interval of 95 %)", rows)
+        rows.append([label, number, measured])
+    return markdown.table("measured on H200|number (interval of 95 %)|when", rows)
+
+
+def _day(shard: str) -> str:
+    """The day of a run of `bench`, whose name starts with the time in UTC: 20261121T230301-4784."""
+    return f"{shard[:4]}-{shard[4:6]}-{shard[6:8]}"
+
+
+def _measured(day: str, record: records.Record) -> str:
+    """When a number was measured, at which commit, and whether the program that measured it has changed since."""
+    if not record.commit:
+        return f"{day}, at an unknown commit"
+    return f"{day}; program changed{since(record.commit)}" if record.changed else f"{day}, at {record.commit[:7]}"
 
 
 def matrix(facts: Facts) -> str:
@@ -188,7 +217,7 @@ LADDER = ("built", "built, inputs changed since", "patched", "patched, proofs ch
 
 
 def logs(facts: Facts) -> str:
-    """The outcomes and the raw log of each committed run of claims; a log of several runs says so."""
+    """The outcomes and the raw log of each committed run of claims, with the number of runs in the log."""
     rows = []
     for plan, run in facts.runs:
         place, several = f"smoke_tests/evidence/{run['name']}", run.get("runs_in_log", 1)
@@ -199,7 +228,7 @@ def logs(facts: Facts) -> str:
 
 
 def _not_run(facts: Facts, plan: Plan) -> list[list[str]]:
-    """Of a target without any run: its packages by how far they are, and what they were built with."""
+    """The rows of a target without any run: its packages by how far they got, and what they were built with."""
     labels: dict[tuple[str, str], list[str]] = {}
     built = evidence.built(facts.root, plan.target.name)
     is_current = built and built["stack"] == evidence.built_for(plan, built).stack
@@ -214,7 +243,7 @@ def _not_run(facts: Facts, plan: Plan) -> list[list[str]]:
 
 
 def _patched(code: Code, plan: Plan, pin: Pin) -> str:
-    """Whether the proof of each patch of a package ran on its very release, and whether each is as it was then."""
+    """Whether the proof of each patch of a package ran on exactly this release, and whether it has changed since."""
     patches = plan.patches[pin.name]
     entries = [proofs.entry(proofs.written(each), pin.release) for each in patches]
     if not entries or not all(entry and "unproven" not in entry for entry in entries):
@@ -223,7 +252,7 @@ def _patched(code: Code, plan: Plan, pin: Pin) -> str:
 
 
 def _cell(facts: Facts, plan: Plan, run: dict[str, Any], package: str) -> tuple[str, str]:
-    """State and origin of a package in a run."""
+    """The state of a package in a run, and what it was built with."""
     claims = [row for row in run["claims"] if row["package"] == package]
     if not claims:
         return "declared", ""
@@ -234,52 +263,30 @@ def _cell(facts: Facts, plan: Plan, run: dict[str, Any], package: str) -> tuple[
 
 
 def _counted(word: str, count: int, commit: str) -> str:
-    """A state and how many rows are in it; of what changed, since which commit."""
-    return f"{count} {word}{_since(commit) if word == evidence.CHANGED else ''}"
+    """A state with its number of rows; for "changed", also since which commit."""
+    return f"{count} {word}{since(commit) if word == evidence.CHANGED else ''}"
 
 
-def _since(commit: str) -> str:
+def since(commit: str) -> str:
     """ "since" a commit, and a link to what has changed."""
     return f" since {commit[:7]} ([diff](../../compare/{commit}...main))"
 
 
 def _how(plan: Plan, built: Mapping[str, Any]) -> str:
-    """The compilers of a package and where they ran; nothing of one that is not compiled."""
+    """The compilers of a package and where they ran; nothing if it is not compiled."""
     compiled = built.get("compiler", "none") != "none"
     return f"{_otherwise(plan, built)}{built['compiler']}, {built['where']}" if compiled else ""
 
 
 def _otherwise(plan: Plan, built: Mapping[str, Any]) -> str:
-    """What a wheel was compiled with and for, where its target declares another toolkit or more architectures."""
+    """What a wheel was compiled with and for, if its target declares another toolkit or more architectures."""
     target, nvcc = plan.target, re.search(r"release (\d+\.\d+)", built["compiler"])
     toolkit = f"CUDA {nvcc[1]} in place of {target.cuda}; " if nvcc and nvcc[1] != target.cuda else ""
     return toolkit + (f"sm {' '.join(built['sm'])} only; " if built.get("sm", target.sm) != target.sm else "")
 
 
-def patches(facts: Facts) -> str:
-    rows = []
-    for row in proofs.rows(facts.root, facts.plans):
-        patch, targets = row.patch, ", ".join(f"`{name}`" for name in row.targets)
-        link = f"[{patch.package} {patch.path.name[:4]}]({patch.name})"
-        rows.append([link, patch.summary, str(patch.header["X-Applies-To"]), row.upstream, targets])
-    return markdown.table("patch|what it does|versions|upstream|targets", rows)
-
-
-def proofs_of_patches(facts: Facts) -> str:
-    """The state of each patch's proof, and what it ran on."""
-    lines = []
-    for row in proofs.rows(facts.root, facts.plans):
-        record, patch = proofs.record_of(row.patch).relative_to(facts.root).as_posix(), row.patch
-        commit = (proofs.written(patch) or {}).get("commit")
-        state = row.state
-        if state == evidence.CHANGED and commit:
-            state += _since(commit)
-        lines.append([f"[{patch.package} {patch.path.name[:4]}]({record})", state, row.proved_on])
-    return markdown.table("proof|state|ran on", lines)
-
-
 def answered_documents(facts: Facts) -> str:
-    """How far each document is answered: its ids by the best that there is for them."""
+    """How far each document is answered: its ids by their best answer."""
     answered, rows = ids_by_answer(facts), []
     denied = {seed for answer in facts.statements if answer.holds is False for seed in answer.statement.seeds}
     for letter, (name, last) in documents.DOCUMENTS.items():
@@ -290,7 +297,7 @@ def answered_documents(facts: Facts) -> str:
 
 
 def ids_by_answer(facts: Facts) -> dict[str, list[str]]:
-    """The ids by what answers them, each once: the words of the page's columns."""
+    """Column of the page -> the ids that it counts; each id is in the first column that applies."""
     claimed = {seed for claim in facts.room.claims.values() for seed in claim.seeds}
     if unknown := sorted(claimed - set(documents.IDS)):
         raise Refusal(f"smoke_tests: a claim names the seed {unknown[0]}, which is not one of A01 to E16: correct it.")
@@ -315,7 +322,7 @@ def ids_by_answer(facts: Facts) -> dict[str, list[str]]:
 
 
 def described_speeds(facts: Facts) -> str:
-    """The runs on several GPUs: what each is, for how many GPUs it is described, and how fast it ran on how many."""
+    """The runs on several GPUs: what each is, how many GPUs it is meant for, and the speeds measured so far."""
     measured, rows = results.measured_runs(facts.root), []
     for run in runs.load(facts.root).values():
         degrees = {"tensor": run.tensor, "pipeline": run.pipeline, "sharded": run.replicas}
@@ -328,7 +335,7 @@ def described_speeds(facts: Facts) -> str:
 
 
 def records_table(facts: Facts) -> str:
-    """What programs of smoke_tests/ wrote, and whether they have changed since."""
+    """The files that programs of smoke_tests/ wrote, and whether the programs have changed since."""
     rows = []
     for record in records.every(facts.root):
         commit = record.commit
@@ -339,7 +346,7 @@ def records_table(facts: Facts) -> str:
 
 
 def states_of(facts: Facts, claim: str) -> str:
-    """The state of a claim in every run that has it."""
+    """The state of a claim in every run that contains it."""
     places: dict[str, list[str]] = {}
     for plan, run in facts.runs:
         rows = [row for row in run["claims"] if row["id"].split("[")[0] == claim]
@@ -358,7 +365,7 @@ def goals_reached(facts: Facts) -> str:
         runs, cells = read(path)
         place = path.relative_to(root)
         parts.append(f"## `{runs[0]['target']}` on {runs[0]['machine']['name']}\n\n[All rows]({place})")
-        missing = {row["key"] for row in cells if row.get("unfinished")}  # some arms of it
+        missing = {row["key"] for row in cells if row.get("unfinished")}  # in some of its arms
         header = "| Goal | At least | Measured (95 %, samples) | Arm | Cell | Of all alike |"
         lines = [header, "|---|---|---|---|---|---|"]
         goals = answered(cells)

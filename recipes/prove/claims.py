@@ -1,4 +1,4 @@
-"""The claims of smoke_tests/, read and never imported: each test's sentence, and what it is about."""
+"""The claims of smoke_tests/, read and never imported: each test's sentence, and its subject."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recipes.prove.definitions import Code, Recorded, unpacked
 from recipes.prove.parsing import Place, syntax
 
 HARNESS = ("conftest.py", "claims.py", "hardware.py", "pytest.ini")  # what selects, runs and judges every claim
-OUTSIDE = ("recorder.py", "printed.py")  # what notes and shows what happens, and is part of no outcome
+OUTSIDE = ("recorder.py", "printed.py")  # what records and shows a run, and affects no outcome
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Claim:
     seen: bool
 
     def about(self, plan: Plan) -> str | None:
-        """The package of the target that it is about; None where it speaks of each, or of none that the target has."""
+        """The target's package that it is about; None if it is about each package, or about none of the target's."""
         if self.rows & {"package", "patch"}:
             return None
         stem = self.id.split("::")[0].rpartition("/")[2].removeprefix("test_").removesuffix(".py")
@@ -51,7 +51,7 @@ class Claim:
         return name if release is not None and holds(release, self.since, self.until) else None
 
     def is_expected(self, plan: Plan, room: Room) -> bool:
-        """Whether a run of the target has to have it. One row per patched file may be none; one per package is not."""
+        """Whether a run of the target must contain it. Claims with a row per patched file may have no row at all."""
         if self.needs_gpu and plan.target.cuda == "none":
             return False
         if self.operators:
@@ -61,12 +61,12 @@ class Claim:
 
 
 def holds(release: tuple[int, ...], since: str, until: str) -> bool:
-    """Whether a release is one from since up to until, which is out; "" is no end. As claims.py has it."""
+    """Whether since <= release < until, where "" is no end; as in claims.py."""
     return release >= Version(since).release and not (until and release >= Version(until).release)
 
 
 class Room:
-    """The code of smoke_tests/, read and never imported: its claims, and what each of them reaches."""
+    """The code of smoke_tests/, read and never imported: its claims, and what each claim reaches."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "smoke_tests"
@@ -77,7 +77,7 @@ class Room:
         return Code(self.folder, HARNESS, OUTSIDE)
 
     def others_than(self, files: Mapping[str, str]) -> list[str]:
-        """The files (name -> sha256) that something was made with and that have changed since, or are gone."""
+        """Those of the given files (name -> sha256) that have changed since or are gone."""
         paths = {name: self.folder / name for name in files}
         return [name for name, path in paths.items() if not path.exists() or sha256_of(path) != files[name]]
 
@@ -93,17 +93,17 @@ class Room:
         return claims
 
     def test(self, identity: str) -> Place | None:
-        """The definition of the test that makes a claim, whatever its row; None if it is gone."""
+        """The definition of the test that makes a claim, for any of its rows; None if it is gone."""
         file, _, name = identity.split("[")[0].partition("::")
         return (file, name) if (file, name) in self.code.definitions else None
 
     def key(self, identity: str) -> str | None:
-        """The key of a claim by all that its text can reach; None if it is gone."""
+        """The key of a claim by everything that its code can reach; None if the claim is gone."""
         place = self.test(identity)
         return self.code.key(self.code.floor([place])) if place else None
 
     def key_of(self, run: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
-        """The key that a row of evidence would have now: by what it ran, or where that is not recorded, could reach."""
+        """The key that a row of evidence would have now: by what it ran, or could reach if that is not recorded."""
         return self.code.key_now(definitions_of(run, row)) if "ran" in row else self.key(row["id"])
 
     def has(self, operator: str, plan: Plan, only: str = "", seen: bool = False) -> bool:
@@ -146,7 +146,7 @@ class Room:
 
 
 def definitions_of(run: Mapping[str, Any], row: Mapping[str, Any]) -> Recorded:
-    """The definitions that a row of evidence ran, with the digests that they had."""
+    """The definitions that a row of evidence ran, with their digests at that time."""
     table = list(run["definitions"].items())
     chosen = (table[number] for number in unpacked(row["ran"]))
     return tuple(

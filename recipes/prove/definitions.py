@@ -1,11 +1,11 @@
-"""The one rule of staleness: what decides an outcome are the definitions that it ran, each by the hash of its syntax.
+"""The one rule of staleness: the definitions that ran decide an outcome, each by the hash of its syntax tree.
 
 A definition is a function (its nested functions are definitions of their own), the body of a class, a statement at the
-top of a module, an import from elsewhere, or a file of data. What ran them keeps their digests. It is fresh while all
-of them are still in the checkout, in whatever file, and still mean each other by their names; comments, docstrings,
-places and module names do not count.
+top of a module, an import from elsewhere, or a file of data. An outcome keeps their digests. It is fresh while all of
+them are still in the checkout, in any file, and their names still refer to each other; comments, docstrings, places and
+module names do not count.
 
-What ran is recorded by smoke_tests/recorder.py. Where that is missing, `floor` takes all that the text can reach.
+smoke_tests/recorder.py records what ran. If there is no record, `floor` takes all that the code can reach.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Recorded = tuple[tuple[Place, str], ...]  # definitions that were there when som
 class Code:
     """All definitions below a folder of Python, read and never imported.
 
-    harness: the files of what runs and judges everything there; they belong to every key. outside: the files that are
-    part of no outcome, such as what records it; they belong to none.
+    harness: the files that run and judge everything there; they belong to every key. outside: the files that affect no
+    outcome, such as the recorder; they belong to no key.
     """
 
     def __init__(self, folder: Path, harness: Iterable[str] = (), outside: Iterable[str] = ()) -> None:
@@ -38,7 +38,7 @@ class Code:
             if path.suffix in (".ini", ".toml", ".patch") and path.is_file():
                 file = path.relative_to(folder).as_posix()
                 definition = Definition((file, TOP), "data", hash_of(path.read_bytes()))
-                self.data |= {path.name: definition, file: definition}  # code names a file in either way
+                self.data |= {path.name: definition, file: definition}  # code may name a file either way
         self.definitions: dict[Place, Definition] = {
             definition.place: definition
             for module in self.modules.values()
@@ -54,7 +54,7 @@ class Code:
     # --- keys ---
 
     def key(self, places: Iterable[Place]) -> str:
-        """The hash of these definitions and of what they mean to each other; it holds no place and no module's name."""
+        """The hash of these definitions and of how they refer to each other, without places and module names."""
         chosen = frozenset(places)
         if chosen not in self._keys:
             meant = set()
@@ -62,7 +62,7 @@ class Code:
                 definition = self.definitions[place]
                 for name in definition.names:
                     name_there, targets = self.resolve(place[0], name)
-                    # An import from elsewhere says what it means itself, in whatever file it stands.
+                    # An import from elsewhere has the same meaning in every file.
                     meanings = {each for each in targets & chosen if not each[1].startswith("import ")}
                     if bound := sorted({self.definitions[each].digest for each in meanings}):
                         meant.add((definition.digest, name_there, *bound))
@@ -71,7 +71,7 @@ class Code:
         return self._keys[chosen]
 
     def changed(self, recorded: Recorded) -> list[Place]:
-        """The definitions that are no longer what they were: neither in their place nor, if that is gone, elsewhere."""
+        """The definitions that have changed: not the same in their place nor, if that is gone, anywhere else."""
         return [place for place, digest in recorded if not self._now(place, digest)]
 
     def key_now(self, recorded: Recorded) -> str | None:
@@ -101,11 +101,11 @@ class Code:
         return None
 
     def ran(self, functions: Iterable[Place], anywhere: frozenset[Place], compiled: Iterable[Place] = ()) -> set[Place]:
-        """All that decided an outcome for which these functions ran.
+        """Everything that decided an outcome for which these functions ran.
 
-        Beside them: the harness, what they stand in, the data, classes and imports that they mention, and of a cached
-        function that they mention what it ran earlier, as far as that ran `anywhere`. What torch.compile compiled calls
-        functions unseen: all that it can reach counts.
+        Also the harness, the definitions around them, the data, classes and imports that they mention, and what a
+        cached function that they mention ran earlier, as far as that ran `anywhere`. Code that torch.compile compiled
+        calls functions unseen, so everything that it can reach counts.
         """
         reached = set(self.harness)
         pending = [*functions, *(self.floor(compiled) if compiled else ())]
@@ -123,7 +123,7 @@ class Code:
         return reached
 
     def started(self, functions: Iterable[Place]) -> frozenset[Place]:
-        """All that the programs can reach which the strings of these functions name."""
+        """Everything that can be reached by the programs that these functions name in strings."""
         strings = frozenset().union(*(self.definitions[each].strings for each in functions))
         programs = {place for text in strings for place in self._named_by(text) if self._is_program(place[0])}
         return self.floor(programs) if programs else frozenset()
@@ -133,7 +133,7 @@ class Code:
         return file.endswith("__main__.py") or (top is not None and "__name__" in top.names)
 
     def floor(self, roots: Iterable[Place]) -> frozenset[Place]:
-        """All that the text of these definitions can reach, and the harness."""
+        """Everything that the code of these definitions can reach, and the harness."""
         return frozenset().union(self.harness, *(self._floor(root) for root in roots))
 
     @functools.cache  # noqa: B019  # a Code lives as long as the verb
@@ -150,13 +150,13 @@ class Code:
 
     @functools.cache  # noqa: B019
     def _beside(self, place: Place) -> frozenset[Place]:
-        """All that the text of one definition names, and what is around and inside it."""
+        """Everything that the code of one definition names, and the definitions around and inside it."""
         definition = self.definitions[place]
         named = (other for text in definition.strings for other in self._named_by(text))
         return frozenset({*self._around(place), *self._meant(definition), *self._inside(place), *named})
 
     def _around(self, place: Place) -> Iterator[Place]:
-        """What a definition stands in: its class or outer function, the module's own statements, its marks."""
+        """The surroundings of a definition: its class or outer function, the module's own statements, its marks."""
         file, name = place
         for outer in (name.rpartition(".")[0].removesuffix(".<locals>"), TOP, MARKS):
             if (file, outer) in self.definitions:
@@ -177,7 +177,7 @@ class Code:
 
     @functools.cache  # noqa: B019
     def _named_by(self, text: str) -> tuple[Place, ...]:
-        """What a string names: a module that is started, or its file."""
+        """The module that a string names, by its name or its file."""
         file = self.files.get(text.removeprefix(f"{self.folder.name}."))
         named = [file] if file else [path for path in self.modules if path == text or path.endswith(f"/{text}")]
         return tuple(definition.place for path in named for definition in self.modules[path].definitions.values())
@@ -185,10 +185,10 @@ class Code:
     # --- names ---
 
     def resolve(self, file: str, name: str) -> tuple[str, frozenset[Place]]:
-        """What a dotted name stands for in a file, and the name without the modules in it."""
+        """The definitions that a dotted name refers to in a file, and the name without the modules in it."""
         asked = (file, name)
         if asked not in self._resolved:
-            self._resolved[asked] = (name, frozenset())  # of imports in a circle
+            self._resolved[asked] = (name, frozenset())  # imports form a circle
             self._resolved[asked] = self._resolve(file, name)
         return self._resolved[asked]
 
@@ -226,7 +226,7 @@ class Code:
         return "*", self._whole(file)
 
     def _whole(self, file: str) -> frozenset[Place]:
-        """All that a name may be looked up for in a module: its definitions, and those that it imports by name."""
+        """Everything that may be looked up in a module: its definitions, and those that it imports by name."""
         module = self.modules[file]
         places = {definition.place for definition in module.definitions.values()}
         for name in module.imports:
@@ -240,7 +240,7 @@ def _module_name(file: str) -> str:
 
 
 def packed(numbers: Iterable[int]) -> str:
-    """Numbers as text, ranges of them as such: "0-3 7"."""
+    """Numbers as text, with ranges: "0-3 7"."""
     ranges: list[list[int]] = []
     for number in sorted(numbers):
         if ranges and number == ranges[-1][1] + 1:

@@ -1,7 +1,7 @@
-"""What was proven: the outcomes that are kept, with what was tested, and which of them still hold.
+"""The evidence: committed outcomes, what was tested, and which outcomes still hold.
 
 A claim's key is that of the definitions of smoke_tests/ that it ran (definitions.py); the stack key is the hash of the
-pinned inputs. A row whose keys differ from the checkout's has changed since: it is shown as such, not as proof.
+pinned inputs. A row whose keys differ from the checkout's is shown as changed, not as proved.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recipes.errors import Refusal
 from recipes.files import read_json, sha256_of
 from recipes.prove.claims import Claim, Room, definitions_of
 
-CHANGED = "changed"  # of a row: what it was proved of is no longer what the checkout holds
+CHANGED = "changed"  # the state of a row whose code or inputs have changed since it ran
 
 
 def imported(name: str) -> ModuleType:
@@ -30,7 +30,7 @@ def imported(name: str) -> ModuleType:
 
 
 class Brought(BaseModel):
-    """What a file from elsewhere has to hold, since it is read here; what else it holds is kept."""
+    """The fields that a file from elsewhere must have because they are read here; other fields are kept."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -91,7 +91,7 @@ class Evidence(Built):
 
 
 def brought(model: type[Brought], path: Path) -> dict[str, Any]:
-    """What a file of JSON holds, if the model says so; refused by its first fault."""
+    """The content of a JSON file that fits the model; the first fault is refused."""
     content: dict[str, Any] = read_json(path)
     try:
         model.model_validate(content)
@@ -101,13 +101,13 @@ def brought(model: type[Brought], path: Path) -> dict[str, Any]:
 
 
 def fault_of(error: ValidationError) -> str:
-    """The first fault that a model finds: where, and what."""
+    """The first fault that a model finds: where it is, and what is wrong."""
     fault = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, fault['loc'])) or 'all of it'}: {fault['msg']}"
 
 
 def machine_name(machine: Mapping[str, Any], times: str = " × ") -> str:
-    """The name of the hardware, before it how many GPUs there were if several."""
+    """The name of the hardware, preceded by the number of GPUs if there are several."""
     count = len(machine["gpus"]) if machine["name"] != machine["arch"] else 1
     return f"{count}{times}{machine['name']}" if count > 1 else str(machine["name"])
 
@@ -121,7 +121,7 @@ def grouped(claims: Iterable[dict[str, Any]]) -> dict[tuple[str, str], list[dict
 
 
 def worst(rows: Iterable[dict[str, Any]]) -> str:
-    """The outcome that counts for several rows: refuted before unproven before proved."""
+    """The outcome of several rows: refuted if one is, else unproven if one is, else proved."""
     outcomes = {row["outcome"] for row in rows}
     return next(word for word in ("refuted", "unproven", "proved") if word in outcomes)
 
@@ -142,9 +142,9 @@ def promoted(root: Path, target: str) -> list[dict[str, Any]]:
 
 
 def against_moving(plan: Plan) -> str | None:
-    """Why a target's floating tag must stay where it is: a claim that no committed run of this stack proves.
+    """Why a target's floating tag must not move: a claim that a run refutes, or that no run of this stack proves.
 
-    Or one that a run refutes. What one run could not show, as on fewer GPUs, another may.
+    What one run could not prove, for example on fewer GPUs, another run may.
     """
     room, runs = Room(plan.root), promoted(plan.root, plan.target.name)
     if not runs:
@@ -170,13 +170,13 @@ def against_moving(plan: Plan) -> str | None:
 
 
 def missing_claims(plan: Plan, room: Room, run: dict[str, Any]) -> list[Claim]:
-    """The claims that a run of the target should have and has not."""
+    """The claims that a run of the target should contain but does not."""
     ran = {row["id"].split("[")[0] for row in run["claims"]}
     return [claim for claim in room.claims.values() if claim.is_expected(plan, room) and claim.id not in ran]
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Evidence whose raw log is there and unchanged; anything else is refused."""
+    """Evidence whose raw log exists and is unchanged; other evidence is refused."""
     evidence = brought(Evidence, path)
     log = path.with_suffix(".log")
     if not log.exists() or sha256_of(log) != evidence["log_sha256"]:
@@ -195,19 +195,19 @@ def built_for(plan: Plan, evidence: dict[str, Any]) -> Plan:
 
 
 def state(plan: Plan, room: Room, evidence: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """Of a row: proved, refuted, unproven, or changed when the stack or what it ran changed after the run."""
+    """The state of a row: proved, refuted, unproven, or changed if the stack or its code has changed since."""
     fresh = evidence["stack"] == plan.stack and room.key_of(evidence, row) == row["key"]
     return str(row["outcome"]) if fresh else CHANGED
 
 
 def states(plan: Plan, room: Room, evidence: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many of some rows are in which state, the best first."""
+    """How many of these rows are in each state, the best state first."""
     counts = collections.Counter(state(plan, room, evidence, row) for row in rows)
     return {word: counts[word] for word in ("proved", CHANGED, "unproven", "refuted") if counts[word]}
 
 
 def changes(plan: Plan, room: Room, run: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What changed since a run (a definition, or "the stack"), and the rows that it concerns."""
+    """What changed since a run (a definition, or "the stack") -> the rows that it affects."""
     concerned: dict[str, list[str]] = {}
     for row in run["claims"]:
         if state(plan, room, run, row) != CHANGED:

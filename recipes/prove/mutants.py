@@ -1,9 +1,9 @@
-"""How strong the claims are: faults are planted in a target's environment, and what became of each is kept.
+"""How strong the claims are: plant faults in a target's environment, and keep the outcome of each.
 
 smoke_tests/mutants.py does the work, inside the environment; faults of upstream's compiled code
 (smoke_tests/compiled_faults.toml) are compiled here first. The outcomes are committed beside the evidence and shown
-in docs/status/mutants.md. Each holds the key of what decided it, so that a change of that is seen; nothing is planted
-again because of it.
+in docs/status/mutants.md. Each has the key of what decided it, so that a change is noticed; that alone plants nothing
+again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COUNTED = ("caught", "survived", "crashed")
 
 
 class CompiledFault(Strict):
-    """One change of a package's source, and where it is seen."""
+    """One change of a package's source, and where it shows."""
 
     name: Text
     kind: Text
@@ -64,7 +64,7 @@ def compiled(builder: Builder) -> Path:
     folder = environment.folder(plan.root, plan.target) / "mutants"
     planted = []
     for wheel in builder.wheels()[1]:
-        # What is in CUDA is in no library of a target without it.
+        # The libraries of a target without CUDA contain no CUDA code.
         possible = [fault for fault in faults if plan.target.cuda != "none" or Path(fault.file).suffix != ".cu"]
         if chosen := [fault for fault in possible if fault.package == wheel.pin.name]:
             with audit.opened(wheel.path) as archive:
@@ -107,7 +107,7 @@ def run(plan: Plan, env: Path, libraries: Path, seeds: int) -> int:
     code, _ = smoke.watched(command, plan.root, environment.run_variables(plan.target, env))
     if code > 1:
         raise Refusal(
-            f"{plan.target.name}: planting ended with code {code}: read what it printed, and run again to go on."
+            f"{plan.target.name}: the mutants ended with code {code}: read their output, and run again to continue."
         )
     keep(plan, out)
     out.unlink()
@@ -144,7 +144,7 @@ class Planted(evidence.Brought):
 
 
 def keep(plan: Plan, path: Path) -> None:
-    """Files for you to commit: the outcomes of a whole run, wherever it was, with the tests that this checkout has."""
+    """Write the outcomes of a whole run for you to commit; it must have had this checkout's tests."""
     planted = evidence.brought(Planted, path) if path.is_file() else {}
     room = Room(plan.root)
     if not planted.get("mutants") or planted["target"] != plan.target.name or room.others_than(planted["files"]):
@@ -163,7 +163,7 @@ def keep(plan: Plan, path: Path) -> None:
 def keys_of(root: Path, outcomes: Row) -> list[str | None]:
     """The key of each mutant as the checkout is: of the claims that decided it, the fault, and what plants it.
 
-    One that was caught is decided by the claim that caught it, any other by all of its claims.
+    The claim that caught a mutant decides it; all of its claims decide a mutant that was not caught.
     """
     code = Code(root / "smoke_tests", (*HARNESS, "mutants.py"), OUTSIDE)
 

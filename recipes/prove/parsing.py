@@ -1,4 +1,4 @@
-"""A file of Python, divided into its definitions: each by the hash of its syntax, with the names that it mentions."""
+"""Divide a Python file into definitions, each with the hash of its syntax tree and the names that it mentions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recipes.errors import Refusal
 
 Place = tuple[str, str]  # a file below the folder, and the qualified name of a definition in it
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-CACHED = {"lru_cache", "cache", "fixture"}  # decorators of what may run for one claim and serve the next
+CACHED = {"lru_cache", "cache", "fixture"}  # decorators of functions that may run for one claim and serve the next
 TOP = "<module>"  # the statements of a module that bind no name
 MARKS = "pytestmark"  # what marks every test of a module
 TOOL = "recipes"  # a key holds what code imports from the tool, and not the module that it is in
@@ -52,12 +52,12 @@ def hash_of(content: bytes) -> str:
 
 
 def syntax(path: Path) -> ast.Module:
-    """A file as syntax; one that is not Python is refused with its line."""
+    """The syntax tree of a file; a file that is not Python is refused with its line."""
     return _parse(text_of(path), str(path))
 
 
 def text_of(path: Path) -> str:
-    """The text of a file; one that cannot be read is refused."""
+    """The text of a file; an unreadable file is refused."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -98,7 +98,7 @@ def split(text: str, path: str, file: str, local: frozenset[str]) -> Module:
     }
     _divide(module, file, tree.body, "", modules)
     _add_unmentioned_imports(module, file, local)
-    # Also where there are none yet, so that one that is added is seen.
+    # Also if there are none yet, so that an added one is noticed.
     for name in (TOP, MARKS) if file.rpartition("/")[2].startswith("test_") else (TOP,):
         if name not in module.definitions:
             _add(module, file, name, "data", [], _Own(set()))
@@ -161,7 +161,7 @@ def _divide(module: Module, file: str, body: list[ast.stmt], prefix: str, module
 
 
 def _add(module: Module, file: str, name: str, kind: str, nodes: list[ast.AST], own: _Own) -> None:
-    """A definition; a name that is defined twice, as in the branches of an `if`, is one definition of both."""
+    """Add a definition; a name that is defined twice, as in the branches of an `if`, becomes one definition."""
     before = module.definitions.get(name)
     text = [before.digest if before else "", name, *map(_dumped, nodes)]
     digest = hash_of("\n".join(text).encode())
@@ -175,7 +175,7 @@ def _add(module: Module, file: str, name: str, kind: str, nodes: list[ast.AST], 
 
 
 class _Own(ast.NodeTransformer):
-    """Takes out of a statement what is no part of it (inner functions and classes, imports, docstrings, modules)."""
+    """Removes what does not belong to a statement (inner functions and classes, imports, docstrings, modules)."""
 
     def __init__(self, modules: set[str]) -> None:
         self.modules = modules

@@ -1,4 +1,4 @@
-"""Evidence to be committed: what a run left in build/, checked against its raw log, goes to smoke_tests/evidence/."""
+"""Copy evidence from build/ to smoke_tests/evidence/ for a commit, checked against its raw log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from recipes.prove.smoke import commit_of
 
 
 def promote(plan: Plan) -> list[Path]:
-    """Copy the evidence of a target's smoke runs to smoke_tests/evidence/, one file per hardware: what was copied.
+    """Copy the evidence of a target's smoke runs to smoke_tests/evidence/, one file per hardware; the copied files.
 
-    What changed after a run is shown as such. Refused: outcomes that the raw log does not hold, and tests of no commit.
+    Refused: outcomes that the raw log does not contain, and tests that are not committed.
     """
     folder = environment.folder(plan.root, plan.target) / "evidence"
     paths = sorted(folder.glob("*.json"))
@@ -31,28 +31,28 @@ def promote(plan: Plan) -> list[Path]:
     for path, run in [(path, _promotable(plan, path)) for path in paths]:
         final = plan.root / "smoke_tests" / "evidence" / path.name
         if final.exists() and read(final)["started"] > run["started"]:
-            continue  # another checkout's run is newer
+            continue  # a run of another checkout is newer
         write_json(final, run)
         shutil.copyfile(path.with_suffix(".log"), final.with_suffix(".log"))
         promoted += [final.relative_to(plan.root), final.with_suffix(".log").relative_to(plan.root)]
-    built_path(plan.root, plan.target.name).unlink(missing_ok=True)  # that claims ran in it says more
+    built_path(plan.root, plan.target.name).unlink(missing_ok=True)  # a run of claims says more
     return promoted
 
 
 def _promotable(plan: Plan, path: Path) -> dict[str, Any]:
-    """Evidence that its raw log holds line by line, with the commit of its tests."""
+    """Evidence that its raw log contains line by line, with the commit of its tests."""
     run = read(path)
     runs = compare_log(path.with_suffix(".log"), run["claims"])
     commit = run["commit"] or ("" if Room(plan.root).others_than(run["files"]) else commit_of(plan.root))
     if not commit:
-        raise Refusal(f"{path} is of tests that are not committed: commit smoke_tests/, and promote again.")
+        raise Refusal(f"{path} comes from tests that are not committed: commit smoke_tests/, and promote again.")
     return {**run, "commit": commit, **({"runs_in_log": runs} if runs > 1 else {})}
 
 
 def compare_log(log: Path, claims: Iterable[Mapping[str, Any]]) -> int:
     """How many runs a raw log holds; refused where none of them printed exactly these claims.
 
-    What an interrupted run did not reach is unproven, "not run", and in no log.
+    Claims that an interrupted run did not reach are unproven, "not run", and missing from the log.
     """
     printed = imported("printed")
     reached = (claim for claim in claims if claim.get("reason") != "not run")
@@ -72,13 +72,13 @@ def compare_log(log: Path, claims: Iterable[Mapping[str, Any]]) -> int:
 
 
 def _parts(line: str) -> tuple[str, ...]:
-    """A printed line without its order: JSON keeps numbers by their names, the log in the order of measuring."""
+    """A printed line, split so that order does not matter: JSON sorts numbers by name, the log by time."""
     text, _, seconds = line.rpartition(" (")
     return (*sorted(re.split("[;,] ", text)), seconds)
 
 
 def keep_built(plan: Plan, folder: Path | None) -> Path:
-    """Keep what a target's environment was made of and with, to be committed; no claim need have run in it."""
+    """Keep the description of a target's environment for a commit, whether claims ran in it or not."""
     source = (folder or environment.folder(plan.root, plan.target) / "env" / "fusebox") / "manifest.json"
     if not source.is_file():
         how = "bring it from where the environment is" if folder else f'run `nox -s "build({plan.target.name})"` first'
@@ -86,7 +86,7 @@ def keep_built(plan: Plan, folder: Path | None) -> Path:
     manifest = brought(Built, source)
     if manifest["target"] != plan.target.name or manifest["stack"] != built_for(plan, manifest).stack:
         raise Refusal(
-            f'{source} was made by another state of this checkout: run `nox -s "build({plan.target.name})"` again.'
+            f'{source} was made from another state of this checkout: run `nox -s "build({plan.target.name})"` again.'
         )
     final = built_path(plan.root, plan.target.name)
     write_json(final, manifest)

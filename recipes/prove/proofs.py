@@ -1,8 +1,8 @@
-"""What proves the patches: the releases that each applies to, and the committed record of its proof's last real run.
+"""The proofs of patches: the releases that each applies to, and the committed record of its proof's last real run.
 
 A proof is patches/PACKAGE/test_NNNN_slug.py beside the patch; its record is NNNN-slug.json. A record whose patch,
 proof or harness has changed since the run is shown as changed (`changes`), like the evidence of a claim. A patch that
-lacks a proof, a record or a release in it is a fault (`faults`). Neither needs anything to be fetched.
+lacks a proof, a record or a release in it is a fault (`faults`). Both work without fetching anything.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Case:
 class Conditions:
     """What a proof declares in constants of its module.
 
-    `RUNS_IN` is the target in whose environment it runs, `EMULATED` names in one sentence what is faked there, and
-    `UNPROVEN` gives by version the reason why it cannot run there.
+    `RUNS_IN` is the target in whose environment it runs, `EMULATED` says in one sentence what is faked there, and
+    `UNPROVEN` says by version why it cannot run there.
     """
 
     runs_in: str
@@ -120,7 +120,7 @@ def code(root: Path) -> Code:
 
 
 def key(every: Code, test: Path) -> str:
-    """The key of a proof: of all that its module holds, imports and can reach, and of the harness."""
+    """The key of a proof: of everything that its module contains, imports and can reach, and of the harness."""
     file = test.relative_to(every.folder).as_posix()
     module = every.modules[file]
     roots = {definition.place for definition in module.definitions.values()}
@@ -148,20 +148,20 @@ def write(proved: Patch, releases: list[dict[str, Any]]) -> Path:
 
 
 def ran(proved: Patch) -> list[dict[str, Any]]:
-    """The releases that a patch's proof ran on, as its record has them; none without a record."""
+    """The releases that a patch's proof ran on, according to its record; none without a record."""
     releases = (written(proved) or {"releases": []})["releases"]
     return [release for release in releases if "unproven" not in release]
 
 
 def entry(record: dict[str, Any] | None, source: Source) -> dict[str, Any] | None:
-    """What a record holds of a release."""
+    """The entry of a record for a release."""
     sought = (source.version, source.identity)
     releases = record["releases"] if record else []
     return next((release for release in releases if (release["version"], release["source"]) == sought), None)
 
 
 def changes(proved: Patch, now: Code) -> list[str]:
-    """What has changed since a patch's proof ran, in a few words each; nothing of a patch without proof or record."""
+    """What has changed since a patch's proof ran, in a few words each; nothing for a patch without proof or record."""
     record, test = written(proved), test_of(proved)
     if record is None or not test.exists():
         return []
@@ -173,14 +173,14 @@ def changes(proved: Patch, now: Code) -> list[str]:
 
 
 def state(proved: Patch, now: Code) -> str:
-    """Of a patch: "proved"; "changed" where the patch, its proof or the harness changed after the run; or "not run"."""
+    """The state of a patch: "proved", "not run", or "changed" if it, its proof or the harness changed after the run."""
     if not ran(proved):
         return "not run"
     return CHANGED if changes(proved, now) else "proved"
 
 
 def faults(catalogue: Catalogue, every: list[Plan]) -> list[str]:
-    """What the patches lack, as one sentence each: a proof, a record, a release in it, or an output."""
+    """What the patches lack, one sentence each: a proof, a record, a release in the record, or an output."""
     patches = patch.every(catalogue.root)
     expected = {path for each in patches for path in (each.path, test_of(each), record_of(each))}
     stray = [
@@ -240,7 +240,7 @@ def _has_outputs(release: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """A patch in docs/status/patches.md and in `nox -s patches`, in words."""
+    """A row about a patch in docs/status/patches.md and `nox -s patches`, as text."""
 
     patch: Patch
     targets: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What programs of smoke_tests/ wrote, kept in smoke_tests/evidence/, and whether each program is still what it was."""
+"""Records: files in smoke_tests/evidence/ that programs wrote, and whether each program has changed since."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recipes.prove.claims import Room
 from recipes.prove.definitions import Code
 from recipes.prove.smoke import commit_of
 
-# What programs of smoke_tests/ write, kept in smoke_tests/evidence/: the files, and the program.
+# Files in smoke_tests/evidence/ -> the program of smoke_tests/ that writes them.
 PROGRAMS = {
     "bench/*.jsonl": "bench/__main__.py",
     "training/guard*.json": "training/guard_proof.py",
@@ -23,7 +23,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Record:
-    """A file that a program of smoke_tests/ wrote, and whether the program is still what it was."""
+    """A file that a program of smoke_tests/ wrote, and whether the program has changed since."""
 
     file: str
     program: str
@@ -32,7 +32,7 @@ class Record:
 
 
 def note(root: Path, path: Path) -> str:
-    """Note with which commit's program a file of smoke_tests/evidence/ was made: this one's."""
+    """Record the current commit as the one whose program made a file of smoke_tests/evidence/."""
     folder = root / "smoke_tests" / "evidence"
     try:
         name = path.resolve().relative_to(folder.resolve()).as_posix()
@@ -42,14 +42,14 @@ def note(root: Path, path: Path) -> str:
         known = ", ".join(PROGRAMS)
         raise Refusal(f"{path} is not a record below {folder} ({known}): put it there under such a name.")
     if not (commit := commit_of(root)):
-        raise Refusal(f"{path} would be of tests that are not committed: commit smoke_tests/, and record it again.")
+        raise Refusal(f"{path} comes from tests that are not committed: commit smoke_tests/, and record it again.")
     noted = {"commit": commit, "key": _key_of_program(Room(root).code, program)}
     write_json(folder / "records.json", {**_noted(root), name: noted})
     return name
 
 
 def every(root: Path) -> list[Record]:
-    """Every record that is kept; one of which no commit is known has changed."""
+    """Every committed record; a record without a known commit counts as changed."""
     code, noted = Room(root).code, _noted(root)
     records = []
     for pattern, program in PROGRAMS.items():
@@ -71,6 +71,6 @@ def _noted(root: Path) -> dict[str, dict[str, str]]:
 
 
 def _key_of_program(code: Code, program: str) -> str | None:
-    """The key of all that a program can reach; None if it is gone."""
+    """The key of everything that a program can reach; None if the program is gone."""
     module = code.modules.get(program)
     return code.key(code.floor(definition.place for definition in module.definitions.values())) if module else None

@@ -1,4 +1,4 @@
-"""Run the claims, here or by a command of another room, and make evidence of their outcomes."""
+"""Run the claims, here or by a command of another room, and turn their outcomes into evidence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from recipes.prove.definitions import Code, packed
 from recipes.prove.evidence import Manifest, Outcomes, brought, grouped, machine_name, worst
 from recipes.prove.parsing import Place
 
-KILLED_UNSEEN = Version("3.12")  # before this Python a process that is killed leaves no record of what it ran
+KILLED_UNSEEN = Version("3.12")  # before 3.12, a process that is killed leaves no record of what it ran
 
 
 def smoke(plan: Plan, env: Path) -> int:
@@ -60,7 +60,7 @@ def watched(command: list[str], folder: Path, variables: Mapping[str, str]) -> t
 
 
 def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, Any], image: str | None = None) -> int:
-    """Make evidence of a run's outcomes, show it, and return 1 if a claim was refuted; `image` is where it ran."""
+    """Turn a run's outcomes into evidence, show it, and return 1 if a claim was refuted; `image` is where it ran."""
     if not outcomes.exists():
         raise Refusal(
             f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what "
@@ -68,7 +68,7 @@ def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, An
         )
     content = brought(Outcomes, outcomes)
     if content["target"] != plan.target.name:
-        raise Refusal(f"{outcomes} is of the target {content['target']}: bring the one of {plan.target.name}.")
+        raise Refusal(f"{outcomes} is for the target {content['target']}: bring the file of {plan.target.name}.")
     written = _assemble(plan, content, log, manifest, image)
     console.print(_table(written))
     say(f"evidence: {folder_of(plan)}/{written['name']}.json")
@@ -78,11 +78,11 @@ def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, An
 def _assemble(
     plan: Plan, outcomes: dict[str, Any], log: str, manifest: dict[str, Any], image: str | None
 ) -> dict[str, Any]:
-    """Outcomes with keys and what was tested, written beside the log; no path of this machine stays in it."""
+    """Write the outcomes with keys and what was tested beside the log, without paths of this machine."""
     room, folder = Room(plan.root), folder_of(plan)
     if others := room.others_than({**outcomes["files"], **_data_read(outcomes)}):
         raise Refusal(
-            f"{plan.target.name}: these outcomes are of other tests than those in {room.folder} ({', '.join(others)}): "
+            f"{plan.target.name}: these outcomes come from other tests than {room.folder} ({', '.join(others)}): "
             "run the claims again where the environment is."
         )
     name = f"{plan.target.name}--{machine_name(outcomes['hardware'], 'x')}"
@@ -148,12 +148,12 @@ def _places(code: Code, names: Iterable[str]) -> Iterator[Place]:
 
 
 def commit_of(root: Path) -> str:
-    """The commit whose smoke_tests/ this is, shortened; "" where there is none, as between commits."""
+    """The commit that contains this smoke_tests/, shortened; "" if there is none, as with uncommitted changes."""
     return process.commit_of(root, "smoke_tests/*.py", "smoke_tests/*.ini", "smoke_tests/*.toml")
 
 
 def without_paths(plan: Plan, text: str) -> str:
-    """A text to be committed, without the places of checkout and home folder here, and of anything built anywhere."""
+    """A text to commit, without the paths of the checkout, the home folder and build folders."""
     home = os.path.expanduser("~")  # noqa: PTH111  # Path.home() raises where the user has none
     text = text.replace(str(plan.root), ".")
     text = text if home == "/" else text.replace(home, "~")
@@ -162,7 +162,7 @@ def without_paths(plan: Plan, text: str) -> str:
 
 
 def _table(evidence: dict[str, Any]) -> Table:
-    """One row per claim; its parameters are counted."""
+    """A table with one row per claim, which counts the claim's parameters."""
     table = Table(
         title=f"{evidence['target']} on {evidence['hardware']['name']} ({evidence['hardware']['cpu']})",
         box=None,
@@ -187,7 +187,7 @@ def _table(evidence: dict[str, Any]) -> Table:
 
 
 def bring(plan: Plan, folder: Path) -> None:
-    """Make evidence of a run on another machine: outcomes.json, smoke.log and manifest.json of its environment."""
+    """Make evidence from a run on another machine: outcomes.json, smoke.log and manifest.json of its environment."""
     outcomes, log, manifest = (folder / name for name in ("outcomes.json", "smoke.log", "manifest.json"))
     for path in (outcomes, log, manifest):
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""The Dockerfile of each target, and what its image says of itself."""
+"""The Dockerfile of each target, and the labels of its image."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def text(plan: Plan) -> str:
 
 
 def _driver(target: Target) -> dict[str, str]:
-    """What NVIDIA's container hooks read: without it enroot mounts no driver (NVIDIA/enroot#205)."""
+    """The variables that NVIDIA's container hooks read; without them enroot mounts no driver (NVIDIA/enroot#205)."""
     if target.cuda == "none":
         return {}
     return {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
@@ -54,7 +54,7 @@ def _quoted(text: str) -> str:
 
 
 def _apt(image: Image) -> str:
-    """The one layer of a stage that comes from its distribution; nothing where it needs none."""
+    """The one layer of a stage with packages of its distribution; nothing if it needs none."""
     if not image.apt:
         return ""
     install = "apt-get install --yes --no-install-recommends"
@@ -64,7 +64,7 @@ def _apt(image: Image) -> str:
 
 
 def labels(plan: Plan) -> dict[str, str]:
-    """What an image says of itself that follows from the data (OCI image annotations, and ours); not its sm."""
+    """The labels that follow from the data (OCI image annotations, and ours), without the GPU architectures."""
     target = plan.target
     said = {
         "org.opencontainers.image.title": f"fusebox {target.name}",

@@ -1,4 +1,4 @@
-"""Images, built and run by docker on this machine."""
+"""Build and run images with docker on this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from recipes.ship.dockerfile import SOURCES
 
 
 def engine() -> docker.DockerClient:
-    """The Docker engine that DOCKER_HOST or the default socket names; refused if none answers, or without `docker`."""
+    """The Docker engine at DOCKER_HOST or the default socket; refused if none answers or `docker` is missing."""
     if shutil.which("docker") is None:
         raise Refusal("The command docker, which builds and runs images, is not on the PATH: install Docker's client.")
     try:
@@ -32,7 +32,7 @@ def engine() -> docker.DockerClient:
 
 
 def digest(image: str) -> str:
-    """The digest ("sha256:...") that a registry has for an image's tag now."""
+    """The digest ("sha256:...") that a registry gives for an image's tag now."""
     try:
         identity = engine().images.get_registry_data(image).id
     except DockerException as error:
@@ -43,12 +43,12 @@ def digest(image: str) -> str:
 
 
 def last_words(message: object) -> str:
-    """The end of a message of an engine or a registry, on one line and without its full stop."""
+    """The end of a message from an engine or a registry, on one line and without its full stop."""
     return re.sub(r"\s+", " ", str(message)).strip().rstrip(".")[-200:]
 
 
 def resolve(targets_file: Path, target: Target) -> tuple[dict[str, str], list[str]]:
-    """Write the digests that a target lacks into targets.toml: those written, then why others are missing.
+    """Write missing digests of a target into targets.toml; return those written, and why others are still missing.
 
     Every target with the same image gets the same digest.
     """
@@ -68,7 +68,7 @@ def resolve(targets_file: Path, target: Target) -> tuple[dict[str, str], list[st
 
 @dataclass(frozen=True)
 class Options:
-    """How an image is built here: stand-ins for bases, folders to take from, certificates, architectures, network."""
+    """How an image is built here: stand-ins for bases, folders of files, certificates, architectures, network."""
 
     standins: dict[str, str]
     mirror: Path | None = None
@@ -98,7 +98,7 @@ class Options:
 
 
 def _refuse_links_out_of(folder: Path, name: str) -> None:
-    """Refuse links that docker would copy without what they point to: the stage would ask the network instead."""
+    """Refuse links that docker would copy without their targets: the stage would go to the network instead."""
     for path in sorted(path for path in folder.rglob("*") if path.is_symlink()):
         inside = path.resolve().is_relative_to(folder.resolve())
         if path.readlink().is_absolute() or not inside:

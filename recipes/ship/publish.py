@@ -39,7 +39,7 @@ class Commit:
     def of(cls, root: Path) -> Commit:
         """The checkout's commit; changes that are not committed are refused, since the tag would not name them.
 
-        So are files in the folders of an image that git ignores and .dockerignore does not.
+        Files of the image's folders that git ignores and .dockerignore does not are refused too.
         """
         status = ["status", "--porcelain", "--untracked-files=all"]
         questions = (
@@ -79,7 +79,7 @@ def tags(target: Target, commit: Commit) -> list[str]:
 
 
 def publish(plan: Plan, options: Options, registry: str, floating: str | None) -> Path:
-    """Build anew from the commit, push by digest, run what was pushed, and only then give it its tags.
+    """Build again from the commit, push by digest, run what was pushed, and only then set its tags.
 
     `floating` says why the target's own tag must not move, or None. Returns the folder with image.json and image.md.
     """
@@ -100,7 +100,7 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
         moved = [tag for tag in tags(plan.target, commit) if tag not in unmoved]
         set_tags(name, digest, moved)
         _describe(plan, folder, name, digest, moved)
-    finally:  # the registry has it
+    finally:  # the registry has the image
         subprocess.run(["docker", "image", "rm", f"{name}@{digest}"], capture_output=True, check=False)
         shutil.rmtree(folder / "oci")
     for tag in moved:
@@ -111,7 +111,7 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
 
 
 def _refuse_unpublishable(plan: Plan, registry: str) -> None:
-    """Refuse what the data or this machine do not let us publish."""
+    """Refuse a target that the data or this machine do not allow us to publish."""
     if not plan.target.publish:
         reason = plan.target.unpublished
         raise Refusal(f"Target {plan.target.name} is not published ({reason}): build it with `nox -s image`.")
@@ -141,9 +141,9 @@ def _build(plan: Plan, options: Options, commit: Commit, oci: Path) -> None:
 
 
 def _unmoved(plan: Plan, options: Options, name: str, commit: Commit, floating: str | None) -> dict[str, str]:
-    """The tags that stay where they are, and why.
+    """The tags that do not move, and why.
 
-    A tag stays if it names an image of a later commit; the floating one also if this image is not a complete one.
+    A tag stays if it names an image of a later commit; the floating tag also stays if this image is not complete.
     """
     unmoved = {}
     for tag in tags(plan.target, commit)[1:]:
@@ -165,7 +165,7 @@ def prove(plan: Plan, image: str) -> int:
         ["docker", "create", *gpus, image, "smoke", "--evidence", outcomes], capture_output=True, text=True, check=False
     )
     if made.returncode != 0:
-        raise Refusal(f"{image} cannot be run ({last_words(made.stderr)}): read what the engine says and run again.")
+        raise Refusal(f"{image} cannot be run ({last_words(made.stderr)}): correct that and publish again.")
     container = made.stdout.strip()
     try:
         code, log = smoke.watched(["docker", "start", "--attach", container], plan.root, os.environ)
@@ -221,7 +221,7 @@ def _is_local(name: str) -> bool:
 
 
 def _run_crane(*words: str) -> subprocess.CompletedProcess[str]:
-    """crane; a registry on this machine may be without TLS."""
+    """Run crane; a registry on this machine may lack TLS."""
     local = ["--insecure"] if any(map(_is_local, words)) else []
     return subprocess.run(["crane", *local, *words], capture_output=True, text=True, check=False)
 

@@ -1,7 +1,7 @@
-"""What the tool does inside `docker build`: `patch --into` in the stage `sources`, `audit` in the stage `audit`.
+"""The tool's steps inside `docker build`: `patch --into` in the stage `sources`, `audit` in the stage `audit`.
 
-`lay_out` writes a folder for each package, which a stage of its own compiles; `gather` checks the wheels that those
-left, and writes what the runtime stage installs.
+`lay_out` writes a folder for each package, which a separate stage compiles; `gather` checks the wheels of these
+stages, and writes what the runtime stage installs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from recipes.make.export import check_exported
 
 
 def base_of(target: Target) -> str:
-    """What wheels are compiled on: image and digest, and what is installed there."""
+    """The base that wheels are compiled on: image and digest, and the packages installed on it."""
     return " + ".join([target.base.wheels.reference, *target.base.wheels.apt])
 
 
 def lay_out(plan: Plan, builder: Builder, into: Path, wheelcache: Path | None) -> None:
-    """Write what the later stages read: environment/ to build in, and packages/NAME/ for each that is built."""
+    """Write the input of the later stages: environment/ to build in, and packages/NAME/ for each built package."""
     files = builder.fetch()
     house = into / "environment" / "wheelhouse"
     house.mkdir(parents=True)
@@ -62,7 +62,7 @@ def lay_out(plan: Plan, builder: Builder, into: Path, wheelcache: Path | None) -
 
 
 def _lay_out_toolkit(plan: Plan, files: Mapping[str, Path], into: Path) -> None:
-    """Write the wheels of a pinned CUDA toolkit, which the stage `toolchain` has and the image does not."""
+    """Write the wheels of a pinned CUDA toolkit, which only the stage `toolchain` contains."""
     if plan.toolkit is None:
         return
     (into / "toolkit").mkdir()
@@ -70,7 +70,7 @@ def _lay_out_toolkit(plan: Plan, files: Mapping[str, Path], into: Path) -> None:
 
 
 def _copied(artifacts: Iterable[Artifact], files: Mapping[str, Path], into: Path) -> list[str]:
-    """Copy wheels into a folder; the line of each in a file of requirements."""
+    """Copy wheels into a folder; return the line of each in a requirements file."""
     lines = []
     for artifact in artifacts:
         shutil.copy(files[artifact.sha256], into)
@@ -88,7 +88,7 @@ def _write(folder: Path, **texts: str) -> None:
 
 
 def gather(plan: Plan, out: Path, wheels: Path, built_in: Path, into: Path) -> None:
-    """Audit every wheel that was built, and write what the runtime stage installs and what the image says it holds.
+    """Audit every built wheel, and write what the runtime stage installs and the manifest of the image.
 
     `out` is what `lay_out` wrote; `wheels` holds NAME/ of each built package; `built_in` is the environment that they
     were compiled in, with the target's torch, unless the base image has that.

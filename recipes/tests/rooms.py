@@ -64,3 +64,12 @@ class PlantedRoom:
     def claims(self) -> dict[str, tuple[str, str]]:
         """Outcome and reason of each claim by id."""
         return {claim["id"]: (claim["outcome"], claim["reason"]) for claim in self.outcomes()["claims"]}
+
+
+def fake_nvidia_smi(folder: Path, *rows: str) -> None:
+    """An nvidia-smi that lists these GPUs."""
+    folder.mkdir()
+    script = folder / "nvidia-smi"
+    lines = [f"{index}, GPU-{index}{index}aa, {row}" for index, row in enumerate(rows)]
+    script.write_text("#!/bin/sh\ncat <<'END'\n{}\nEND\n".format("\n".join(lines)))
+    script.chmod(0o755)

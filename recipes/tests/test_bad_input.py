@@ -158,7 +158,7 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("tinypkg 1.0", "killed", "mib_per_job", "tinypkg.toml"),
     ),
     "out-of-memory-in-nvcc": (
-        {"before": f"raise SystemExit({KILLED!r})"}, ("tinypkg 1.0", "for want of memory", "mib_per_job"),
+        {"before": f"raise SystemExit({KILLED!r})"}, ("tinypkg 1.0", "for lack of memory", "mib_per_job"),
     ),
     "no-driver": ({"libraries": ("cuda",)}, ("tinypkg 1.0", "libcuda.so, which is of NVIDIA's driver", "stubs")),
     "no-library": ({"libraries": ("fuseboxnowhere",)}, ("tinypkg 1.0", "does not find libfuseboxnowhere.so", "add it")),

@@ -175,11 +175,15 @@ def test_a_patch_answers_with_what_its_proof_ran_on() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ('seeds = ["A06"]', 'seeds = ["A60"]', "has no A60"),
+        ('seeds = ["A06"]', 'seeds = ["A60"]', "A60 is not one of them"),
         ('arm = "fp8 te.delayed graph"\n', "", 'give "cells" and "arm"'),
-        ('parity = "fp8/fused"', 'parity = "fp8/fused"\nleast = 0.0', "are of numbers"),
+        ('parity = "fp8/fused"', 'parity = "fp8/fused"\nleast = 0.0', "apply to numbers"),
         ('parity = "fp8/fused"', 'parity = "fp8/fused"\narm = "fp8"', 'give "cells" and "arm"'),
-        ('parity = "fp8/fused"', 'test = "recipes/tests/test_documents.py::test_no"', '"models" is of a comparison'),
+        (
+            'parity = "fp8/fused"',
+            'test = "recipes/tests/test_documents.py::test_no"',
+            '"models" applies to a comparison',
+        ),
         ("::test_a_moved_tag_is_refused", "", "does not match"),
         ("0001-cache-with-lru-cache.patch", "0001-no.patch", "there is no patches/transformer-engine/0001-no.patch"),
         ("least = 1.28\n", "leest = 1.28\n", "leest is not a known key"),

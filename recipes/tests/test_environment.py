@@ -64,7 +64,7 @@ def test_two_wheels_that_bring_one_file_have_to_agree(tmp_path: Path) -> None:
     pins = [SimpleNamespace(name=f"tiny-{number}") for number in range(3)]
     wheels = [Wheel(cast(Pin, pin), path, "", {}) for pin, path in zip(pins, paths, strict=True)]
     refuse_clashes(wheels[:2])
-    with pytest.raises(Refusal, match=r"tiny-0 and tiny-2 both bring tiny\.py, and not the same: patch both alike"):
+    with pytest.raises(Refusal, match=r"tiny-0 and tiny-2 both contain tiny\.py and differ: patch both alike"):
         refuse_clashes(wheels)
 
 

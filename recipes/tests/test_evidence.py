@@ -206,18 +206,18 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     assert kept == {"limit": "raised in apex-23.05/a.cu:3", "error": 0.5}
     settings = outcomes | {"ran": {"data": [f"pytest.ini:{'0' * 64}"]}}
     (tmp_path / "away" / "outcomes.json").write_text(json.dumps(settings))
-    with pytest.raises(Refusal, match=r"of other tests than those in .* \(pytest\.ini\)"):
+    with pytest.raises(Refusal, match=r"come from other tests than .* \(pytest\.ini\)"):
         smoke.bring(here, tmp_path / "away")
     references.write_text("# another\n")
     (tmp_path / "away" / "outcomes.json").write_text(json.dumps(outcomes))
-    with pytest.raises(Refusal, match=r"of other tests than those in .* \(operators/references\.py\)"):
+    with pytest.raises(Refusal, match=r"come from other tests than .* \(operators/references\.py\)"):
         smoke.bring(here, tmp_path / "away")
     for name, text, why in (
         ("outcomes.json", '{"target": "c', "not valid JSON"),
         ("outcomes.json", "{}", r"damaged or incomplete \(target"),
         ("outcomes.json", json.dumps(outcomes | {"hardware": hardware | {"name": "../up"}}), r".*\(hardware.name"),
         ("outcomes.json", json.dumps(outcomes | {"claims": ["x"]}), r".*\(claims.0"),
-        ("outcomes.json", json.dumps(outcomes | {"target": "ms-amp"}), "of the target ms-amp: bring the one of cpu"),
+        ("outcomes.json", json.dumps(outcomes | {"target": "ms-amp"}), "for the target ms-amp: bring the file of cpu"),
         ("manifest.json", "[]", "damaged or incomplete"),
         ("manifest.json", '{"packages": {"torch": {}}}', r".*\(packages.torch.built_with"),
     ):
@@ -267,7 +267,8 @@ def test_every_run_is_promoted_and_none_replaces_a_newer_one(
     here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
     run_here("cpu--other", key="0" * 64)
     path = run_here("cpu--x86-64")
-    with pytest.raises(Refusal, match=r"is of tests that are not committed: commit smoke_tests/, and promote again"):
+    message = "comes from tests that are not committed: commit smoke_tests/, and promote again"
+    with pytest.raises(Refusal, match=message):
         promotion.promote(here)
     committed(tmp_path)
     names = [path.name for path in promotion.promote(here)]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from recipes.catalogue.load import Catalogue
 from recipes.files import ROOT
 
 CPU, CHECK, IMAGES = "docker/cpu.Dockerfile", ".github/workflows/check.yml", ".github/workflows/images.yml"
+OUTDATED = ".github/workflows/outdated.yml"
 HADOLINT, ZIZMOR = ("hadolint", "--no-color"), ("zizmor", "--offline", "--no-progress", "--persona=auditor")
 CHECKOUT = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1"
 APT_LISTS = "--mount=type=tmpfs,target=/var/lib/apt/lists "
@@ -21,6 +24,20 @@ FAULTS = {
     "template-injection": (ZIZMOR, IMAGES, '"image($TARGET)"', '"image(${{ inputs.target }})"', "template-injection"),
     "credentials-stay": (ZIZMOR, IMAGES, "persist-credentials: false", "persist-credentials: true", "artipacked"),
     "token-may-all": (ZIZMOR, CHECK, "permissions: {}", "permissions: write-all", "excessive-permissions"),
+    "token-of-all-jobs-may-write": (
+        ZIZMOR,
+        OUTDATED,
+        "permissions: {}",
+        "permissions: write-all",
+        "excessive-permissions",
+    ),
+    "name-from-upstream": (
+        ZIZMOR,
+        OUTDATED,
+        'outdated -- "${targets[@]}"',
+        "${{ matrix.version }}",
+        "template-injection",
+    ),
     "others-code-with-our-token": (ZIZMOR, CHECK, "pull_request:", "pull_request_target:", "dangerous-triggers"),
     "base-without-tag": (HADOLINT, CPU, "FROM python:3.12-slim-bookworm@sha256", "FROM python AS base #", "DL3006"),
     "apt-lists-stay": (HADOLINT, CPU, APT_LISTS, "", "DL3009"),
@@ -46,3 +63,8 @@ def test_a_planted_fault_is_found(
     planted.write_text(declared.replace(text, fault, 1))
     found = lint(linter, planted)
     assert found.returncode != 0 and rule in found.stdout, found.stdout + found.stderr
+
+
+def test_the_weekly_bumps_are_of_targets_that_exist() -> None:
+    (named,) = re.findall(r"^  TARGETS: ([^#\n]+)", (ROOT / OUTDATED).read_text(), re.MULTILINE)
+    assert set(named.split()) <= set(Catalogue().targets)

@@ -34,7 +34,7 @@ TEXTS = {
     ),
     "longest-file-of-more-than-all": (
         RECIPE, "core_seconds = 80, longest_seconds = 28", "core_seconds = 55",
-        ("deepspeed.toml", "of 0.19.8 longest_seconds is a part of"),
+        ("deepspeed.toml", "0.19.8: longest_seconds is more than core_seconds"),
     ),
     "unknown-key-in-list": (
         RECIPE, "installed = 9", "installed = 9, instaled = 3", ("release[0].mib.instaled", "'installed'"),

@@ -35,7 +35,8 @@ def test_each_module_adds_the_verbs_that_it_is_asked_for(module: str) -> None:
 
 def test_the_menu_offers_every_verb(checkout: Checkout) -> None:
     sessions = re.findall(r"^def (\w+)\(session", (checkout.root / "noxfile.py").read_text(), re.MULTILINE)
-    assert set(VERBS) - {"audit"} <= set(sessions)  # a step of `docker build` alone
+    named = {verb.replace("-", "_") for verb in VERBS}  # a session is a function
+    assert named - {"audit"} <= set(sessions)  # a step of `docker build` alone
 
 
 def menu(checkout: Checkout, *options: str) -> subprocess.CompletedProcess[str]:

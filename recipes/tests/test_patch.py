@@ -59,7 +59,7 @@ def test_a_patch_that_fits_changes_the_tree_and_its_hash(tmp_path: Path, tree: P
 @pytest.mark.parametrize(
     ("source", "diff", "said"),
     [
-        ("first\n" + SOURCE, DIFF, "away from its place"),
+        ("first\n" + SOURCE, DIFF, "only at another place"),
         (SOURCE.replace("line 9", "line IX"), DIFF, "patch failed: pkg/code.py:9"),
         (SOURCE.replace("line 10", "LINE 10"), DIFF, "is already in"),
         (SOURCE, DIFF.replace("code.py", "gone.py"), "pkg/gone.py: No such file"),
@@ -118,7 +118,10 @@ def test_a_git_that_does_nothing_and_says_well_done_is_seen(
         (HEADER.replace("==1.0", "one point oh") + DIFF, "X-Applies-To"),
         (HEADER.replace("==1.0", "==1.0\nX-Lnes: 1.0 9") + DIFF, r"0001-shout\.patch: X-Lnes is not a known field"),
         (HEADER.replace("==1.0", "==1.0\nX-Applies-To: ==2.0") + DIFF, r"0001-shout\.patch: .* X-Applies-To twice"),
-        (HEADER.replace("==1.0", "==1.0\nsee there\nX-Lines: 1.0 8") + DIFF, "'see there' in its header is no field"),
+        (
+            HEADER.replace("==1.0", "==1.0\nsee there\nX-Lines: 1.0 8") + DIFF,
+            "'see there' in its header is not a field",
+        ),
     ],
     ids=[
         "empty",
@@ -220,7 +223,7 @@ def test_hunks_are_where_x_lines_says_for_the_release(tmp_path: Path, tree: Path
     (tree / "pkg" / "code.py").write_text("".join(["new\n", *lines[:12], "new\n", *lines[12:]]))
     (tree / "pkg" / "other.py").write_text("new\nnew\n" + SOURCE)
     pristine = shutil.copytree(tree, tmp_path / "pristine")
-    with pytest.raises(Refusal, match="away from its place"):
+    with pytest.raises(Refusal, match="only at another place"):
         apply(read.at("1.0"), tree)
     apply(read.at("1.1"), pristine)
     assert "LINE 16b" in (pristine / "pkg" / "code.py").read_text()
@@ -250,7 +253,7 @@ def test_a_version_that_nobody_looked_at_is_refused(tmp_path: Path, version: str
         ("1.1 10 17 6", "one 10 17 6", "is not a version"),
         ("1.1 10 17 6", "1.0.0 10 17 6", "twice"),
         ("1.1 10 17 6", "2.1 10 17 6", "outside X-Applies-To"),
-        ("1.0 9 15 4\n 1.1 10 17 6\n 1.2+local 9 15 4", "1.1 10 17 6", "of no version"),
+        ("1.0 9 15 4\n 1.1 10 17 6\n 1.2+local 9 15 4", "1.1 10 17 6", "lists for no version"),
     ],
     ids=["too few", "no number", "no version", "twice", "outside the range", "not the hunks' own"],
 )
@@ -287,7 +290,7 @@ def test_one_need_must_hold_in_the_target(tmp_path: Path, torch: str, pkg: str, 
         ("torch newer than 2", "is neither a requirement"),
         ("torch >=2.0, or ", "is neither a requirement"),
         ("patches/pkg/0002-gone.patch", "0002-gone.patch, which does not exist"),
-        ("patches/other/0001-guard.patch", "in a circle"),
+        ("patches/other/0001-guard.patch", "forms a circle"),
     ],
 )
 def test_a_need_that_cannot_be_read_is_refused(tmp_path: Path, need: str, said: str) -> None:

@@ -12,8 +12,8 @@ import pytest
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
 from recipes.errors import Refusal
-from recipes.pages import ledger, render, tables
-from recipes.prove import evidence
+from recipes.pages import ledger, patches, render, tables
+from recipes.prove import evidence, records
 from recipes.tests.conftest import Checkout
 
 TRAINING = Catalogue().root / "smoke_tests" / "evidence" / "training"
@@ -62,6 +62,29 @@ def test_a_patch_for_no_target_shows_none(unproved: Checkout) -> None:
     table = render.blocks(tables.Facts.of(Catalogue(unproved.root)))["patches"]
     row = next(line for line in table.splitlines() if "deepspeed 0001" in line)
     assert row.endswith("|  |")
+
+
+def test_a_patch_says_why_and_links_its_threads() -> None:
+    sections = patches.reasons(tables.Facts.of(Catalogue())).split("### ")
+    (section,) = (section for section in sections if section.startswith("transformer-engine 0001\n"))
+    assert "    ImportError: cannot import name 'cache' from 'functools'\n" in section
+    assert "[NVIDIA/TransformerEngine issue 958](https://github.com/NVIDIA/TransformerEngine/issues/958)" in section
+    assert "[NVIDIA/TransformerEngine commit 38524f7](" in section
+
+
+def test_quoted_lines_become_code_and_prose_no_emphasis() -> None:
+    reason = "It reads _a_name and `b*c`, x*y:\n> an error_of *a*\n> second\nThen more."
+    code = "    an error_of *a*\n    second"
+    assert patches._paragraphs(reason) == [r"It reads \_a_name and `b*c`, x\*y:", code, "Then more."]
+
+
+def test_a_number_says_whether_its_program_has_changed() -> None:
+    record = records.Record("bench/a--b.jsonl", "bench/__main__.py", "306aec5f0670", changed=False)
+    assert tables._measured("2026-11-21", record) == "2026-11-21, at 306aec5"
+    changed = tables._measured("2026-11-21", dataclasses.replace(record, changed=True))
+    assert changed.startswith("2026-11-21; program changed since 306aec5 ([diff](../../compare/306aec5f0670...main)")
+    unknown = dataclasses.replace(record, commit="", changed=True)
+    assert tables._measured("2026-11-21", unknown) == "2026-11-21, at an unknown commit"
 
 
 def test_a_cell_says_what_was_built_otherwise_than_declared() -> None:

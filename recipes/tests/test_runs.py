@@ -50,10 +50,10 @@ def test_fewer_gpus_accumulate_more() -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("llama-8b-tp2-pp2", {"gpus": 6}, "6 GPUs are no multiple of tensor 2 x pipeline 2"),
-        ("llama-8b-fsdp", {"hosts": 3}, "global_batch 128 is no multiple of 24 replicas x microbatch 1"),
+        ("llama-8b-tp2-pp2", {"gpus": 6}, "6 GPUs are not a multiple of tensor 2 x pipeline 2"),
+        ("llama-8b-fsdp", {"hosts": 3}, "global_batch 128 is not a multiple of 24 replicas x microbatch 1"),
         ("llama-8b-fsdp", {"accumulate": 2}, 'give one of "global_batch" and "accumulate"'),
-        ("llama-8b-tp2", {"gpus": 2, "float8": "tensorwise-gathered"}, "one replica gathers no weights"),
+        ("llama-8b-tp2", {"gpus": 2, "float8": "tensorwise-gathered"}, "a single replica gathers no weights"),
         ("llama-8b", {"asynchronous": True}, "needs tensor > 1"),
         ("llama-8b", {"gpus": 0}, "greater than or equal to 1"),
         ("lama", {}, "There is no run 'lama'; choose one of llama-1b8,"),
@@ -67,7 +67,7 @@ def test_numbers_that_do_not_agree_are_refused(name: str, changes: dict[str, Any
 def test_the_verb_prints_it_or_refuses_in_one_sentence(checkout: Checkout) -> None:
     assert "--nnodes 2" in checkout.succeed("launch", "tiny", "--hosts", 2)
     assert "argument --out: is empty" in checkout.run("launch", "tiny", "--out", "").stderr
-    assert "no multiple of tensor 2" in checkout.refuse("launch", "tiny-tp2", "--gpus", 3)
+    assert "not a multiple of tensor 2" in checkout.refuse("launch", "tiny-tp2", "--gpus", 3)
     (checkout.root / "recipes" / "runs.toml").write_text("tiny = 1\n")
     assert "tiny is not a table" in checkout.refuse("launch", "tiny")
 

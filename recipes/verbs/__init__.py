@@ -1,7 +1,7 @@
-"""The verbs of `python -m recipes`, on top of all rooms: their arguments, what they do, and what they print.
+"""The verbs of `python -m recipes`: their arguments, what they do, and what they print.
 
 A module of this folder has a function for each of its verbs, whose docstring is the verb's help, and `register`, which
-says what arguments they take.
+adds the verbs with their arguments.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ MODULES = {
     "prove": ("patches", "smoke", "promote", "changes", "mutants"),
     "measure": ("bench", "recommend", "launch"),
     "pages": ("compat", "render"),
+    "upstream": ("outdated", "new-package", "new-target"),
 }
 
 

@@ -1,4 +1,4 @@
-"""What several verbs share: the target, the options --mirror and --sm, and the types of arguments."""
+"""The parts that verbs share: the target, the options --mirror and --sm, and the types of arguments."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def add_mirror(parser: argparse.ArgumentParser) -> None:
         "--mirror",
         type=place,
         default=os.environ.get("FUSEBOX_MIRROR") or None,
-        help="a folder to take files from before the network is asked (default: $FUSEBOX_MIRROR)",
+        help="a folder to search for files before using the network (default: $FUSEBOX_MIRROR)",
     )
 
 
@@ -53,9 +53,9 @@ def add_sm(parser: argparse.ArgumentParser) -> None:
 
 
 def listed(value: str) -> list[str]:
-    """The parts of a list with commas; refused where there are commas only."""
+    """The parts of a comma-separated list; a list of commas only is refused."""
     parts = [part for part in value.split(",") if part]
-    if value and not parts:  # an image's build argument that is not given is empty: those of the target
+    if value and not parts:  # empty where an image's build argument is not given: the target's architectures
         raise argparse.ArgumentTypeError("names no GPU architecture")
     return parts
 

@@ -35,7 +35,7 @@ def _register_bench(verbs: Verbs) -> None:
         metavar="KEY",
         help="only the cells whose key starts with KEY; repeat for several",
     )
-    added.add_argument("--seconds", type=float, help="start no cell that would not end within this time")
+    added.add_argument("--seconds", type=float, help="start no cell that would not finish within this time")
     added.add_argument("--quick", action="store_true", help="measure few cells, a few times each")
     added.add_argument(
         "--list", action="store_true", help="list the cells and which of them are measured; build and measure nothing"

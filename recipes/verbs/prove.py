@@ -1,4 +1,4 @@
-"""Verbs that prove: run the claims, keep what came of it, say what has changed since."""
+"""Verbs that prove: run the claims, keep the outcomes, list what has changed since."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def register(verbs: Verbs) -> None:
         help="a folder with outcomes.json, smoke.log and manifest.json of a run elsewhere",
     )
     promoted.add_argument(
-        "--built", action="store_true", help="keep only that the environment was built, without any claim"
+        "--built", action="store_true", help="keep only the description of the built environment, without claims"
     )
     promoted.add_argument(
         "--record",
         type=place,
-        help="note this commit for a file in smoke_tests/evidence/ that one of its programs wrote",
+        help="record this commit as the one whose program wrote this file of smoke_tests/evidence/",
     )
     verbs.add("changes", changes, target=False)
     planted = verbs.add("mutants", mutants, mirror=True, sm=True)
     planted.add_argument("--seeds", type=int, default=100, help="how many runs on correct code (%(default)s)")
-    planted.add_argument("--compile", action="store_true", help="only compile the faults in compiled code")
+    planted.add_argument("--compile", action="store_true", help="only compile the faults of compiled code; plant none")
     planted.add_argument(
         "--from", dest="outcomes", type=place, help="keep the outcomes that a run elsewhere wrote to its --out"
     )
@@ -79,7 +79,7 @@ def promote(options: argparse.Namespace) -> int:
 
 
 def changes(_: argparse.Namespace) -> int:
-    """List what has changed since each kept run of claims and proof of a patch, and what that concerns."""
+    """List what has changed since each committed run of claims and proof of a patch, and which of them that affects."""
     facts = Facts.of(Catalogue())
     for plan, run in facts.runs:
         changed = evidence.changes(evidence.built_for(plan, run), facts.room, run)

@@ -24,10 +24,10 @@ def register(verbs: Verbs) -> None:
             action="append",
             default=[],
             metavar="NAME=REF",
-            help="use the image REF in place of the base image NAME",
+            help="use the image REF instead of the base image NAME",
         )
         added.add_argument(
-            "--wheelcache", type=folder, help="a folder of exported wheels, which are not compiled again"
+            "--wheelcache", type=folder, help="a folder of exported wheels to use instead of compiling them"
         )
         added.add_argument("--ca", type=place, help="a file of certificates, for a machine behind a proxy")
         added.add_argument(
@@ -40,7 +40,7 @@ def image(options: argparse.Namespace) -> int:
     plan = chosen(options)
     say(f"{images.tag(plan.target)}: {images.build(plan, _options(options))}")
     images.show(plan)
-    # As strangely as anyone will run it: an unknown user, nothing writable but /tmp, where Triton loads what it makes.
+    # The strictest way to run it: an unknown user, and only /tmp writable, from which Triton loads what it compiles.
     strictly = ("--user=12345", "--read-only", "--tmpfs=/tmp:exec")
     return images.smoke(plan.target, images.tag(plan.target), *strictly)
 

@@ -1,4 +1,4 @@
-"""Verbs of the tool's part in `docker build`; an image is built with these rooms only: catalogue, make, ship, verbs."""
+"""Verbs that run inside `docker build`, which contains these rooms only: catalogue, make, ship, verbs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def register(verbs: Verbs) -> None:
     """Add these verbs with their arguments."""
     patched = verbs.add("patch", patch, mirror=True, sm=True)
     patched.add_argument("--into", type=place, help="write here what the stages of an image build from")
-    patched.add_argument("--wheelcache", type=folder, help="a folder of exported wheels, which are not compiled again")
+    patched.add_argument(
+        "--wheelcache", type=folder, help="a folder of exported wheels to use instead of compiling them"
+    )
     audited = verbs.add("audit", audit, sm=True)
     for name, holds in (
         ("out", "the folder that `patch --into` wrote"),

@@ -40,7 +40,7 @@ def main() -> int:
     described = Path(sys.prefix, "fusebox", "manifest.json")
     parser.add_argument("--manifest", type=Path, default=described, help="what the environment is made of")
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # started in the background, it would ignore who stops it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a process started in the background would ignore Ctrl-C
     start = time.monotonic()
     try:
         return run(options, start)
@@ -57,7 +57,7 @@ class Refused(Exception):
 
 
 def run(options: argparse.Namespace, start: float) -> int:
-    """Measure what is wanted and missing; 0 when nothing is left, 4 when the time was over before that."""
+    """Measure the selected cells that are missing; 0 if none is left, 4 if the time was over before that."""
     try:
         described = machine.manifest(options.manifest)
         cuda, _ = described["cuda"] != "none", machine.releases(described)
@@ -109,7 +109,7 @@ def failures(row: Row, cell: Cell) -> bool:
 
 
 def whole(row: Row, cell: Cell) -> bool:
-    """Whether a row has all of a cell: one of jobs is written after each."""
+    """Whether a row is complete: the row of a cell of jobs is written after each job."""
     return bool(row) and all(name in row.get("arms", {}) for name in cell.jobs)
 
 
@@ -119,7 +119,7 @@ def measured(
     """Measure these cells, as many as fit; each is a row and a line."""
     cuda = described["cuda"] != "none"
     if not cuda:
-        torch.set_num_threads(1)  # several would wait for each other wherever something else runs
+        torch.set_num_threads(1)  # several threads would wait for each other whenever something else runs
     timer, effort = Timer("cuda" if cuda else "cpu"), QUICK if options.quick else Effort()
     say(f"measuring the ceilings of this machine ({len(todo)} cells to do)")
     ceilings = machine.limits(timer, described)
@@ -153,7 +153,7 @@ def measured(
 def attempts(
     cell: Cell, timer: Timer, effort: Effort, known: Row, total: float
 ) -> Iterator[Tuple[Callable[[], Row], float]]:
-    """What makes the row of a cell, and how long it should take; of jobs one after another, each the row so far."""
+    """The functions that make the row of a cell, and how long each should take; each job adds to the row."""
     if cell.gib > 0.95 * total:
         yield lambda: {"key": cell.key, "error": f"needs {cell.gib:.0f} GiB, and this GPU has {total:.0f}"}, 0.0
     elif cell.jobs:
@@ -182,7 +182,7 @@ def one_job(row: Row, name: str, cell: Cell) -> Row:
 
 
 def attempt(cell: Cell, timer: Timer, effort: Effort) -> Row:
-    """The row of a cell, or why there is none, with the state of the GPU."""
+    """The row of a cell, or the reason why there is none, with the state of the GPU."""
     try:
         row = measure(cell, timer, effort)
     except Exception as error:
@@ -196,7 +196,7 @@ def attempt(cell: Cell, timer: Timer, effort: Effort) -> Row:
 
 
 def reset(cuda: bool) -> None:
-    """Let go of what a cell left: compiled code, and the layers that Transformer Engine keeps a list of."""
+    """Release what a cell left: compiled code, and the layers that Transformer Engine keeps in a list."""
     if hasattr(torch, "_dynamo"):
         torch._dynamo.reset()
     for name in ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8"):
@@ -209,7 +209,7 @@ def reset(cuda: bool) -> None:
 
 
 def broken() -> bool:
-    """Whether the GPU of this process does nothing any more."""
+    """Whether the GPU of this process no longer works."""
     try:
         torch.cuda.synchronize()
     except RuntimeError:
@@ -218,7 +218,7 @@ def broken() -> bool:
 
 
 def summary(row: Row, ceilings: Dict[str, float]) -> str:
-    """A row for who watches: the fastest arm, or what is wrong."""
+    """A row for the terminal: the fastest arm, or what is wrong."""
     if "error" in row:
         return str(row["error"])
     arms = judge(row, ceilings)["arms"]

@@ -22,7 +22,7 @@ SLOWED = {0x8: "slowed by hardware", 0x20: "slowed by heat", 0x40: "slowed by he
 
 
 def told_of(gpu: int, *fields: str) -> List[str]:
-    """What the driver's tool says of one of the GPUs that CUDA may use; [] where there is no such tool or field."""
+    """What the driver's tool reports about one of the GPUs that CUDA may use; [] without such a tool or field."""
     rows = hardware.nvidia_smi(*fields) or []
     return rows[gpu] if gpu < len(rows) else []
 
@@ -49,7 +49,7 @@ def slowed(gpu: int = 0) -> List[str]:
 
 
 def busy(gpus: int) -> str:
-    """One sentence if others use one of the first GPUs, else "". To be asked before this process uses them."""
+    """One sentence if other processes use one of the first GPUs, else "". Call it before this process uses them."""
     for gpu in range(gpus):
         now = state(gpu)
         used, load = now.get("memory.used", 0), now.get("utilization.gpu", 0)
@@ -62,7 +62,7 @@ def busy(gpus: int) -> str:
 
 
 def manifest(path: Path) -> Dict[str, Any]:
-    """What the environment holds, as it describes itself."""
+    """The environment's own manifest."""
     described: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return described
 
@@ -73,7 +73,7 @@ def releases(described: Dict[str, Any]) -> Dict[str, str]:
 
 
 def shard(described: Dict[str, Any], limits: Limits, started: datetime.datetime) -> Row:
-    """The row that heads the rows of one run: where and with what they were made, and that machine's ceilings."""
+    """The row that precedes the rows of one run: the machine, the releases, and the machine's ceilings."""
     cuda = described["cuda"] != "none"
     return {
         "key": "shard",

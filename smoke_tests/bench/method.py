@@ -1,4 +1,4 @@
-"""How a number is made: arms timed in turns, and what may be believed of them.
+"""How a number is measured: arms timed in turns, and checks of what the numbers may claim.
 
 All arms of a cell run in one process on random data, interleaved A B C C B A, with the L2 cache flushed before each
 call. GPU time lies between two events; ahead of the first one the GPU is kept busy for as long as the host needs to
@@ -19,7 +19,7 @@ from smoke_tests.bench.rows import Row, ratio
 from smoke_tests.operators import kernels
 
 LONGEST = 4  # kernels of a call that a row names, with the ms of each
-LAUNCHES_MS = 8.0  # a GPU queues some 1024 launches: nobody enqueues more than that many ms ahead
+LAUNCHES_MS = 8.0  # a GPU queues some 1024 launches, so no call is enqueued more than this many ms ahead
 
 
 class Check(NamedTuple):
@@ -157,7 +157,7 @@ def interleaved(timer: Timer, arms: Dict[str, Arm], effort: Effort) -> Dict[str,
         for name, (_, host) in took.items():
             waited[name] += host > alone[name][1] + leads[name] / 2
     for name, times in waited.items():
-        if 2 * times > len(rounds):  # one slow call says nothing of it
+        if 2 * times > len(rounds):  # one slow call says nothing about it
             leads[name] = 0.0  # the call itself waits for the GPU, and so for what keeps it busy
     samples: Dict[str, List[Tuple[float, float]]] = {name: [] for name in arms}
     for turn in range(effort.pairs):
@@ -167,7 +167,7 @@ def interleaved(timer: Timer, arms: Dict[str, Arm], effort: Effort) -> Dict[str,
 
 
 def lead_for(host_ms: float) -> float:
-    """For how many ms the GPU is to be busy so that a call is enqueued before it begins; 0 if that were long."""
+    """For how many ms the GPU must be busy so that a call is enqueued before it begins; 0 if that is too long."""
     return 1.3 * host_ms + 0.05 if host_ms < LAUNCHES_MS else 0.0
 
 
@@ -188,7 +188,7 @@ def measure(cell: Cell, timer: Timer, effort: Effort) -> Row:
             arms[name] = arm
         except Exception as error:
             if timer.cuda:
-                torch.cuda.synchronize()  # a broken device ends the run: nothing after it would be true
+                torch.cuda.synchronize()  # a broken device ends the run, since no later number could be trusted
             rows[name] = {"error": one_line(error)}
     samples = interleaved(timer, arms, effort._replace(pairs=cell.pairs or effort.pairs)) if arms else {}
     seen = {name: [max(pair) for pair in pairs] for name, pairs in samples.items()}
@@ -240,11 +240,11 @@ def _numbers(arm: Arm, samples: List[Tuple[float, float]], cuda: bool) -> Row:
 
 
 def shown(value: float) -> float:
-    """Four digits are more than a time has."""
+    """Round to four digits, which is more than a time is worth."""
     return float(f"{value:.4g}")
 
 
 def one_line(error: BaseException) -> str:
-    """An exception in one line: its kind and the first line of what it says."""
+    """An exception in one line: its type and the first line of its message."""
     line = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {line[:200]}"

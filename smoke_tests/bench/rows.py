@@ -1,4 +1,4 @@
-"""Rows of numbers: how they are kept, and what may be believed of them. Needs the standard library only."""
+"""Rows of numbers: how they are stored, and which of them are valid. Needs the standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = Dict[str, Any]
 Limits = Dict[str, float]
 
 HARDWARE = {("fp8", "bf16"): 2.0, ("bf16", "tf32"): 2.0}  # the most that one precision can gain over the other
-SLACK = 1.03  # above a measured ceiling
+SLACK = 1.03  # factor allowed above a measured ceiling
 LAUNCHED = 0.95  # the share of a call's time from which on the host, which launches its kernels, sets that time
 GAPS = 1.15  # times the same work as a CUDA graph: what is above is the GPU waiting for the next launch
 
@@ -32,7 +32,7 @@ def append(path: Path, row: Row) -> None:
 
 
 def read(path: Path) -> List[Row]:
-    """Every whole row of a file, in order; a line that a dying machine cut off is none. No file: no rows."""
+    """Every whole row of a file, in order; a line that a dying machine cut off does not count. No file: no rows."""
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
@@ -68,10 +68,10 @@ def ratio(base: Sequence[float], arm: Sequence[float]) -> Tuple[float, float, fl
 
 
 def judge(row: Row, limits: Limits) -> Row:
-    """The row with each arm's `invalid`: the physical limits and bounds that its numbers break; none is a win.
+    """The row with each arm's `invalid`: the physical limits and bounds that its numbers break.
 
-    And with `launch_bound`: whether the host, not the GPU, sets its time. False of a whole step, whose host may as well
-    wait for the GPU to take the next of a thousand launches.
+    Also `launch_bound`: whether the host, not the GPU, sets its time. It is false for a whole step, where the host may
+    also wait for the GPU to accept the next of a thousand launches.
 
     limits: bytes/s of the measured copy ("copy"), FLOP/s of the measured product of each precision.
     """
@@ -96,7 +96,7 @@ def judge(row: Row, limits: Limits) -> Row:
 
 
 def _launched(name: str, arms: Dict[str, Row]) -> bool:
-    """Whether the host takes as long as the GPU, or the GPU much longer than for the same work as a CUDA graph."""
+    """Whether the host takes as long as the GPU, or the GPU much longer than for the same work in a CUDA graph."""
     graph = arms.get(f"{name} graph", {}).get("gpu_ms", math.inf)
     gpu = arms[name]["gpu_ms"]
     return bool(arms[name].get("host_ms", 0.0) >= LAUNCHED * gpu or gpu > GAPS * graph)

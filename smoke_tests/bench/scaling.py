@@ -147,7 +147,7 @@ def trained(job: Job, gpus: int, steps: int, folder: Path) -> Row:
     with jobs.Job(jobs.torchrun("engine.py", [*DEVICE, *arguments], gpus), folder / "log", alone=True) as started:
         code = started.ended(LIMIT)
         if code != 0:
-            message = SAID.search(started.said())
+            message = SAID.search(started.printed())
             raise RuntimeError(message[0] if message else f"the job ended with code {code}")
     ranks = [jobs.noted(folder, rank) for rank in range(gpus)]
     losses = next(ranked for ranked in ranks if ranked[0]["loss"] > 0)  # in a pipeline the last stage sees it

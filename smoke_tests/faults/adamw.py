@@ -108,7 +108,7 @@ def elements_from_65536_on_move_2_percent_less(make: Call) -> Call:
 def tensors_from_the_37th_on_stay(make: Call) -> Call:
     def made(parameters: Any, **settings: Any) -> torch.optim.Optimizer:
         parameters = list(parameters)
-        # Those of the training that anybody looks at are far fewer.
+        # The training that ordinary tests look at has far fewer tensors.
         optimizer: torch.optim.Optimizer = make(parameters[:36], **settings)
         return optimizer
 

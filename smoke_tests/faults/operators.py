@@ -113,7 +113,7 @@ def float16_instead_of_bfloat16(call: Call) -> Call:
 
 @wrong("beyond a tile", *TENSORS[1:], by="test_many_tiles")
 def rows_2_percent_too_large_from_1024_on(call: Call) -> Call:
-    """What lies behind the first 1,024 numbers of a row; of the rows of an MLP, behind the first 64 of those."""
+    """The numbers after the first 1,024 of a row; in the rows of an MLP, after the first 64."""
 
     def second(*given: Any) -> torch.Tensor:
         output = call(*given)
@@ -147,7 +147,7 @@ def last_number_of_the_input_doubled_afterwards(call: Call) -> Call:
 
 @wrong("uninitialised memory", *TENSORS, by="test_memory_is_written_before_it_is_read")
 def last_row_is_what_memory_held(call: Call) -> Call:
-    """A kernel that leaves the last row out where it was right by luck: where memory has the row of the same call."""
+    """A kernel that leaves the last row out, and is right by luck if memory still holds the row of an equal call."""
     before: Dict[Any, torch.Tensor] = {}
 
     def lucky(*given: Any) -> torch.Tensor:
@@ -157,7 +157,7 @@ def last_row_is_what_memory_held(call: Call) -> Call:
             before[shape] = output.detach().clone()
             return output
         held = torch.empty_like(output.detach())
-        # What is NaN there was poisoned; what is not came from the last call, or from one like it.
+        # NaN there was poisoned; other values came from the last call, or from one like it.
         row = torch.where(held[-1:].isnan().any(), torch.zeros_like(held[-1:]), output[-1:])
         return torch.cat([output[:-1], row])
 
@@ -229,7 +229,7 @@ def the_last_token_leaks_a_little(attend: Call) -> Call:
 
 
 def seeing_the_next(which: Callable[[torch.Tensor], torch.Tensor]) -> Wrap:
-    """Attention in which the tokens whose positions are so see one token of the future."""
+    """Attention in which the tokens at some positions see one token of the future."""
 
     def wrap(attend: Call) -> Call:
         def leaky(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -329,7 +329,7 @@ def weight_counted_from_one(normalize: Call) -> Call:
 
 @wrong("cast order", "rms_norm", by="test_rms_norm_rounds_in_its_order", dtype="bfloat16")
 def rounded_in_the_other_order(normalize: Call) -> Call:
-    """Before the weight and after, where that is once; and once, where that is twice."""
+    """Rounded before and after the weight where once is right, and once where twice is right."""
 
     def other(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         ones = torch.ones_like(weight.float())

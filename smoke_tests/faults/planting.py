@@ -1,4 +1,4 @@
-"""What a fault is, the list of all faults, and the ways to plant one."""
+"""The definition of a fault, the list of all faults, and the ways to plant one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fault(NamedTuple):
 
     kind: what sort of fault; operator: the row of the table that it is planted in, "" where it is in none.
     column: a package, or one variant of it, where it is not for every implementation that a target has.
-    dtype: the format without which it is no fault of an implementation.
+    dtype: the only format in which it is a fault of an implementation.
     claims: FILE::TEST, one of which has to catch it.
     plant: the context in which column's implementation has the fault.
     """

@@ -13,7 +13,7 @@ from smoke_tests.faults.planting import Call, Wrap, backward_of, patched, wrong
 
 
 def rebased(make: Any, made: Call) -> Call:
-    """A factory that says of its angles what another one says."""
+    """A factory with the angles of another one."""
     made.angles = make.angles  # type: ignore[attr-defined]
     return made
 

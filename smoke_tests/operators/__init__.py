@@ -1,1 +1,1 @@
-"""The fused operators: the table of their implementations, what they are compared with, and within which bounds."""
+"""The fused operators: the table of implementations, the references that they are compared with, and the bounds."""

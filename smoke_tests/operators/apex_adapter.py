@@ -1,4 +1,4 @@
-"""Operators of apex, and the optimizer that other packages took over from it."""
+"""Operators of apex, and the optimizer that other packages adopted from it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def apex_mixed_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> to
 
 
 def fused_adamw(parameters: Parameters, module: str, **settings: Any) -> torch.optim.Optimizer:
-    """The FusedAdam of apex, which Transformer Engine and DeepSpeed took over with its arguments."""
+    """The FusedAdam of apex, which Transformer Engine and DeepSpeed adopted with its arguments."""
     make = importlib.import_module(module).FusedAdam
     optimizer: torch.optim.Optimizer = make(list(parameters), adam_w_mode=True, **settings)
     return optimizer

@@ -1,4 +1,4 @@
-"""How large the error of a number format may be: above the ceiling it is wrong, below the floor in another format."""
+"""How large the error of a number format may be: above the ceiling it is wrong, below the floor another format."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def assert_rounded_like(computed: torch.Tensor, truth: torch.Tensor, floor: floa
 
 
 def assert_slope_1(computed: torch.Tensor, truth: torch.Tensor) -> None:
-    """Assert that the slope is 1, less what rounding to the nearest takes, the square of the error.
+    """Assert that the slope is 1 minus the square of the error, which rounding to nearest takes away.
 
-    A rounded number stands for its cell: what the cell's numbers differ from it by is in their squares alone.
+    A rounded number stands for its cell: the differences of the cell's numbers show in their squares only.
     """
     factor, error = slope(computed, truth), relative_error(computed, truth)
     assert abs(factor + error**2 - 1) <= SLOPE, f"slope {factor:.5f} with noise {error:.3g}"
@@ -135,7 +135,7 @@ def assert_rope_as_in_float64(
     """
     rotate = make(24, base)
     first = torch.randn(2, 3, 1, 24, device=device).to(dtype)
-    assert torch.equal(rotate(first, 0), first), "position 0 is turned"  # and a table of one position has to grow
+    assert torch.equal(rotate(first, 0), first), "position 0 is turned"  # and a table with one position has to grow
     for start, length in ((0, 7), (0, 1025), (113, 9)):
         inputs, gradient = [torch.randn(2, 3, length, 24).to(dtype)], torch.randn(2, 3, length, 24).to(dtype)
         computed = forward_and_backward(functools.partial(rotate, start=start), inputs, gradient, device)
@@ -205,7 +205,7 @@ def assert_adamw_decays(make: Callable[..., torch.optim.Optimizer], device: str)
     starts = [torch.randn(size) for size in SIZES]
     parameters = [torch.nn.Parameter(start.to(device, copy=True)) for start in starts]
     optimizer = make(parameters, **ADAMW)
-    for _ in range(2):  # the second step would show a decay that went into the moments
+    for _ in range(2):  # the second step would show a decay that entered the moments
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class _Listener(TorchDispatchMode):  # type: ignore[misc]
-    """Notes the name of every operator that reaches a backend."""
+    """Records the name of every operator that reaches a backend."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ def gpu_kernels_run(function: Callable[[], object]) -> Set[str]:
 
 
 def gpu_launches(function: Callable[[], object]) -> Dict[str, List[float]]:
-    """Kernel -> the milliseconds of each of its launches, of the kernels that a call ran on the GPU."""
+    """Kernel -> the milliseconds of each of its launches, for the kernels that a call ran on the GPU."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profiler:
         torch.empty(1, device="cuda").fill_(0)  # the first kernel may be lost

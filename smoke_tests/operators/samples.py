@@ -17,7 +17,7 @@ Operator = Callable[..., torch.Tensor]
 
 
 class Sample(NamedTuple):
-    """What an operator is given: tensors with gradients, further arguments, and the gradient of its output.
+    """The input of an operator: tensors with gradients, further arguments, and the gradient of its output.
 
     roundings: how many roundings to the dtype a correct implementation makes on the way to its worst result.
     """
@@ -98,7 +98,7 @@ def mlp_sample(dtype: torch.dtype, count: int, features: int = 72, width: int = 
 
 
 def sample_for(name: str, column: str, dtype: torch.dtype, **sizes: Any) -> Sample:
-    """A sample whose rows or heads have a length that this implementation takes, whatever `sizes` asks for."""
+    """A sample whose rows or heads have a length that this implementation supports, whatever `sizes` says."""
     taken = OPERATORS[name][column].size
     return sample(name, dtype, **{**sizes, **({"size": taken, "features": taken} if taken else {})})
 
@@ -134,7 +134,7 @@ def assert_refused(
     errors = []
     try:
         bounds.forward_and_backward(call, inputs, gradient, device)
-    except Exception as error:  # each implementation has its own
+    except Exception as error:  # each implementation has its own error
         errors.append("{}: {}".format(type(error).__name__, str(error).splitlines()[0]))
     while device == "cuda" and (left := cuda_errors()) and len(errors) < 9:  # another for each unchecked launch
         errors += left

@@ -71,11 +71,11 @@ from smoke_tests.operators.xformers_adapter import xformers_attention, xformers_
 SINGLE = ("float32",)
 BRAIN = ("bfloat16",)
 HALF = ("bfloat16", "float16")
-MIXED = ("float32", "bfloat16")  # what is claimed on a CPU
+MIXED = ("float32", "bfloat16")  # the dtypes claimed on a CPU
 ALL = ("float32", "bfloat16", "float16")
 
 if version_of_torch() < (2, 2):
-    # With the cuDNN that it brings (8.9.2.26) Transformer Engine's fused attention finds no plan to execute.
+    # With its own cuDNN (8.9.2.26), Transformer Engine's fused attention finds no plan to execute.
     os.environ.setdefault("NVTE_FUSED_ATTN", "0")
 
 
@@ -112,7 +112,7 @@ FLASH_FORWARD, FLASH_BACKWARD = (rf"(\bflash::|^void )flash_{way}" for way in ("
 # A guess: 2.1.2 fails without rows and 2.11 does not, and nothing between them was tried.
 OLD_TORCH = ("no rows",) if version_of_torch() < (2, 2) else ()
 
-# Transformer Engine before 2.0, which is what such a torch comes with.
+# Transformer Engine before 2.0, the only one that targets combine with such a torch.
 OLD_ROPE = ("another base",) if version_of_torch() < (2, 2) else ()
 
 OPERATORS: Dict[str, Dict[str, Entry]] = {

@@ -1,1 +1,1 @@
-"""A Llama of fused operators, its training in every precision, and what claims and records need around that."""
+"""A Llama of fused operators, its training in every precision, and the tools that claims and records need for it."""

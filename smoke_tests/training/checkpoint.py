@@ -25,7 +25,7 @@ class CheckpointError(RuntimeError):
 
 
 def save(folder: Path, step: int, content: Dict[str, Any], keep: int) -> Path:
-    """Write the checkpoint of a step and remove all but the last `keep`; its path.
+    """Write the checkpoint of a step, remove all but the last `keep`, and return its path.
 
     The file is written under another name, flushed to the disk and renamed; then the folder is flushed. So the newest
     file named *.pt is complete at every moment.
@@ -80,12 +80,12 @@ def load(path: Path) -> Dict[str, Any]:
         content: Dict[str, Any] = torch.load(str(path), map_location="cpu", **only_data)
         if content["format"] != FORMAT:
             raise ValueError("its format is {}, not {}".format(content["format"], FORMAT))
-    except Exception as error:  # torch raises many kinds for a file of other content
+    except Exception as error:  # torch raises many kinds of errors for other files
         raise CheckpointError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}") from None
     return content
 
 
-# --- what is in it ---
+# --- content ---
 
 
 def state_of(model: torch.nn.Module) -> Dict[str, Dict[str, torch.Tensor]]:
@@ -118,12 +118,12 @@ def fp8_state_of(model: torch.nn.Module) -> Dict[str, torch.Tensor]:
 
 
 def products_of(name: str, layer: torch.nn.Module) -> List[str]:
-    """The layers without Transformer Engine's modules that a layer's products are, in the order of its scales."""
+    """The plain layers that correspond to a layer's products, in the order of its scales."""
     return [f"{name}.gate_up", f"{name}.down"] if hasattr(layer, "fc2_weight") else [name]
 
 
 def restore(model: torch.nn.Module, content: Dict[str, Any]) -> bool:
-    """Load what state_of() gave, in place; whether delayed scaling starts anew, because scales of it were not saved."""
+    """Load the result of state_of(), in place; return whether delayed scaling starts anew for lack of scales."""
     own, saved = inner(model).state_dict(), content["model"]
     weights = {name: saved[own_name(name)] for name in own if own_name(name) in saved}
     inner(model).load_state_dict(ms_amp.like(weights, own), strict=False)
@@ -149,7 +149,7 @@ def restore(model: torch.nn.Module, content: Dict[str, Any]) -> bool:
 
 
 def adamw_state(saved: Dict[str, Any], optimizer: torch.optim.Optimizer, column: str, step: int) -> Dict[str, Any]:
-    """AdamW's saved state as this implementation has it, of whichever it was: the moments, and how many steps are done.
+    """The saved state of any AdamW in the form of this implementation: the moments, and the number of steps done.
 
     torch keeps that count with each parameter as a tensor, which a step adds to in place, DeepSpeed as a number; apex
     and Transformer Engine keep it with each group, and what else a parameter has is a moment to the latter.
@@ -180,5 +180,5 @@ def restore_random_state(state: Dict[str, Any]) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     torch.set_rng_state(state["torch"])
-    for device, own in zip(range(torch.cuda.device_count()), state["cuda"]):  # this machine may have fewer
+    for device, own in zip(range(torch.cuda.device_count()), state["cuda"]):  # this machine may have fewer GPUs
         torch.cuda.set_rng_state(own, device)

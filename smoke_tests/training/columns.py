@@ -1,4 +1,4 @@
-"""Which implementation of each operator a run takes, and what cannot be trained together."""
+"""Which implementation of each operator a run uses, and which options exclude each other."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Dict, Tuple
 import torch
 
 from smoke_tests.claims import holds
+from smoke_tests.operators import table
 from smoke_tests.operators.table import OPERATORS
 from smoke_tests.training import ms_amp
 from smoke_tests.training.llama import NAIVE
@@ -28,10 +29,6 @@ FUSED = {
 }
 # The AdamW that keeps the 16 bits which bfloat16 weights lack of float32.
 ADAMW = "transformer-engine"
-# The implementations that --deterministic does without: torch refuses cuDNN's attention, xformers' copy of
-# FlashAttention adds in any order, and flash-attn tunes its norm by time, so that another process may add in another
-# order.
-INEXACT = {("attention", "torch.cudnn"), ("attention", "xformers.flash"), ("rms_norm", "flash-attn")}
 
 
 def _installed(name: str, column: str) -> bool:
@@ -51,10 +48,11 @@ def _dtypes(name: str, column: str, cuda: bool) -> Tuple[str, ...]:
 
 
 def repeats(name: str, column: str) -> bool:
-    """Whether an implementation gives the same bits every time once torch uses deterministic algorithms."""
-    if (name, column) == ("attention", "flash-attn"):
-        return bool(_dtypes(name, column, True)) and holds(metadata.version("flash-attn"), "2.4.1", "")
-    return (name, column) not in INEXACT
+    """Whether an installed implementation gives the same bits every time once torch uses deterministic algorithms.
+
+    flash-attn tunes its norm by time, so that another process may add in another order.
+    """
+    return table.repeats(column) if name == "attention" else (name, column) != ("rms_norm", "flash-attn")
 
 
 def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, str]:
@@ -66,7 +64,7 @@ def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, st
     dtypes = {name: "bfloat16" if half and name != "adamw" else "float32" for name in FUSED}
 
     def usable(name: str, column: str) -> bool:
-        # A target may have flash-attn's kernels for two head sizes only.
+        # A target may contain flash-attn's kernels for two head sizes only.
         if column == "flash-attn" and name == "attention" and head_size not in (64, 128):
             return False
         if column == "torch.cudnn" and head_size > 128:
@@ -103,7 +101,7 @@ def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, st
 
 
 def refuse(options: Options, on_gpu: bool) -> None:
-    """Refuse a run that cannot be made, for the first reason that holds."""
+    """Refuse a run that is not possible, for the first reason that applies."""
     if on_gpu and not torch.cuda.is_available():
         raise Refused("--device cuda: torch finds no GPU here")
     if options.precision in ms_amp.PRECISIONS:
@@ -112,6 +110,8 @@ def refuse(options: Options, on_gpu: bool) -> None:
         refuse_bfloat16_weights(options, on_gpu)
     if options.te_modules:
         refuse_te_modules(options, on_gpu)
+    if "rms_norm=transformer-engine" in options.ops.split(","):
+        refuse_norm(options)
     if column_of(options.precision).startswith("transformer-engine") and not on_gpu:
         raise Refused(f"--precision {options.precision} needs a GPU; torchao.tensorwise is emulated on a CPU")
     if options.graphs and (not on_gpu or options.precision in CUT):
@@ -120,8 +120,17 @@ def refuse(options: Options, on_gpu: bool) -> None:
         raise Refused("--recompute and --graphs cannot be combined: a graph does not hold what is computed again")
 
 
+def refuse_norm(options: Options) -> None:
+    """Refuse Transformer Engine's norm where its weight, which is a parameter, would be a cast of the model's."""
+    if options.precision != "float32" and options.weights == "float32":
+        raise Refused(
+            f"--ops {options.ops}: rms_norm=transformer-engine does not train weights in float32 with --precision "
+            f"{options.precision}; use --weights bfloat16 or another implementation"
+        )
+
+
 def refuse_with_ms_amp(options: Options, on_gpu: bool) -> None:
-    """Refuse a run that MS-AMP cannot make."""
+    """Refuse a run that MS-AMP does not support."""
     asked = f"--precision {options.precision}"
     for name, why in ms_amp.WITHOUT.items():
         if getattr(options, name):
@@ -137,7 +146,7 @@ def refuse_with_ms_amp(options: Options, on_gpu: bool) -> None:
 
 
 def refuse_bfloat16_weights(options: Options, on_gpu: bool) -> None:
-    """Refuse what weights in bfloat16 cannot be combined with."""
+    """Refuse options that cannot be combined with bfloat16 weights."""
     asked, either = "--weights bfloat16", "remove one of them"
     if options.precision in (*ms_amp.PRECISIONS, "float32"):
         raise Refused(f"{asked} and --precision {options.precision}, which sets the dtype of weights itself: {either}")
@@ -151,7 +160,7 @@ def refuse_bfloat16_weights(options: Options, on_gpu: bool) -> None:
 
 
 def refuse_te_modules(options: Options, on_gpu: bool) -> None:
-    """Refuse what Transformer Engine's modules cannot be combined with."""
+    """Refuse options that cannot be combined with Transformer Engine's modules."""
     asked, either = "--te-modules", "remove one of them"
     if options.precision != "bf16" and not column_of(options.precision).startswith("transformer-engine"):
         raise Refused(f"{asked} and --precision {options.precision}, which has other layers: {either}")

@@ -1,4 +1,4 @@
-"""A DeepSpeed configuration as options of pretrain.py: each field is mapped, of no effect here, or refused by name."""
+"""A DeepSpeed configuration as options of pretrain.py: each field is mapped, has no effect, or is refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults of training: of its own code, and of what packages do over many steps; and which claims its rule concerns.
+"""The faults of training, in its own code and in what packages do over many steps; and the claims for the rule.
 
 The column "training" stands for smoke_tests/training, where any package's claim may catch the fault.
 """
@@ -207,7 +207,7 @@ def one_layer_is_left_in_bfloat16(_: str) -> ContextManager[Any]:
     own: Call = vars(trainer)["convert"]
 
     class Kept(torch.nn.Linear):  # type: ignore[misc]
-        """A layer that no package takes for torch's."""
+        """A layer that no package recognizes as torch's."""
 
     def partly(model: torch.nn.Module, precision: str) -> torch.nn.Module:
         model.blocks[1].attention.output.__class__ = Kept
@@ -370,11 +370,11 @@ RULED = (
 
 
 def function_of(module: str, name: str) -> Any:
-    """The function of that name, as "Run.update", in a module of this folder."""
-    place: Any = importlib.import_module("smoke_tests.training." + module.replace("/", "."))
+    """The function of that name, as "Run.update", in a module of smoke_tests, as "training.trainer"."""
+    place: Any = importlib.import_module("smoke_tests." + module.replace("/", "."))
     for part in name.split("."):
         place = getattr(place, part)
-    return inspect.unwrap(getattr(place, "__func__", place))  # of a class method, its function
+    return inspect.unwrap(getattr(place, "__func__", place))  # the function of a class method
 
 
 def code_of(code: CodeType, name: str) -> CodeType:
@@ -386,7 +386,7 @@ def code_of(code: CodeType, name: str) -> CodeType:
 
 @contextlib.contextmanager
 def recoded(function: Any, code: CodeType) -> Iterator[None]:
-    """The context in which a function runs another code, wherever it is called from."""
+    """The context in which a function runs other code, wherever it is called from."""
     before, function.__code__ = function.__code__, code
     try:
         yield

@@ -37,7 +37,7 @@ from smoke_tests.training.precision import computed, plain, rounded
 # Limits in units of the noise: of the losses, which are few, so that their noise may be small by chance (8 was seen in
 # 160 sound comparisons), of the worst matrix (2.4), and of all (1.3; with two bits of mantissa 1.6 and more).
 LOSSES, WORST, ALL = 20.0, 4.0, 1.4
-TINY = 1e-12  # counts as no distance
+TINY = 1e-12  # smaller values count as no distance
 
 
 class Outcome(NamedTuple):
@@ -83,9 +83,9 @@ class Guard:
         self._batches: List[Any] = []  # since then
         self._start: Any = None  # where the steps that will be compared begin
         self._losses: List[float] = []  # of this period
-        self._error = ""  # what the last step that was not finite said
+        self._error = ""  # the message of the last step that was not finite
         self._events: List[Dict[str, Any]] = []
-        self.seconds = 0.0  # spent on comparisons and on doing steps again
+        self.seconds = 0.0  # seconds spent on comparisons and repeated steps
 
     def __call__(self, batch: Any) -> Any:
         """Do one step and the comparison that is due after it; returns what `step` returned."""
@@ -182,7 +182,7 @@ class Guard:
         ((state, states), random_state), (model, *others) = snapshot, self._parts
         checkpoint.restore(model, state)
         for part, own in zip(others, states):
-            part.load_state_dict(_copy(own))  # an optimizer keeps the tensors that it is given, and changes them
+            part.load_state_dict(_copy(own))  # an optimizer keeps and changes the tensors that it is given
         checkpoint.restore_random_state(random_state)
 
 

@@ -1,4 +1,4 @@
-"""Is the guard any good? Faults are planted in torchao's FP8 while a tiny model trains, and clean runs are watched.
+"""Does the guard work? Plant faults in torchao's FP8 while a tiny model trains, and watch runs without a fault.
 
     python -m smoke_tests.training.guard_proof OUT.json [--clean 20]
 
@@ -28,13 +28,13 @@ from smoke_tests.training.trainer import Run
 EVERY, COMPARED = 20, 4
 FROM, UNTIL, STEPS = 50, 105, 160
 PRECISIONS = ("torchao.tensorwise", "torchao.rowwise")
-LAYER = "blocks.1.feed_forward.down"  # the one that some faults are in
+LAYER = "blocks.1.feed_forward.down"  # the layer that some faults affect
 
 Patch = Callable[[], ContextManager[Any]]
 
 
 class Planted(NamedTuple):
-    """A fault: what plants it in a run, and what is called before each step that it is in."""
+    """A fault: the function that plants it in a run, and the one that is called before each step with it."""
 
     plant: Patch
     each_step: Callable[[], None] = lambda: None
@@ -63,7 +63,7 @@ def _forward(run: Run, compute: Callable[[Any, torch.nn.Module, torch.Tensor], t
 
 
 def scale_frozen(run: Run) -> Planted:
-    """The scales of the model as it is now are used on and on; it is planted before the first step."""
+    """The scales of the model at this point are used for all steps; planted before the first step."""
     scales: List[torch.Tensor] = []
     used = [0]
 
@@ -115,7 +115,7 @@ def not_a_number(run: Run) -> Planted:
 
 
 def amax_overflowed(run: Run) -> Planted:
-    """The largest magnitude is taken for 16 times less than it is, so that what is near it overflows."""
+    """The largest magnitude is taken to be 16 times smaller than it is, so that values near it overflow."""
 
     def make(compute: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         return lambda *arguments, **named: 16 * compute(*arguments, **named)
@@ -142,7 +142,7 @@ def stale_weight(run: Run) -> Planted:
 
 
 def wrong_format(run: Run) -> Planted:
-    """What should be e4m3 is e5m2: a bit less of mantissa."""
+    """Values that should be e4m3 are e5m2: one bit of mantissa less."""
 
     def make(cast: Callable[..., Any]) -> Callable[..., Any]:
         return lambda tensor, dtype, *rest, **named: cast(tensor, torch.float8_e5m2, *rest, **named)
@@ -161,7 +161,7 @@ FAULTS: Dict[str, Callable[[Run], Planted]] = {
 
 
 def options(seed: int, precision: str, steps: int) -> Options:
-    """The run that all are: the tiny model on windows of 64 bytes."""
+    """The options of all runs: the tiny model on windows of 64 bytes."""
     return Options(
         model="tiny", precision=precision, steps=steps, seed=seed, learning_rate=3e-3, schedule="constant", device="cpu"
     )
@@ -204,7 +204,7 @@ def guarded_run(seed: int, precision: str, fault: str = "", steps: int = STEPS) 
 
 
 def judged(run: Dict[str, Any], plain: List[List[float]]) -> Dict[str, Any]:
-    """What a faulty run came to, given the losses of plain runs, the first of which has its seed."""
+    """The verdict on a faulty run, given the losses of plain runs, the first of which has its seed."""
     kinds = [(event["kind"], event["step"]) for event in run["events"]]
     fell = [step for kind, step in kinds if kind == "fallback" and step >= FROM]
     back = [step for kind, step in kinds if kind == "return"]
@@ -220,7 +220,7 @@ def judged(run: Dict[str, Any], plain: List[List[float]]) -> Dict[str, Any]:
 
 
 def passed(run: Dict[str, Any]) -> bool:
-    """Whether a faulty run was noticed within a period, and only it, went back to FP8 and ended where plain runs do."""
+    """Whether the fault alone was noticed, within a period, and the run returned to FP8 and ended like plain runs."""
     noticed = run["detected after"] is not None and run["detected after"] < EVERY
     ended = run["returned at"] is not None and run["gap at the end"] <= run["spread of seeds"]
     return noticed and ended and not run["false alarms"]

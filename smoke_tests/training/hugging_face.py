@@ -1,4 +1,4 @@
-"""A checkpoint as a Mistral of transformers, and back: what others load, and what was trained elsewhere."""
+"""Convert a checkpoint to a Mistral of transformers, and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 from smoke_tests.training.models import Model
 
-# What one product of the Llama computes at once, and its parts in a Mistral.
+# The joint products of the Llama, and their parts in a Mistral.
 JOINT = {"attention.qkv": ("q_proj", "k_proj", "v_proj"), "feed_forward.gate_up": ("gate_proj", "up_proj")}
 NAMES = {
     "attention.output": "self_attn.o_proj",

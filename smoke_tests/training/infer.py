@@ -21,17 +21,17 @@ from smoke_tests.training.options import Options, Parser, Refused, model_of
 from smoke_tests.training.precision import PRECISIONS, column_of, convert, inner
 from smoke_tests.training.text import Text, TextError, decoder, encoder
 
-ROWS = 16  # what FP8 products take is a multiple of it: this many texts are generated at a time
+ROWS = 16  # FP8 products need a multiple of this: so many texts are generated at a time
 
 
 class Reader(NamedTuple):
-    """A trained model and how it is to be called."""
+    """A trained model and the way to call it."""
 
     model: torch.nn.Module
     options: Options
     device: str
     half: bool
-    text: str  # the identity of what it was trained on
+    text: str  # the identity of its training text
 
     def __call__(self, *inputs: Any, **named: Any) -> torch.Tensor:
         with torch.no_grad(), torch.autocast(self.device, torch.bfloat16, enabled=self.half):
@@ -40,7 +40,7 @@ class Reader(NamedTuple):
 
 
 def opened(path: Path, precision: str, ops: str, device: str) -> Reader:
-    """The model of a checkpoint, in any precision; FP8 takes its scales from it, where it has them."""
+    """The model of a checkpoint, in any precision; FP8 takes its scales from the checkpoint if they are there."""
     if column_of(precision).startswith("transformer-engine") and device != "cuda":
         raise Refused(f"--precision {precision} needs a GPU; torchao.tensorwise is emulated on a CPU")
     content = checkpoint.load(path)
@@ -119,7 +119,7 @@ def main(arguments: List[str]) -> int:
     except (Refused, TextError, checkpoint.CheckpointError) as error:
         sys.exit(f"fusebox: {error}")
     for name, reader in readers.items():
-        generate(reader, prompt, min(2, asked.tokens), 0.0, 0)  # what is chosen or compiled once
+        generate(reader, prompt, min(2, asked.tokens), 0.0, 0)  # a first call, for what is chosen or compiled once
         began = time.perf_counter()
         made = generate(reader, prompt, asked.tokens, asked.temperature, options.seed).cpu()
         rate = made.numel() / (time.perf_counter() - began)

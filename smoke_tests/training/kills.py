@@ -34,7 +34,7 @@ def command(out: Path, steps: int, *flags: str) -> List[str]:
 
 
 def finish(out: Path, steps: int, *flags: str) -> List[float]:
-    """Run to the end; the losses, one per step."""
+    """Run to the end and return the losses, one per step."""
     code = subprocess.call(command(out, steps, *flags), cwd=str(CHECKOUT), stdout=subprocess.DEVNULL)
     assert code == 0, f"a run that nobody killed ended with {code}"
     rows = read_log(out / "log.jsonl")
@@ -43,7 +43,7 @@ def finish(out: Path, steps: int, *flags: str) -> List[float]:
 
 
 def killed(out: Path, steps: int, inside: bool, draw: random.Random, flags: Sequence[str] = ON_CPU) -> Dict[str, Any]:
-    """Start a run and kill it; when that was, after which step, and whether a checkpoint was being written.
+    """Start a run and kill it; return when, after which step, and whether a checkpoint was being written.
 
     inside: wait for one of the checkpoints to be begun; otherwise for a random time after the first.
     """
@@ -85,7 +85,7 @@ def trial(
 
 
 def main(arguments: List[str]) -> int:
-    """All trials; 1 if one of them differs and must not."""
+    """Run all trials; 1 if one of them differs but must not."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(prog="kills")
     parser.add_argument("out", type=Path)

@@ -71,7 +71,7 @@ class Rotary(torch.nn.Module):  # type: ignore[misc]
         self.register_buffer("sine", angle.sin().float(), persistent=False)
 
     def forward(self, x: torch.Tensor, start: int) -> torch.Tensor:
-        if not hasattr(self.rope, "rotate"):  # an implementation that makes its own table
+        if not hasattr(self.rope, "rotate"):  # an implementation with its own table
             turned: torch.Tensor = self.rope(x, start)
             return turned
         positions = slice(start, start + x.shape[-2])
@@ -131,7 +131,7 @@ class Block(torch.nn.Module):  # type: ignore[misc]
         return out
 
     def extend(self, x: torch.Tensor, past: Tuple[torch.Tensor, torch.Tensor]) -> Any:
-        """The same for tokens that follow a cache; also the extended cache."""
+        """The same for tokens that follow a cache; returns the extended cache too."""
         attended, past = self.attention(self.attention_norm(x), past)
         x = x + attended
         return x + self.feed_forward(self.feed_forward_norm(x)), past
@@ -175,7 +175,7 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
         return loss
 
     def empty_cache(self, batch: int) -> Cache:
-        """A cache without any position."""
+        """An empty cache."""
         attention = self.blocks[0].attention
         nothing = self.embedding.weight.new_empty(batch, attention.split[1], 0, attention.head_size, dtype=self.dtype)
         return [(nothing, nothing)] * len(self.blocks)

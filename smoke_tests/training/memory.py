@@ -1,4 +1,4 @@
-"""How much memory the state of training takes: the sum on paper, and what its tensors hold."""
+"""How much memory the state of training takes: computed on paper, and measured from its tensors."""
 
 from __future__ import annotations
 

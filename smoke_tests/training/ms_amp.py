@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, Tuple
 import torch
 
 PRECISIONS = ("ms-amp.O1", "ms-amp.O2")
-# What does not go with it, and why.
+# Options that do not work with MS-AMP, and why.
 WITHOUT = {
     "recompute": "its layers keep their inputs anyway",
     "compile": "its weights are not torch tensors",
@@ -26,7 +26,7 @@ def prepared(
     model: torch.nn.Module, groups: Iterable[Dict[str, Any]], precision: str, **settings: Any
 ) -> Tuple[torch.nn.Module, torch.optim.Optimizer]:
     """The model with MS-AMP's layers, all but the head, and its AdamW with these settings."""
-    import msamp  # it replaces functions of torch, which a run in another precision is to keep
+    import msamp  # MS-AMP replaces functions of torch, which a run in another precision must keep
 
     model.head.use_fp32_linear = True  # MS-AMP's own name for a layer that stays
     converted: Tuple[torch.nn.Module, torch.optim.Optimizer] = msamp.initialize(
@@ -47,12 +47,12 @@ def clip_grad_norm_(parameters: Iterable[Any], largest: float) -> float:
 
 
 def plain(tensor: Any) -> torch.Tensor:
-    """A tensor of torch, as it is, or the float32 that one of MS-AMP's stands for, which keeps every bit."""
+    """A torch tensor unchanged, or the float32 value of an MS-AMP tensor, which keeps every bit."""
     unscaled: torch.Tensor = tensor if isinstance(tensor, torch.Tensor) else tensor.float()
     return unscaled
 
 
-# --- in a checkpoint, which holds nothing but torch's tensors and numbers ---
+# --- in a checkpoint, which contains only torch tensors and numbers ---
 
 
 def like(weights: Dict[str, torch.Tensor], own: Dict[str, Any]) -> Dict[str, Any]:
@@ -86,7 +86,7 @@ def packed(optimizer: torch.optim.Optimizer) -> Dict[str, Any]:
 
 
 def unpacked(state: Dict[str, Any]) -> Dict[str, Any]:
-    """What packed() was given."""
+    """The inverse of packed()."""
 
     def scaled(each: Any) -> Any:
         if not isinstance(each, dict):

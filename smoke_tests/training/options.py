@@ -14,7 +14,7 @@ from smoke_tests.training.precision import PRECISIONS, column_of
 
 
 class Refused(ValueError):
-    """A run cannot be made; the message is one sentence that says why."""
+    """A run is not possible; the message is one sentence that says why."""
 
 
 def flag(default: Any, text: str, **named: Any) -> Any:

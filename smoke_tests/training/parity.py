@@ -40,12 +40,12 @@ Curves = Dict[str, Dict[int, Dict[str, Any]]]  # arm -> seed -> row of curves.js
 
 
 def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Sequence[str]) -> int:
-    """Do what is missing until the minutes are over; 0 if nothing is, 75 if something is, or a failed run's code."""
+    """Do the missing runs until the minutes are over; 0 if none is left, 75 if some are, or a failed run's code."""
     until = time.monotonic() + 60 * minutes
     folder.mkdir(parents=True, exist_ok=True)
     log = trainer.Log(folder / "curves.jsonl")
     todo = [(seed, arm) for seed in range(seeds) for arm in arms]
-    todo.sort(key=lambda pair: pair[1].startswith("ms-amp"))  # it changes torch for what this process trains after it
+    todo.sort(key=lambda pair: pair[1].startswith("ms-amp"))  # it changes torch for the rest of this process
     for seed, arm in todo:
         if seed in curves(folder).get(arm, {}):
             continue
@@ -72,7 +72,7 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
 
 
 def curves(folder: Path) -> Curves:
-    """What was run so far."""
+    """The curves of the runs so far."""
     by_arm: Curves = {}
     for row in trainer.read_log(folder / "curves.jsonl"):
         by_arm.setdefault(row["arm"], {})[row["seed"]] = row
@@ -84,7 +84,7 @@ def texts(by_arm: Curves) -> Set[str]:
     return {row["text"] for runs in by_arm.values() for row in runs.values() if "text" in row}
 
 
-# --- what they say ---
+# --- results ---
 
 
 def smoothed(values: Sequence[float], window: int) -> List[float]:
@@ -104,7 +104,7 @@ def differences(reference: Sequence[Sequence[float]], arm: Sequence[Sequence[flo
 
 
 def judged(values: Sequence[float], margin: float = MARGIN) -> Dict[str, Any]:
-    """What the differences of some seeds come to; nothing with too few seeds.
+    """The verdict on the differences of some seeds; empty with too few seeds.
 
     above: their mean, with its interval of 95 % by Student's t. verdict: "equivalent" where the interval lies within
     the margin (two one-sided tests, each at 2.5 %), else "different" where it leaves 0 out, else "not told apart".
@@ -119,7 +119,7 @@ def judged(values: Sequence[float], margin: float = MARGIN) -> Dict[str, Any]:
 
 
 def references(by_arm: Curves) -> Dict[str, str]:
-    """The arm that each is compared with: the first of its learning rate, or of all where it is the only one of it."""
+    """The arm that each is compared with: the first one of its learning rate, or the first of all if it is alone."""
     by_rate: Dict[float, List[str]] = {}
     rates = {arm: next(iter(runs.values()))["options"]["learning_rate"] for arm, runs in by_arm.items()}
     for arm, rate in rates.items():

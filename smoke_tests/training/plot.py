@@ -1,4 +1,4 @@
-"""Curves as SVG, with nothing but the standard library: a target's environment has no matplotlib."""
+"""Draw curves as SVG with the standard library only, because a target's environment has no matplotlib."""
 
 from __future__ import annotations
 

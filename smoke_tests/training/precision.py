@@ -1,4 +1,4 @@
-"""In what the linear layers of a model compute: bfloat16 or float32, FP8 by a package, or a cut mantissa.
+"""The precision of a model's linear layers: bfloat16 or float32, FP8 by a package, or a shortened mantissa.
 
 A precision is "float32", "bf16", "fp8" (Transformer Engine's delayed scaling), a column of the table's linear layers
 ("torchao.tensorwise", "transformer-engine.current"), or "e8m3" to "e8m6": bfloat16 with that many bits of mantissa.
@@ -47,11 +47,11 @@ def mantissas(precision: str) -> Tuple[int, int]:
     return (3, 3) if precision.endswith(("rowwise", "blockwise", "gw_hp")) else (3, 2)
 
 
-# --- the same layers, computed otherwise ---
+# --- the same layers, computed in another way ---
 
 
 def layers_of(model: torch.nn.Module) -> List[torch.nn.Module]:
-    """Every linear layer but the head, whoever made it: torch, torchao or Transformer Engine."""
+    """Every linear layer but the head, of torch, torchao or Transformer Engine."""
     named = inner(model).named_modules()
     return [layer for name, layer in named if hasattr(layer, "in_features") and name.rpartition(".")[2] != "head"]
 
@@ -68,7 +68,7 @@ def computed(model: torch.nn.Module, compute: Compute) -> Iterator[None]:
     before = [(layer, layer.__dict__.get("forward")) for layer in layers_of(model)]
     wrapped = [(part, part.recipe) for part in model.modules() if isinstance(part, InFp8)]
     with contextlib.ExitStack() as stack:
-        if hasattr(torch, "compiler") and hasattr(torch.compiler, "set_stance"):  # what was compiled is the other one
+        if hasattr(torch, "compiler") and hasattr(torch.compiler, "set_stance"):  # compiled code is the other layer's
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         try:
             compute_by(model, compute)
@@ -99,7 +99,7 @@ def factors(layer: torch.nn.Module, x: torch.Tensor) -> Tuple[torch.Tensor, torc
     else:
         dtype = torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else x.dtype
     bias = getattr(layer, "bias", None)
-    has_bias = bias is not None and bias.numel() > 0  # Transformer Engine's is empty where there is none
+    has_bias = bias is not None and bias.numel() > 0  # Transformer Engine's bias is empty if there is none
     return x.to(dtype), layer.weight.to(dtype), bias.to(dtype) if bias is not None and has_bias else None
 
 

@@ -103,6 +103,7 @@ def test_refusals(tmp_path: Path) -> None:
         (["--te-modules", "--precision", "torchao.rowwise"], "--precision torchao.rowwise"),
         (["--te-modules", "--ops", "swiglu=torch"], "--ops swiglu=torch"),
         (["--te-modules", "--guard", "10"], "--guard"),
+        (["--ops", "rms_norm=transformer-engine"], "--weights bfloat16"),
         (["--resume"], "--resume"),
         (["--data", str(lines[0])], "line 2"),
         (["--data", str(lines[1])], "too few"),

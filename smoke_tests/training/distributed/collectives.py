@@ -1,4 +1,4 @@
-"""What goes between GPUs: every element of the collectives, their bandwidth, and FSDP2's bytes in float8.
+"""The traffic between GPUs: every element of the collectives, their bandwidth, and FSDP2's bytes in float8.
 
 `python -m smoke_tests.training.distributed.collectives FOLDER [--cpu]`, started by torchrun, writes
 FOLDER/rank<N>.json. Bandwidth is the bus's, in GB/s: what the links of one GPU carry, which compares with the
@@ -27,7 +27,7 @@ REPEATS = 20
 
 
 def values(size: int, rank: int, dtype: torch.dtype, device: str) -> torch.Tensor:
-    """What that rank sends, [size]: whole numbers below 31 that depend on the place and on the rank."""
+    """The values that a rank sends, [size]: whole numbers below 31 that depend on the position and the rank."""
     places = torch.arange(size, dtype=torch.int64, device=device)
     return ((places * 7 + rank * 13) % 31).to(dtype)
 
@@ -110,7 +110,7 @@ def gathered_bytes(recipe: str, device: str, emulate: bool) -> Tuple[int, float]
 
     def note(output_tensor: torch.Tensor, input_tensor: torch.Tensor, **others: Any) -> Any:
         sent.append(output_tensor.numel() * output_tensor.element_size())
-        if device == "cpu" and output_tensor.element_size() == 1:  # gloo knows no float8
+        if device == "cpu" and output_tensor.element_size() == 1:  # gloo has no float8
             output_tensor, input_tensor = output_tensor.view(torch.uint8), input_tensor.view(torch.uint8)
         return gather(output_tensor, input_tensor, **others)
 
@@ -125,7 +125,7 @@ def gathered_bytes(recipe: str, device: str, emulate: bool) -> Tuple[int, float]
 
 
 def identity(device: str) -> Dict[str, Any]:
-    """What this process runs on and with."""
+    """The hardware and software of this process."""
     libraries = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "/" in line}
     manifest = Path(sys.prefix, "fusebox", "manifest.json")
     on_gpu = device != "cpu"

@@ -24,7 +24,7 @@ if "--look" in sys.argv:  # both before the engine's import, which reads the arg
     LOOK = True
 else:
     LOOK = False
-if "--cpu" in sys.argv:  # the engine knows no CPU: what it asks a device's module for is said here, before its import
+if "--cpu" in sys.argv:  # the engine knows no CPU: its device module is defined here, before the import
     sys.argv.remove("--cpu")
     torch._utils._get_available_device_type = lambda: "cpu"
     torch.cpu.get_device_name = lambda device: "CPU"
@@ -100,7 +100,7 @@ class Numbers(MetricsProcessor):  # type: ignore[misc]
         memory = self.device_memory_monitor.get_peak_stats()
         row = {
             "step": step,
-            "loss": float(global_avg_loss),  # -1 on the ranks of a pipeline that see none
+            "loss": float(global_avg_loss),  # -1 on the ranks of a pipeline that see no loss
             "grad_norm": grad_norm,
             "seconds": seconds,
             "tokens_per_second": self.ntokens_since_last_log / seconds / self.parallel_dims.non_data_parallel_size,
@@ -128,7 +128,7 @@ def parallelize(model: torch.nn.Module, parallel_dims: ParallelDims, job_config:
         apply_fsdp(model, parallel_dims._meshes["fsdp"], param_dtype, reduce_dtype, parallel_dims.pp_enabled)
     for module in model.modules():
         if isinstance(module, FSDPModule) and device_type == "cpu":
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no product of a sum
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale a sum
     return model
 
 

@@ -1,4 +1,4 @@
-"""Training jobs of several processes, started with torchrun as a user does; watched, killed and started again."""
+"""Training jobs of several processes: started with torchrun as users do, watched, killed and started again."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def torchrun(script: str, arguments: Sequence[str], processes: int, options: Seq
 class Job:
     """A command that runs; its output goes to `log`. Leaving the block kills every process that still runs.
 
-    Jobs run at the same time. A job that is `alone`, because it is timed, waits for the others, and they wait for it.
+    Jobs run at the same time. A job that is timed runs `alone`: it waits for the others, and they wait for it.
     """
 
     def __init__(self, command: Sequence[str], log: Path, alone: bool = False) -> None:
@@ -84,7 +84,7 @@ class Job:
         """Send SIGKILL to the command and to every process that it started: torchrun's workers would outlive it."""
         try:
             for process in self.processes():
-                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                with contextlib.suppress(ProcessLookupError):  # the process has just ended
                     os.kill(process, signal.SIGKILL)
             self.process.wait()
         finally:
@@ -103,7 +103,7 @@ class Job:
                 ids.append(int(path.parent.name))
         return ids
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """Everything that the job printed."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
@@ -112,19 +112,19 @@ class Job:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it still runs after {seconds} s: {self.said()[-2000:]}") from None
+            raise AssertionError(f"it still runs after {seconds} s: {self.printed()[-2000:]}") from None
 
     def reach(self, step: int, folder: Path, seconds: float = 120) -> None:
-        """Wait until rank 0 has written that step."""
+        """Wait until rank 0 has written this step."""
         end = time.monotonic() + seconds
         while max(losses(folder), default=0) < step:
-            assert self.process.poll() is None, f"it ended before step {step}: {self.said()[-3000:]}"
-            assert time.monotonic() < end, f"no step {step} within {seconds} s: {self.said()[-2000:]}"
+            assert self.process.poll() is None, f"it ended before step {step}: {self.printed()[-3000:]}"
+            assert time.monotonic() < end, f"no step {step} within {seconds} s: {self.printed()[-2000:]}"
             time.sleep(0.05)
 
 
 def noted(folder: Path, rank: int = 0) -> List[Dict[str, Any]]:
-    """The lines of numbers that a rank has written, one per step; a step that was done twice has two lines."""
+    """The lines of numbers that a rank has written, one per step; a step that ran twice has two lines."""
     path = folder / f"rank{rank}.jsonl"
     return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 

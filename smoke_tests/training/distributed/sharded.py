@@ -28,12 +28,12 @@ from smoke_tests.training.models import Shape
 from smoke_tests.training.short_training import batches, small_llama, standard_library_text
 
 COLUMNS = dict.fromkeys(("rms_norm", "rope", "attention", "swiglu", "cross_entropy", "adamw"), "torch")
-SILENCE = 15.0  # seconds that a process waits for another before it gives up
+SILENCE = 8.0  # seconds that a process waits for another before it gives up
 EVERY = 5  # steps between checkpoints
 
 
 class Pulse:
-    """Each rank's heartbeat in the store that all share, so that who is silent can be named."""
+    """Each rank's heartbeat in the store that all ranks share, so that a silent rank can be named."""
 
     def __init__(self, store: dist.Store, rank: int, world: int) -> None:
         self.store, self.world = store, world
@@ -48,7 +48,7 @@ class Pulse:
             store.add(key, 1)
 
     def end(self) -> None:
-        """Beat no more: a thread that is inside the store when Python ends aborts the process."""
+        """Stop beating, because a thread that is inside the store when Python ends aborts the process."""
         self.over.set()
         self.heart.join(SILENCE)
 
@@ -71,7 +71,7 @@ def train(folder: Path, steps: int, rank: int, world: int) -> None:
         for part in (*model.blocks, model):
             fully_shard(part)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.1)
-    saved = sorted(int(path.parent.name) for path in folder.glob("*/.metadata"))  # written last: it is whole
+    saved = sorted(int(path.parent.name) for path in folder.glob("*/.metadata"))  # written last, so it is complete
     start = saved[-1] if saved else 0
     if start:
         weights, states = get_state_dict(model, optimizer)

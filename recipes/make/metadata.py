@@ -1,0 +1,36 @@
+"""What a published file says of itself: its core metadata, read without running anything of it."""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from recipes.make import audit
+
+
+def metadata(path: Path) -> Message:
+    """The metadata of a wheel, or of an sdist (empty where that has none)."""
+    text = audit.described(path, "METADATA") if path.suffix == ".whl" else of_sdist(path, "PKG-INFO")
+    return HeaderParser().parsestr(text.decode(errors="replace"))
+
+
+def requires(described: Message) -> list[str] | None:
+    """The requirements that hold without an extra; None where they are known only after a build."""
+    listed = described.get_all("Requires-Dist")
+    if listed is None:
+        return None
+    parsed = [Requirement(text) for text in listed]
+    return [str(one) for one in parsed if not (one.marker and "extra" in str(one.marker))]
+
+
+def of_sdist(sdist: Path, name: str) -> bytes:
+    """A file in the one folder of an sdist; empty where it is not there."""
+    with tarfile.open(sdist) as tar:
+        member = next((one for one in tar if re.fullmatch(rf"[^/]+/{re.escape(name)}", one.name)), None)
+        found = tar.extractfile(member) if member else None
+        return found.read() if found else b""
