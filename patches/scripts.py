@@ -23,7 +23,7 @@ with open("setup.py") as script:
     exec(compile(script.read(), "setup.py", "exec"), {"__name__": "__main__", "__file__": "setup.py"})
 """
 
-# After SETUP: the C++ standards that the flags of each extension name, and whether g++ takes torch's headers with the one
+# After SETUP: the C++ standards that the flags of each extension name, and whether g++ takes torch's headers with that
 # for C++ files.
 STANDARDS = """
 import subprocess, torch.utils.cpp_extension

@@ -14,7 +14,8 @@ torch.utils.cpp_extension.CUDA_HOME = os.path.abspath("cuda")
 
 def test_the_headers_are_taken_with_the_patch_only(proof: Proof) -> None:
     pristine, patched = proof.run(
-        CUDA + SETUP + STANDARDS, NVCC="13.2", TORCH_CUDA="13.2", FORCE_CUDA="1", TORCH_CUDA_ARCH_LIST="9.0", XFORMERS_DISABLE_FLASH_ATTN="1",
+        CUDA + SETUP + STANDARDS, NVCC="13.2", TORCH_CUDA="13.2", FORCE_CUDA="1",
+        TORCH_CUDA_ARCH_LIST="9.0", XFORMERS_DISABLE_FLASH_ATTN="1",
     )  # fmt: skip
     before, after = pristine.stdout.splitlines()[-2:], patched.stdout.splitlines()[-2:]
     assert before[0] == "extension xformers._C -std=c++17 -std=c++17", pristine.stderr
