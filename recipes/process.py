@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -18,6 +19,13 @@ GIT_ALONE = {
     "GIT_ATTR_NOSYSTEM": "1",
 }
 GRACE = 5  # seconds
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_libc = ctypes.CDLL(None)
+
+
+def ends_with_us() -> None:
+    """For `preexec_fn`: the process gets SIGTERM when the tool ends in any way, also by kill -9."""
+    _libc.prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGTERM))
 
 
 def git_variables() -> dict[str, str]:
@@ -38,14 +46,17 @@ def commit_of(root: Path, *files: str) -> str:
 
 
 @contextlib.contextmanager
-def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+def group(
+    command: list[str], folder: Path, variables: Mapping[str, str], *, bound: bool = False
+) -> Iterator[subprocess.Popen[str]]:
     """A process in a group of its own, with both outputs in one pipe; none of it outlives us when we stop early.
 
-    It inherits the cache's lock (`close_fds`): if we are killed, the next run waits for it.
+    It inherits the cache's lock (`close_fds`): if we are killed, the next run waits for it. `bound`: it is then ended.
     """
     process = subprocess.Popen(
         command, cwd=folder, env=dict(variables), encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, close_fds=False,
+        preexec_fn=ends_with_us if bound else None,
     )  # fmt: skip
     try:
         yield process

@@ -38,3 +38,17 @@ def test_a_second_signal_does_not_spare_what_ignores_the_first() -> None:
         run.send_signal(signal.SIGTERM)
         run.wait(4)  # less than the time that it has after one
     assert not Path("/proc", str(child)).exists()
+
+
+def test_a_bound_process_ends_when_the_tool_is_killed() -> None:
+    bound = RUN.replace("os.environ)", "os.environ, bound=True)")
+    command, root = [sys.executable, "-c", bound], Path(__file__).parents[2]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
+        assert run.stdout
+        child = Path("/proc", run.stdout.readline().strip())
+        run.kill()
+        run.wait(4)
+    end = time.monotonic() + 10
+    while child.exists() and "\nState:\tZ" not in (child / "status").read_text():
+        assert time.monotonic() < end, "it outlives the tool"
+        time.sleep(0.1)
