@@ -122,7 +122,9 @@ def targets(facts: Facts) -> str:
             f"[`{target.name}`](#{markdown.anchor(target.name)})", ", ".join(images),
             target.python, cuda, ", ".join(target.proves_on), _proved_on(facts, plan), target.reason,
         ])  # fmt: skip
-    return markdown.table("target|wheels compiled on, image runs on|Python|CUDA|to be proved on|proved on|purpose", rows)
+    return markdown.table(
+        "target|wheels compiled on, image runs on|Python|CUDA|to be proved on|proved on|purpose", rows
+    )
 
 
 def _image(image: Image) -> str:

@@ -227,6 +227,54 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     assert json.loads(path.read_text())["claims"][0]["measured"] == kept  # what was there is there
 
 
+DOCSTRING, CODE = ('"""', '"""In other words: '), ("return ", "return 1 and ")
+
+
+@pytest.mark.parametrize(("edit", "is_refused"), [(DOCSTRING, False), (CODE, True)])
+def test_a_run_elsewhere_is_kept_if_only_a_docstring_has_changed_since(
+    chosen: Plan, tmp_path: Path, edit: tuple[str, str], is_refused: bool
+) -> None:
+    """The text that ran is read from git's history."""
+    here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
+    shutil.copytree(chosen.root / "smoke_tests", tmp_path / "smoke_tests", ignore=shutil.ignore_patterns("evidence"))
+    references = tmp_path / "smoke_tests" / "operators" / "references.py"
+    files = {"operators/references.py": sha256_of(references)}
+    hardware = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
+    outcomes = {"target": "cpu", "files": files, "hardware": hardware, "python": "3.12.1", **record(chosen)}
+    for name, text in (("smoke.log", "proved\n"), ("manifest.json", '{"packages": {}}')):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "outcomes.json").write_text(json.dumps(outcomes))
+    ran = references.read_text()
+    references.write_text(ran.replace(*edit, 1))
+    with pytest.raises(Refusal, match=r"come from other tests than .* \(operators/references\.py\)"):
+        smoke.bring(here, tmp_path)  # git has no text of it
+    references.write_text(ran)
+    committed(tmp_path)
+    references.write_text(ran.replace(*edit, 1))
+    if is_refused:
+        with pytest.raises(Refusal, match=r"come from other tests than .* \(operators/references\.py\)"):
+            smoke.bring(here, tmp_path)
+    else:
+        smoke.bring(here, tmp_path)
+
+
+@pytest.mark.parametrize(("edit", "is_refused"), [(DOCSTRING, False), (CODE, True)])
+def test_a_run_of_uncommitted_tests_is_promoted_if_only_a_docstring_has_changed_since(
+    chosen: Plan, tmp_path: Path, run_here: Callable[..., Path], edit: tuple[str, str], is_refused: bool
+) -> None:
+    here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
+    harness = tmp_path / "smoke_tests" / "claims.py"
+    path = run_here("cpu--x86-64")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": {"claims.py": sha256_of(harness)}}))
+    harness.write_text(harness.read_text().replace(*edit, 1))
+    committed(tmp_path)
+    if is_refused:
+        with pytest.raises(Refusal, match="comes from tests that are not committed"):
+            promotion.promote(here)
+    else:
+        assert [path.name for path in promotion.promote(here)] == ["cpu--x86-64.json", "cpu--x86-64.log"]
+
+
 def committed(folder: Path) -> None:
     """Make a git checkout of a folder, with all of it committed."""
     git = ["git", "-C", str(folder), "-c", "user.name=n", "-c", "user.email=e@example.org"]

@@ -76,7 +76,7 @@ def promote(options: argparse.Namespace) -> int:
 
 
 def changes(_: argparse.Namespace) -> int:
-    """List what has changed since each committed run of claims and proof of a patch, and which of them that affects."""
+    """List what has changed since the committed runs of claims and programs and the proofs, and what that affects."""
     facts = Facts.of(Catalogue())
     for plan, run in facts.runs:
         changed = evidence.changes(evidence.built_for(plan, run), facts.room, run)
@@ -85,6 +85,8 @@ def changes(_: argparse.Namespace) -> int:
             concerned = sorted({row.split("[")[0] for row in rows})
             say(f"    {name}: {len(rows)} rows of {len(concerned)} claims, such as {concerned[0]}")
     _changed_proofs(facts.root)
+    _changed_mutants(facts.root)
+    _changed_records(facts.root)
     return 0
 
 
@@ -98,6 +100,22 @@ def _changed_proofs(root: Path) -> None:
     say(f"patches/, since each proof ran: {'nothing changed' if not changed else ''}")
     for part, names in changed.items():
         say(f"    {part}: {len(names)} of {len(every)} patches, such as {names[0]}")
+
+
+def _changed_mutants(root: Path) -> None:
+    """Say of how many planted faults the outcome was decided by code that has changed since."""
+    for outcomes in planting.committed(root):
+        name = f"mutants/{outcomes['target']}--{outcomes['hardware']['name']}"
+        changed = [str(row["name"]) for row in planting.changed(root, outcomes)]
+        concerned = f"{len(changed)} of {len(outcomes['mutants'])} mutants, such as {changed[0]}" if changed else ""
+        say(f"{name}, since {outcomes.get('commit') or 'no commit'}: {concerned or 'nothing changed'}")
+
+
+def _changed_records(root: Path) -> None:
+    """Say which numbers and training records were written by a program that has changed since."""
+    for record in records.every(root):
+        state = f"the program {record.program} has changed" if record.changed else "nothing changed"
+        say(f"{record.file}, since {record.commit or 'no commit'}: {state}")
 
 
 def mutants(options: argparse.Namespace) -> int:
