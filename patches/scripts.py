@@ -23,6 +23,22 @@ with open("setup.py") as script:
     exec(compile(script.read(), "setup.py", "exec"), {"__name__": "__main__", "__file__": "setup.py"})
 """
 
+# After SETUP: the C++ standards that the flags of each extension name, and whether g++ takes torch's headers with that
+# for C++ files.
+STANDARDS = """
+import subprocess, torch.utils.cpp_extension
+
+for one in extensions:
+    named = {
+        kind: [flag for flag in flags if flag.startswith("-std=")] for kind, flags in one.extra_compile_args.items()
+    }
+    print("extension", one.name, *(flag for kind in ("cxx", "nvcc") for flag in named[kind]))
+    folders = [f"-I{path}" for path in torch.utils.cpp_extension.include_paths()]
+    command = ["g++", "-fsyntax-only", "-x", "c++", *named["cxx"], *folders, "-"]
+    done = subprocess.run(command, input="#include <ATen/ATen.h>", capture_output=True, text=True)
+    print(next((line.strip() for line in done.stderr.splitlines() if "#error" in line and "^" not in line), "taken"))
+"""
+
 # Begins a script. `OnGpu` wraps a tensor of the CPU and says that it lies on a GPU that knows bfloat16: torch's own
 # dispatcher then casts for it by autocast's rules for CUDA. The CPU computes, matrix products in float32 and rounded to
 # the type that they are asked in, because torch 1.x has none for it in float16. The wrapper serves inside a

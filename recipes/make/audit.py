@@ -215,7 +215,8 @@ def refuse_unportable(label: str, extension: Extension) -> None:
 def _refuse_unresolved(pin: Pin, found: Iterable[Extension], beside: Path) -> None:
     own = set().union(*(extension.defined for extension in found))
     # torch's first: nearly all are there; then cuBLAS and its kin, and the libraries of packages it was built beside.
-    libraries = sorted(beside.rglob("*.so*"), key=lambda path: (path.parent != beside / "torch" / "lib", path))
+    named = (path for path in beside.rglob("*.so*") if re.search(r"\.so(\.\d+)*$", path.name))
+    libraries = sorted(named, key=lambda path: (path.parent != beside / "torch" / "lib", path))
     for extension in found:
         wanted = {name for name in extension.wanted - own if not re.match(r"_?Py", name)}
         for library in libraries:

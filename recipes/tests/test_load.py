@@ -50,7 +50,7 @@ TEXTS = {
     "string-for-array": (TARGETS, "sm = []", 'sm = "9.0"', ("cpu.sm", "a string")),
     "wrong-item": (TARGETS, 'proves_on = ["x86-64"]', "proves_on = [64]", ("cpu.proves_on[0]", "an integer")),
     "table-for-array": (
-        "recipes/packages/transformers.toml", "[[release]]", "[release]", ("transformers.toml", "release", "a table"),
+        "recipes/packages/ms-amp.toml", "[[release]]", "[release]", ("ms-amp.toml", "release", "a table"),
     ),
     "value-for-table": (TARGETS, "[cpu]", "gpu = 1\n[cpu]", ("targets.toml", "gpu", "an integer")),
     "huge-integer": (RECIPE, "mib_per_job = 2200", f"mib_per_job = {'9' * 5000}", ("deepspeed.toml",)),
