@@ -346,7 +346,7 @@ def ids_by_answer(facts: Facts) -> dict[str, list[str]]:
         for seed in claim.seeds
         if "proved on" in states_of(facts, claim.id)
     }
-    statements = [answer.statement for answer in facts.statements if answer.found]
+    statements = [answer.statement for answer in facts.statements if answer.result]
     kinds = {
         "a claim is proved": proved,
         "measured, patched or tested": {seed for each in statements if not each.beyond for seed in each.seeds},

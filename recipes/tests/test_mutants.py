@@ -168,7 +168,7 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
     (tmp_path / "elsewhere.json").write_text(json.dumps(outcomes() | {"files": {"bounds.py": "0" * 64}}))
     with pytest.raises(Refusal, match="not a whole run of cpu with the tests of this checkout"):
         mutants.keep(here, tmp_path / "elsewhere.json")
-    kept = mutants.committed(tmp_path)
+    before = mutants.committed(tmp_path)
     for text, why in (
         ('{"cut o', "not valid JSON"),
         ("[]", "damaged or incomplete"),
@@ -177,7 +177,7 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
         (tmp_path / "elsewhere.json").write_text(text)
         with pytest.raises(Refusal, match=why):
             mutants.keep(here, tmp_path / "elsewhere.json")
-    assert mutants.committed(tmp_path) == kept
+    assert mutants.committed(tmp_path) == before
 
 
 def test_changes_names_the_mutants_and_records_that_have_changed(

@@ -88,12 +88,14 @@ def _show(rows: list[Standing]) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         cited = " ".join(str(reasons.index(reason) + 1) for reason in row.reasons)
-        words = Counter(one.word for one in row.patches)
+        words = Counter(patch.word for patch in row.patches)
         patches = ", ".join(f"{count} {word}" for word, count in sorted(words.items()))
         verdict = f"{row.verdict} {cited}".rstrip()
         table.add_row(row.target, row.package, row.pinned, row.newest or "", verdict, row.fitting or "", patches)
     console.print(table)
     for number, reason in enumerate(reasons, 1):
         say(f"{number:3}  {reason}")
-    for name, why in dict.fromkeys((one.name, one.why) for row in rows for one in row.patches if one.word == "retires"):
+    for name, why in dict.fromkeys(
+        (patch.name, patch.why) for row in rows for patch in row.patches if patch.word == "retires"
+    ):
         say(f"{name} retires: {why}")
