@@ -97,13 +97,14 @@ def _module(file: Path) -> str | None:
 
 def _build(catalogue: Catalogue, sdist: Path) -> Table:
     """What an sdist says of its build: what that imports, and by the files in it the compiler."""
+    with tarfile.open(sdist) as tar:
+        project = metadata.of_sdist(tar, "pyproject.toml")
+        suffixes = {PurePosixPath(name).suffix for name in tar.getnames()}
     try:
-        system = tomllib.loads(metadata.of_sdist(sdist, "pyproject.toml").decode()).get("build-system", {})
+        system = tomllib.loads(project.decode()).get("build-system", {})
         named = {canonicalize_name(Requirement(text).name): text for text in system.get("requires", ["setuptools"])}
     except (ValueError, AttributeError, TypeError, InvalidRequirement) as error:
         raise Refusal(f"{sdist.name}: its pyproject.toml cannot be read ({error}): write the recipe by hand.") from None
-    with tarfile.open(sdist) as tar:
-        suffixes = {PurePosixPath(name).suffix for name in tar.getnames()}
     compiler = next((name for name, those in COMPILED.items() if suffixes & set(those)), "none")
     recipes = catalogue.root / "recipes" / "packages"
     ours = {str(name) for name in named if (recipes / f"{name}.toml").exists()}

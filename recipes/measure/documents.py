@@ -119,7 +119,7 @@ def _below(first: Number, second: Number) -> bool | None:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found, as text, and where; `found` is empty if there is no answer yet.
+    """What was measured or tested, as text, and where; `result` is empty if there is no answer yet.
 
     holds: whether the statement holds; None if that is open.
     """

@@ -77,7 +77,9 @@ def _register_recommend(verbs: Verbs) -> None:
     added.add_argument(
         "--rows", type=place, help="a file of rows of `bench` (default: the committed one of the newest torch)"
     )
-    added.add_argument("--tokens", type=int, default=16384, help="how many tokens a layer gets at once (%(default)s)")
+    added.add_argument(
+        "--tokens", type=int, default=16384, help="how many tokens a layer processes at once (%(default)s)"
+    )
     added.add_argument(
         "--package", default="transformer-engine.delayed", help="the package and recipe that compute FP8 (%(default)s)"
     )
@@ -112,7 +114,7 @@ def _register_launch(verbs: Verbs) -> None:
     added = verbs.add("launch", launch, target=False)
     added.add_argument("run", help="the run, a table of recipes/runs.toml")
     added.add_argument(
-        "--as", dest="launcher", choices=runs.LAUNCHERS, default="torchrun", help="what starts it (%(default)s)"
+        "--as", dest="launcher", choices=runs.LAUNCHERS, default="torchrun", help="the launcher (%(default)s)"
     )
     added.add_argument("--float8", choices=tuple(runs.FLOAT8), help="the float8 recipe of the linear layers")
     for name, meaning in (

@@ -36,11 +36,11 @@ def register(verbs: Verbs) -> None:
     promoted.add_argument(
         "--record",
         type=place,
-        help="record this commit as the one whose program wrote this file of smoke_tests/evidence/",
+        help="note that the program of this commit wrote this file of smoke_tests/evidence/",
     )
     verbs.add("changes", changes, target=False)
     planted = verbs.add("mutants", mutants, mirror=True, sm=True)
-    planted.add_argument("--seeds", type=int, default=100, help="how many runs on correct code (%(default)s)")
+    planted.add_argument("--seeds", type=int, default=100, help="the number of runs on correct code (%(default)s)")
     planted.add_argument("--compile", action="store_true", help="only compile the faults of compiled code; plant none")
     planted.add_argument(
         "--from", dest="outcomes", type=place, help="keep the outcomes that a run elsewhere wrote to its --out"
@@ -76,7 +76,7 @@ def promote(options: argparse.Namespace) -> int:
 
 
 def changes(_: argparse.Namespace) -> int:
-    """List what has changed since the committed runs of claims and programs and the proofs, and what that affects."""
+    """List what has changed since each committed run, record and proof, and what that affects."""
     facts = Facts.of(Catalogue())
     for plan, run in facts.runs:
         changed = evidence.changes(evidence.built_for(plan, run), facts.room, run)
@@ -103,7 +103,7 @@ def _changed_proofs(root: Path) -> None:
 
 
 def _changed_mutants(root: Path) -> None:
-    """Say of how many planted faults the outcome was decided by code that has changed since."""
+    """Count the mutants whose outcome was decided by code that has changed since."""
     for outcomes in planting.committed(root):
         name = f"mutants/{outcomes['target']}--{outcomes['hardware']['name']}"
         changed = [str(row["name"]) for row in planting.changed(root, outcomes)]
@@ -119,7 +119,7 @@ def _changed_records(root: Path) -> None:
 
 
 def mutants(options: argparse.Namespace) -> int:
-    """Plant faults in a target's environment to see that the claims catch them, and keep the outcomes."""
+    """Plant faults in a target's environment to see whether the claims catch them, and keep the outcomes."""
     if options.outcomes:
         planting.keep(chosen(options), options.outcomes)
         return render.write(Catalogue())
