@@ -15,6 +15,8 @@ from typing import Any
 
 from recipes.errors import Refusal
 
+OTHER_CACHE = "choose another place with FUSEBOX_CACHE"
+OTHER_CHECKOUT = "move the checkout to a larger disk"
 ROOT = Path(__file__).resolve().parent.parent  # of the checkout
 
 
@@ -60,14 +62,14 @@ def sha256_of(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def disk_named(path: Path) -> Iterator[None]:
-    """Turn "no space left" and similar errors into one sentence that names the path."""
+def disk_named(path: Path, cure: str = OTHER_CACHE) -> Iterator[None]:
+    """Turn "no space left" and similar errors into one sentence that names the path; `cure` says what helps."""
     try:
         yield
     except OSError as error:
         full = (errno.ENOSPC, errno.EDQUOT)
         if error.errno in full or any(os.strerror(code) in str(error) for code in full):  # shutil.Error has no errno
-            raise disk_full(path) from None
+            raise disk_full(path, cure) from None
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.EIO):
             place = error.filename or path
             raise Refusal(
@@ -77,13 +79,11 @@ def disk_named(path: Path) -> Iterator[None]:
         raise
 
 
-def disk_full(path: Path) -> Refusal:
-    """The sentence for a full disk; `path` lies on it."""
+def disk_full(path: Path, cure: str = OTHER_CACHE) -> Refusal:
+    """The error for a full disk; `path` is on it, and `cure` says what helps beside freeing space."""
     place = next(parent for parent in [path, *path.parents] if parent.exists())
     free = shutil.disk_usage(place).free / 2**20
-    return Refusal(
-        f"The disk of {path} is full ({free:.0f} MiB free): free space, or choose another place with FUSEBOX_CACHE."
-    )
+    return Refusal(f"The disk of {path} is full ({free:.0f} MiB free): free space, or {cure}.")
 
 
 def sync(path: Path) -> None:

@@ -1,13 +1,20 @@
-"""Commands that a run starts, and how they end together with it."""
+"""Commands that a run starts, how they end together with it, and folders that it alone uses."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import TextIO
+
+from recipes.errors import Refusal
+from recipes.files import disk_named
 
 # git without the user's settings and attributes, which would change what it writes (core.autocrlf).
 GIT_ALONE = {
@@ -18,6 +25,7 @@ GIT_ALONE = {
     "GIT_ATTR_NOSYSTEM": "1",
 }
 GRACE = 5  # seconds
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 
 def git_variables() -> dict[str, str]:
@@ -39,28 +47,90 @@ def commit_of(root: Path, *files: str) -> str:
 
 @contextlib.contextmanager
 def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process in a group of its own, with both outputs in one pipe; none of it outlives us when we stop early.
+    """A process with all that it starts, with both outputs in one pipe; none of it outlives the block, or us.
 
-    It inherits the cache's lock (`close_fds`): if we are killed, the next run waits for it.
+    A supervisor (recipes/supervisor.py) runs the command, and also ends everything if we are killed. Until then, the
+    processes inherit the locks that we hold (`close_fds`).
     """
-    process = subprocess.Popen(
-        command, cwd=folder, env=dict(variables), encoding="utf-8", errors="replace", stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, close_fds=False,
-    )  # fmt: skip
+    supervised, ours = os.pipe()
+    command = [sys.executable, "-I", "-S", str(SUPERVISOR), *command]
+    try:
+        process = subprocess.Popen(
+            command, cwd=folder, env=dict(variables), encoding="utf-8", errors="replace", stdin=supervised,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, close_fds=False,
+        )  # fmt: skip
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(supervised)
     try:
         yield process
     finally:
-        if process.returncode is None:
-            try:
-                _send(process, signal.SIGINT)  # it may have started other processes, which it then ends
+        try:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGINT)  # a process may have started others, which it then ends
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE)
-            finally:  # also if a second Ctrl-C ends the wait
-                _send(process, signal.SIGKILL)
-                process.wait()
+        finally:  # also if a second Ctrl-C ends the wait
+            os.close(ours)
+            process.wait()
 
 
-def _send(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Signal what is left of a process's group."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+@contextlib.contextmanager
+def held(folder: Path, waiting: Callable[[str], None]) -> Iterator[None]:
+    """Use a folder alone, by a lock on FOLDER/lock; while another run uses it, wait and say once for which process.
+
+    All that we start inherits the lock. Where the run that took it has ended and something of it still runs, that is
+    refused: it may write there, and nobody knows when it ends.
+    """
+    path, is_ours = folder / "lock", False
+    while not is_ours:
+        with disk_named(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = path.open("a+")
+        with lock:
+            os.set_inheritable(lock.fileno(), True)
+            _acquire(lock, folder, waiting)
+            is_ours = path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno()))
+            if is_ours:  # else who used the folder has removed it
+                lock.seek(0)
+                lock.truncate()
+                lock.write(f"{os.getpid()}\n")
+                lock.flush()
+                yield
+
+
+def _acquire(lock: TextIO, folder: Path, waiting: Callable[[str], None]) -> None:
+    """Wait for the lock of a folder, as long as the process that took it runs."""
+    announced, patient_until = False, time.monotonic() + GRACE
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.seek(0)
+        holder, users = lock.read().strip() or "?", _users(lock)
+        if not users or holder in users:  # it may be one that is not seen here, in a container
+            patient_until = time.monotonic() + GRACE
+        elif time.monotonic() > patient_until:
+            listed = ", ".join(f"{number} ({name})" for number, name in users.items())
+            raise Refusal(
+                f"{folder} is in use by what process {holder} started before it was killed: end {listed} with `kill`, "
+                "and run again."
+            )
+        if not announced and (not users or holder in users):
+            waiting(f"waiting for process {holder}, which is using {folder}")
+            announced = True
+        time.sleep(0.2)
+
+
+def _users(lock: TextIO) -> dict[str, str]:
+    """Number and name of the processes that have that lock, as far as they are seen; not those that wait for it."""
+    ours, users = os.fstat(lock.fileno()), {}
+    for opened in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            process = opened.parent.parent
+            is_same = os.path.samestat(opened.stat(), ours)
+            if is_same and "FLOCK" in (process / "fdinfo" / opened.name).read_text():
+                users[process.name] = (process / "comm").read_text().strip()
+    return users

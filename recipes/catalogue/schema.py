@@ -6,6 +6,7 @@ the ranges it needs and how it is built. The TOML holds no conditionals; what di
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Literal, NamedTuple, Self
 
@@ -37,6 +38,13 @@ def _parsed_by(parse: Callable[[str], object], what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ValueError(str(error)) from None
+
+
 Specifier = Annotated[str, _parsed_by(SpecifierSet, 'a version range such as ">=2.0,<2.4"')]
 CudaRange = Annotated[
     str, _parsed_by(lambda text: text == "none" or SpecifierSet(text), 'a version range such as ">=11.8", or "none"')
@@ -47,6 +55,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Text = Annotated[str, Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # of a folder, an image tag
+ImageName = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
 Repository = Annotated[str, Field(pattern=r"^https://[^/]+(/\w[\w.-]*)+$")]
 Variables = dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$")]]
 MiB = Annotated[int, Field(ge=0, le=2**24)]
@@ -69,7 +78,7 @@ class Image(Strict):
     `apt` are the packages of its distribution that are installed on it.
     """
 
-    image: Text
+    image: ImageName
     digest: Annotated[str, Field(pattern=r"^(sha256:[0-9a-f]{64}|unresolved)$")]
     apt: list[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]+$")]] = []
 
@@ -161,6 +170,13 @@ class Target(Strict):
             "platform_machine": "x86_64",
             "extra": "",
         }
+
+    @property
+    def platforms(self) -> list[str]:
+        """The platform tags of wheels that run with the target's C library, the newest first."""
+        newest = int(self.glibc.split(".")[1])
+        older = ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
+        return [f"manylinux_2_{minor}_x86_64" for minor in range(newest, 4, -1)] + older
 
     def applies(self, requirement: Requirement) -> bool:
         """Whether the requirement's marker, if it has one, holds for this target."""
@@ -367,6 +383,26 @@ class Limit(Strict):
     needs: Annotated[dict[Text, Specifier], Field(min_length=1)]
     reason: Text
     thread: Annotated[str, Field(pattern=r"^https://")]
+
+
+class Symptom(Strict):
+    """A `pattern` in the log of a failed build, its `cause` and `fix`; `thread` is a report of it.
+
+    In both texts, "{1}" and "{2}" stand for the pattern's groups, and "{package}" for the package that did not build.
+    `versions` are ranges of distributions on which it was seen.
+    """
+
+    pattern: Annotated[str, _parsed_by(_compiled, "a regular expression")]
+    cause: Text
+    fix: Text
+    thread: Annotated[str, Field(pattern=r"^https://")]
+    versions: dict[Text, Specifier] = {}
+
+
+class Symptoms(Strict):
+    """symptoms.toml."""
+
+    symptom: list[Symptom]
 
 
 class Limits(Strict):

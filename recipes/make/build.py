@@ -24,6 +24,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from recipes.catalogue import symptoms
 from recipes.catalogue.load import build_environment
 from recipes.catalogue.lock import Artifact, artifact_of
 from recipes.catalogue.patch import Patch
@@ -407,23 +408,20 @@ class Builder:
         }
 
     def _failure(self, pin: Pin, log: Path, tail: list[str], code: int) -> Refusal:
-        kept = environment.folder(self.plan.root, self.plan.target) / f"{pin.name}.build.log"
-        text = "".join(tail)
-        if "No space left on device" in text:
+        copy = environment.folder(self.plan.root, self.plan.target) / f"{pin.name}.build.log"
+        if "No space left on device" in "".join(tail):
             return disk_full(log)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(log, kept)
-        if code in (-signal.SIGKILL, 137) or re.search(r"\bKilled\b", text):
-            return Refusal(
-                f"{pin.label}: a compiler was killed, most likely for lack of memory: raise mib_per_job in "
-                f"recipes/packages/{pin.name}.toml; log in {kept}."
-            )
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(log, copy)
+        text = log.read_text(encoding="utf-8") + ("Killed" if code == 128 + signal.SIGKILL else "")
+        if named := symptoms.diagnosis(symptoms.read(self.plan.root), pin.name, text):
+            return Refusal(f"{pin.label} did not build, since {named[0]}: {named[1]}; log in {copy}.")
         # A compiler's error, or an exception of setup.py, which pip's own "error: metadata-generation-failed" follows.
         reason = re.compile(r"\b(fatal )?error\b|(error|exception): ", re.IGNORECASE)
         errors = [line.strip() for line in tail if reason.search(line)] or [
             line.strip() for line in tail if line.strip()
         ]
-        return Refusal(f"{pin.label} did not build ({(errors or ['no output'])[0][:200]}): read {kept}.")
+        return Refusal(f"{pin.label} did not build ({(errors or ['no output'])[0][:200]}): read {copy}.")
 
     def _only_wheel(self, pin: Pin, made: Path) -> Path:
         wheels = list(made.glob("*.whl"))

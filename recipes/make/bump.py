@@ -100,6 +100,8 @@ class Bump:
         requires, todo = _requires(pin.release, described)
         text = self._recipe.read_text(encoding="utf-8")
         head, first, rest = text.partition("[[release]]\n")
+        if not first:
+            raise Refusal(f"{self._recipe} has no line [[release]]: write its releases as tables that begin with it.")
         write_text(self._recipe, f"{head}{first}{self._release(pin.release, identity, requires)}\n{first}{rest}")
         return [f"{self._recipe}: {one}" for one in todo]
 

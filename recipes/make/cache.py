@@ -7,8 +7,8 @@
     CACHE/uv/                          uv's own cache of the package index
     CACHE/CACHEDIR.TAG, lock           mark the folder as ours, and as in use
     CACHE/partial/                     files being written; the next run removes leftovers
-    ROOT/build/TARGET/                 of one checkout: env/ (the environment), evidence/, bench/, mutants/, image/, and
-                                       logs of failed builds
+    ROOT/build/TARGET/                 of one checkout: env/ (the environment), evidence/, bench/, mutants/, image/,
+                                       logs of failed builds, and lock (marks the folder as in use)
 
 A name outside partial/ is only ever given by renaming something complete and synced, so a killed run leaves nothing
 half-written there.
@@ -17,19 +17,19 @@ half-written there.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from recipes import process
 from recipes.errors import Refusal
 from recipes.files import disk_named, put, remove, sha256_of, write_text
 
+LONGEST = 200  # of the cache's path: Linux reads 255 bytes of a script's first line, which names a Python below it
 TAG = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backup tools skip such a folder, and we recognize ours by it
 
 
@@ -41,6 +41,11 @@ def default_cache() -> Path:
         home = None
     if not (chosen := os.environ.get("FUSEBOX_CACHE") or (home and home / "fusebox")):
         raise Refusal("There is no place for downloads and wheels: set HOME, or FUSEBOX_CACHE to a folder.")
+    if len(os.path.abspath(chosen)) > LONGEST:  # noqa: PTH100, since a name that is too long cannot be resolved
+        raise Refusal(
+            f"The cache's folder {str(chosen)[:60]}... has a name of {len(str(chosen))} characters, and scripts in it "
+            f"do not start from more than {LONGEST}: set FUSEBOX_CACHE to a shorter one."
+        )
     root = Path(chosen).resolve()
     if odd := re.search(r"[\s'\",:#{}]", str(root)):
         raise Refusal(
@@ -68,9 +73,7 @@ class Cache:
             except (FileExistsError, NotADirectoryError):
                 raise Refusal(f"{self.root} is not a folder: choose another place with FUSEBOX_CACHE.") from None
             self._claim()
-            with (self.root / "lock").open("a+") as lock:
-                os.set_inheritable(lock.fileno(), True)  # a process that a killed run left running still holds it
-                self._acquire(lock, waiting)
+            with process.held(self.root, waiting):
                 for left in (self.partial, *self.root.glob("uv/.tmp*")):
                     remove(left)
                 self.partial.mkdir()
@@ -84,30 +87,12 @@ class Cache:
 
     def _claim(self) -> None:
         """Mark the folder as ours before anything in it is removed; a folder that holds other files is refused."""
-        held = {path.name for path in self.root.iterdir()}
-        if TAG in held or {"lock", "partial"} <= held:  # the latter is a cache from before there was a mark
+        names = {path.name for path in self.root.iterdir()}
+        if TAG in names or {"lock", "partial"} <= names:  # the latter is a cache from before there was a mark
             return
-        if held:
-            raise Refusal(f"{self.root} holds other things ({min(held)}): choose an empty or a new folder.")
+        if names:
+            raise Refusal(f"{self.root} holds other things ({min(names)}): choose an empty or a new folder.")
         write_text(self.root / TAG, "Signature: 8a477f597d28d172789f06886806bc55\n# Fusebox's cache or mirror.\n")
-
-    def _acquire(self, lock: Any, waiting: Callable[[str], None]) -> None:
-        said = False
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not said:
-                    lock.seek(0)
-                    waiting(f"waiting for process {lock.read().strip() or '?'}, which is using {self.root}")
-                    said = True
-                time.sleep(0.2)
-            else:
-                lock.seek(0)
-                lock.truncate()
-                lock.write(f"{os.getpid()}\n")
-                lock.flush()
-                return
 
     @contextlib.contextmanager
     def scratch(self, name: str) -> Iterator[Path]:

@@ -25,10 +25,14 @@ from recipes.catalogue.lock import Artifact
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
-from recipes.files import disk_full, disk_named, write_json
+from recipes.files import OTHER_CACHE, OTHER_CHECKOUT, disk_full, disk_named, remove, write_json
 from recipes.make import audit
 from recipes.make.cache import Cache
+from recipes.make.damage import damage
+from recipes.process import held
 from recipes.progress import Steps
+
+OTHER = "it is missing, or of other wheels"
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ def _uv(path: Path, cache: Cache, *arguments: str) -> None:
         return
     said = done.stderr.strip()
     if "No space left" in said:
-        raise disk_full(path)
+        raise disk_full(path, OTHER_CACHE if path.is_relative_to(cache.root) else OTHER_CHECKOUT)
     raise Refusal(
         f"uv {' '.join(arguments[:2])} refused the environment ({' '.join(said.split())[:300]}): correct "
         "the recipe or write the lock again."
@@ -183,16 +187,39 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
     if plan.on_base:
         return layer(plan, Path(interpreter(plan.target, cache, steps)), locked, wheels, cache, steps)
     final = folder(plan.root, plan.target) / "env"
-    manifest = _manifest(plan, wheels)
-    if _is_described(final / "fusebox" / "manifest.json", manifest):
-        return final
-    final.parent.mkdir(parents=True, exist_ok=True)
-    for left in final.parent.glob(".env.*"):  # left by a killed run, since we hold the cache's lock
+    if _fault(plan, final, locked, wheels):
+        with held(final.parent, steps.wait):
+            fault = _fault(plan, final, locked, wheels)
+            if fault not in ("", OTHER):
+                steps.say("repair", plan.target.name, fault)
+            if fault:  # else another run has made it meanwhile
+                _make(plan, final, locked, wheels, cache, steps)
+            if fault and _fault(plan, final, locked, wheels):
+                # uv links to what it unpacked once: who changed a file in an environment changed it there too.
+                remove(cache.root / "uv")
+                _make(plan, final, locked, wheels, cache, steps)
+    return final
+
+
+def _fault(plan: Plan, final: Path, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]) -> str:
+    """Why an environment is not the one of these wheels, whole: OTHER, or its damage; "" if it is."""
+    if not _is_described(final / "fusebox" / "manifest.json", _manifest(plan, wheels)):
+        return OTHER
+    distributions = [(artifact.name, artifact.version) for artifact, _ in locked]
+    distributions += [(wheel.pin.name, wheel.pin.release.metadata_version) for wheel in wheels]
+    return damage(python_of(final), site_packages(final, plan.target), distributions)
+
+
+def _make(
+    plan: Plan, final: Path, locked: list[tuple[Artifact, Path]], wheels: list[Wheel], cache: Cache, steps: Steps
+) -> None:
+    """Make the environment beside its place, and give it its name when it is whole."""
+    for left in final.parent.glob(".env.*"):  # of a killed run; the lock says that nobody works on it
         shutil.rmtree(left)
     partial = final.with_name(f".env.{os.getpid()}")
     with steps.step("install", f"{plan.target.name}: {len(locked) + len(wheels)} wheels") as step:
         try:
-            with disk_named(partial):
+            with disk_named(partial, OTHER_CHECKOUT):
                 create(partial, interpreter(plan.target, cache, steps), locked, wheels, cache)
                 check(partial, cache)
                 describe(partial, plan, wheels)
@@ -203,7 +230,6 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
             for left in final.parent.glob(".env.*"):
                 shutil.rmtree(left)
         step.note = str(final)
-    return final
 
 
 def _is_described(path: Path, manifest: dict[str, Any]) -> bool:

@@ -90,11 +90,8 @@ class PipSettings:
 
 def target_tags(target: Target) -> TargetPython:
     """The wheels that fit the target's CPython and its C library, for unearth."""
-    newest = int(target.glibc.split(".")[1])
-    platforms = [f"manylinux_2_{minor}_x86_64" for minor in range(newest, 4, -1)]
-    platforms += ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
     major, minor = target.python.split(".")
-    return TargetPython((int(major), int(minor)), platforms=platforms, impl="cp")
+    return TargetPython((int(major), int(minor)), platforms=target.platforms, impl="cp")
 
 
 def wheels_for(target: Target) -> Callable[[Link], bool]:

@@ -44,6 +44,26 @@ def inputs(plan: Plan) -> str:
     return digest_of([requirements(plan), kept_to, plan.target.python, plan.target.glibc, own])
 
 
+def check(plan: Plan) -> None:
+    """Refuse a lock that lacks what a recipe requires, or has a version of it that the recipe does not allow."""
+    if plan.lock is None:
+        return
+    versions = {canonicalize_name(artifact.name): artifact.version for artifact in plan.lock.artifacts}
+    own = {pin.name for pin in plan.pins}
+    for pin in plan.pins:
+        texts = [*pin.release.requires, *(pin.build.requires if pin.release.kind == "source" else [])]
+        for requirement in filter(plan.target.applies, map(Requirement, texts)):
+            name = canonicalize_name(requirement.name)
+            has = versions.get(name)
+            listed = f"{name} {has}" if has else f"no {name}"
+            if name in own or (has and requirement.specifier.contains(has, prereleases=True)):
+                continue
+            raise Refusal(
+                f"{plan.lock.path} has {listed}, and {pin.label} needs {requirement}: "
+                f"write the lock again with `nox -s lock -- {plan.target.name}`."
+            )
+
+
 def toolkit_inputs(plan: Plan, locked: list[tuple[str, str]]) -> str:
     """The same of a toolkit's lock, which keeps to the versions of the target's lock."""
     return digest_of([_toolkit(plan), sorted(locked)])
@@ -110,9 +130,18 @@ def _resolve(plan: Plan, downloads: Downloads, wanted: list[str], kept_to: list[
         command += [] if settings.indexes else ["--no-index"]
         done = environment.run_uv(downloads.cache, *command)
     if done.returncode != 0:
-        raise Refusal(
-            f"{plan.target.name}: the requirements do not resolve ({' '.join(done.stderr.split())[:400]}): "
-            "correct the ranges in the recipes."
-        )
+        raise _unresolved(plan, " ".join(done.stderr.split()))
     pinned = [re.match(r"^([A-Za-z0-9._-]+)==([^ ;]+)", line) for line in done.stdout.splitlines() if line.strip()]
     return [(canonicalize_name(match[1]), match[2]) for match in pinned if match]
+
+
+def _unresolved(plan: Plan, reason: str) -> Refusal:
+    """The sentence for what uv says where it resolves nothing."""
+    if re.search(r"Failed to fetch|error sending request", reason):
+        return Refusal(
+            f"{plan.target.name}: pip's configured index cannot be reached ({reason[:200]}): check the network and "
+            "`pip config list`."
+        )
+    return Refusal(
+        f"{plan.target.name}: the requirements do not resolve ({reason[:400]}): correct the ranges in the recipes."
+    )

@@ -155,7 +155,7 @@ class Checkout:
     @property
     def apart(self) -> set[Path]:
         """What may differ after a refusal."""
-        return {self.cache / name for name in ("lock", "partial", "uv")}
+        return {*(self.cache / name for name in ("lock", "partial", "uv")), *self.root.glob("build/*/lock")}
 
     def check_whole(self) -> dict[str, str]:
         """Assert that nothing half-written lies under a final name, and return the contents."""

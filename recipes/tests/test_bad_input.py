@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from recipes.files import sha256_of
-from recipes.tests.conftest import PYTHON, SOURCE, Checkout, Tiny, one_sentence
+from recipes.tests.conftest import PYTHON, SOURCE, Checkout, Tiny, one_sentence, wheel
 
 # --- the tool itself
 
@@ -93,8 +93,8 @@ def test_a_target_python_that_cannot_be_had_is_named(tiny: Tiny) -> None:
 SETUP = """
 from setuptools import Extension, setup
 {before}
-setup(name="tinypkg", version="1.0", ext_modules=[Extension("tinypkg", ["tinypkg.c"], extra_compile_args={flags})],
-      install_requires=["tinydep"])
+extension = Extension("tinypkg", ["tinypkg.c"], extra_compile_args={flags}, libraries={libraries})
+setup(name="tinypkg", version="1.0", ext_modules=[extension], install_requires=["tinydep"])
 """
 MODULE = """
 #include <Python.h>
@@ -110,9 +110,12 @@ os.environ["CC"] = os.path.abspath("cc.sh")
 """
 
 
-def plant_extension(tiny: Tiny, flags: tuple[str, ...] = (), before: str = "", module: str = MODULE) -> None:
+def plant_extension(
+    tiny: Tiny, flags: tuple[str, ...] = (), before: str = "", module: str = MODULE, libraries: tuple[str, ...] = ()
+) -> None:
     """Make tinypkg a compiled package."""
-    source = {"setup.py": SETUP.format(flags=list(flags), before=before), "tinypkg.c": module, "pyproject.toml": ""}
+    setup = SETUP.format(flags=list(flags), before=before, libraries=list(libraries))
+    source = {"setup.py": setup, "tinypkg.c": module, "pyproject.toml": ""}
     source["pyproject.toml"] = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
     (tiny.root / "patches" / "tinypkg" / "0001-say-two.patch").unlink(missing_ok=True)
     tiny.plant("tinypkg", source, requires=("tinydep",), compiler="c++", build_requires=("setuptools",))
@@ -133,6 +136,11 @@ def wheel_of(tiny: Tiny) -> Path:
     return next(tiny.cache.glob("wheels/*/*.whl"))
 
 
+KILLED = "nvcc error   : 'cicc' died due to signal 9 (Kill signal)"
+MISMATCH = """
+The detected CUDA version (12.4) mismatches the version that was used to compile
+PyTorch (11.8). Please make sure to use the same CUDA versions.
+"""
 FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "native-in-the-log": ({"flags": ("-march=native",)}, ("tinypkg 1.0", "compiles with -march=native", "turn it off")),
     "native-hidden": ({"before": WRAPPER}, ("tinypkg 1.0", "was compiled for ", "by a setting or a patch")),
@@ -148,6 +156,15 @@ FAULTS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "out-of-memory": (
         {"before": "import subprocess; subprocess.check_call(['sh', '-c', 'sh -c \"kill -9 \\\\$\\\\$\"; exit 1'])"},
         ("tinypkg 1.0", "killed", "mib_per_job", "tinypkg.toml"),
+    ),
+    "out-of-memory-in-nvcc": (
+        {"before": f"raise SystemExit({KILLED!r})"}, ("tinypkg 1.0", "for lack of memory", "mib_per_job"),
+    ),
+    "no-driver": ({"libraries": ("cuda",)}, ("tinypkg 1.0", "libcuda.so, which is of NVIDIA's driver", "stubs")),
+    "no-library": ({"libraries": ("fuseboxnowhere",)}, ("tinypkg 1.0", "does not find libfuseboxnowhere.so", "add it")),
+    "nvcc-against-torch": (
+        {"before": f"raise RuntimeError({MISMATCH!r})"},
+        ("tinypkg 1.0", "nvcc is of CUDA 12.4, and torch is compiled with CUDA 11.8", "install a CUDA 11.8 toolkit"),
     ),
     "undefined-symbol": (
         {"module": MODULE.replace("{ return", "{ extern void nowhere(void); nowhere(); return")},
@@ -227,12 +244,19 @@ def test_a_wheel_for_this_machine_alone_is_not_imported(tiny: Tiny, compiled: Ti
 
 
 def test_an_unmet_requirement_is_refused(tiny: Tiny, undisturbed: Tiny) -> None:
-    """A lock without a dependency: `pip check` says so, and no environment is left."""
+    """A lock without a dependency of a package is refused, and one without a dependency's own by `pip check`."""
     path = tiny.root / "recipes" / "lock" / "tiny.txt"
     sound = path.read_text()
     path.write_text("".join(line for line in sound.splitlines(True) if "tinydep" not in line))
     tiny.refuse("build", "tiny", naming=("tinydep", "write the lock again"))
     assert not (tiny.root / "build" / "tiny" / "env").exists()
+    dependency = next(tiny.shelf.glob("tinydep-*.whl"))
+    before = dependency.read_bytes()
+    wheel(tiny.shelf, "tinydep", ("absent",))
+    tiny.lock()
+    tiny.refuse("build", "tiny", naming=("uv pip check", "absent", "write the lock again"))
+    assert not (tiny.root / "build" / "tiny" / "env").exists()
+    dependency.write_bytes(before)
     path.write_text(sound)
     tiny.succeed("build", "tiny")
     assert tiny.result() == undisturbed.result()

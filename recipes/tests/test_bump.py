@@ -125,3 +125,17 @@ def test_a_bump_whose_lock_fails_puts_everything_back(bumpable: Tiny) -> None:
     before = {path: path.read_bytes() for path in (bumpable.root / "recipes").rglob("*.t*") if path.is_file()}
     bumpable.refuse("bump", "tiny", "tinypkg==1.1", naming=("do not resolve", "tinydep>=2"))
     assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_recipe_or_target_with_inline_tables_is_named(bumpable: Tiny) -> None:
+    publish(bumpable)
+    recipe, text = bumpable.recipe("tinywheel"), bumpable.recipe("tinywheel").read_text()
+    head, _, table = text.partition("[[release]]\n")
+    wheel(bumpable.shelf, "tinywheel", version="1.1")
+    recipe.write_text(f"{head}release = [{{ {', '.join(table.strip().splitlines())} }}]\n")
+    bumpable.refuse("bump", "tiny", "tinywheel==1.1", naming=(str(recipe), "has no line [[release]]"))
+    targets = bumpable.targets.read_text()
+    pins = '[tiny.packages]\ntinypkg = "1.0"\ntinywheel = "1.0"\n'
+    inline = 'packages = { tinypkg = "1.0", tinywheel = "1.0" }\n'
+    bumpable.targets.write_text(targets.replace(pins, "").replace("[tiny]\n", f"[tiny]\n{inline}"))
+    bumpable.refuse("bump", "tiny", "tinypkg==1.1", naming=("targets.toml", "has no line", "change the pin by hand"))

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from recipes.errors import Refusal
-from recipes.files import digest_of
+from recipes.files import ROOT, digest_of
 from recipes.make.cache import default_cache
+from recipes.process import held
 from recipes.tests.conftest import SOURCE, Index, Tiny, one_sentence, throttled
 
 # --- nothing is done twice
@@ -146,19 +148,73 @@ def test_a_stopped_build_ends_cleanly(tiny: Tiny, undisturbed: Tiny, sent: signa
     assert tiny.result() == undisturbed.result()
 
 
-def test_what_a_killed_build_left_running_is_waited_for(tiny: Tiny, undisturbed: Tiny) -> None:
-    """A compiler that outlives the killed run writes where the next one would: that one waits until it has ended."""
-    slow(tiny, 1.5)
+def test_what_a_killed_build_left_running_is_not_waited_for(tiny: Tiny, undisturbed: Tiny) -> None:
+    """A compiler would write where the next run does: it ends with the killed one, long before it would be done."""
+    slow(tiny, 60)
     process = tiny.start("build", "tiny")
     while not any(tiny.cache.glob("partial/build/*/building")):
         time.sleep(0.05)
     process.kill()
     process.communicate()
-    tiny.edit(tiny.recipe("tinypkg"), 'TINY_SECONDS = "1.5"', 'TINY_SECONDS = "0"')
-    started = time.monotonic()
-    assert f"waiting for process {process.pid}" in tiny.succeed("build", "tiny")
-    assert time.monotonic() - started > 0.7
+    tiny.edit(tiny.recipe("tinypkg"), 'TINY_SECONDS = "60"', 'TINY_SECONDS = "0"')
+    assert "waiting" not in tiny.succeed("build", "tiny")
     assert tiny.result() == undisturbed.result()
+
+
+def left_by_a_killed_run(folder: Path) -> tuple[subprocess.Popen[str], str, str]:
+    """A process that has a folder's lock from a run that is gone; the numbers of it and of that run."""
+    script = (
+        "import os, subprocess, sys\nfrom pathlib import Path\nfrom recipes.process import held\n"
+        "with held(Path(sys.argv[1]), print):\n"
+        "    child = subprocess.Popen(['sleep', '60'], close_fds=False, stdin=0, stdout=subprocess.DEVNULL)\n"
+        "    print(os.getpid(), child.pid, flush=True)\n    os._exit(0)\n"
+    )
+    command = [sys.executable, "-c", script, str(folder)]
+    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert run.stdout
+    killed, orphan = run.stdout.readline().split()
+    return run, killed, orphan
+
+
+@pytest.mark.parametrize("place", ["cache", "checkout/build/tiny"])
+def test_a_run_beside_an_orphan_is_refused(tiny: Tiny, place: str) -> None:
+    """It may write there; a run that waits for a dead process would wait for nobody."""
+    folder = tiny.root.parent / place
+    tiny.succeed("fetch", "tiny")
+    run, killed, orphan = left_by_a_killed_run(folder)
+    with run:
+        run.wait()
+        try:
+            naming = (str(folder), f"what process {killed} started", f"end {orphan} (sleep)")
+            started = time.monotonic()
+            tiny.refuse("build", "tiny", naming=naming)
+            assert time.monotonic() - started < 30
+        finally:
+            os.kill(int(orphan), signal.SIGKILL)
+    tiny.succeed("build", "tiny")
+
+
+def test_two_builds_with_two_caches_share_a_checkout(tiny: Tiny, undisturbed: Tiny, tmp_path: Path) -> None:
+    """Each makes its wheels, and they make the environment one after the other."""
+    for number in range(3):
+        shutil.rmtree(tiny.root / "build", ignore_errors=True)
+        caches = [tmp_path / f"cache{number}-{letter}" for letter in "ab"]
+        builds = [tiny.start("build", "tiny", FUSEBOX_CACHE=str(cache)) for cache in caches]
+        outputs = [process.communicate(timeout=120) for process in builds]
+        assert [process.returncode for process in builds] == [0, 0], outputs
+        assert not any("Traceback" in text for output in outputs for text in output)
+        assert tiny.result() == undisturbed.result()
+
+
+def test_a_checkout_is_not_cleaned_under_a_run(tiny: Tiny) -> None:
+    """The run that removes the folder waits; whoever waited for the removed lock takes the new one."""
+    with held(tiny.root / "build" / "tiny", print):
+        cleaning = tiny.start("clean")
+        assert cleaning.stdout
+        assert f"waiting for process {os.getpid()}" in cleaning.stdout.readline()
+        assert (tiny.root / "build" / "tiny").exists()
+    assert cleaning.wait(30) == 0
+    assert not (tiny.root / "build").exists()
 
 
 # --- full, unwritable
@@ -209,7 +265,7 @@ def test_a_full_disk_below_build_is_named(
     """The environment's own disk, not the cache's."""
     place = tiny.root / "build"
     small_disk(place, "size=4m")
-    tiny.refuse("build", "tiny", naming=(str(place), "full"))
+    tiny.refuse("build", "tiny", naming=(f"The disk of {place}", "full", "move the checkout to a larger disk"))
     small_disk(place, "size=100m")
     tiny.succeed("build", "tiny")
     assert tiny.result() == undisturbed.result()
@@ -308,6 +364,12 @@ def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_cache_in_which_compilers_fail_is_refused_at_once(tiny: Tiny, name: str) -> None:
     tiny.refuse("build", "tiny", naming=(name, "compilers fail", "FUSEBOX_CACHE"), FUSEBOX_CACHE=str(tiny.root / name))
     assert not (tiny.root / name).exists()
+
+
+@pytest.mark.parametrize("length", [201, 300])
+def test_a_cache_with_a_long_path_is_refused_at_once(tiny: Tiny, length: int) -> None:
+    named = (f"has a name of {length} characters", "FUSEBOX_CACHE")
+    tiny.refuse("build", "tiny", naming=named, FUSEBOX_CACHE="/" + "x" * (length - 1))
 
 
 # --- export and import

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -222,3 +223,35 @@ def test_the_users_settings_of_uv_do_not_reach_an_environment(tiny: Tiny, undist
     """They would put more into it than is locked, or end it with a word about the recipe."""
     tiny.succeed("build", "tiny", UV_VENV_SEED="1", UV_COMPILE_BYTECODE="1", UV_CONSTRAINT="/nonexistent")
     assert tiny.result() == undisturbed.result()
+
+
+def without_python(env: Path, _: Path) -> None:
+    """What an upgrade of the system's Python leaves of it."""
+    for path in (env / "bin").glob("python*"):
+        path.unlink()
+        path.symlink_to("/nonexistent/python")
+
+
+def without_records(_: Path, site: Path) -> None:
+    shutil.rmtree(next(site.glob("tinydep-*.dist-info")))
+
+
+DAMAGES: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "a module": (lambda _, site: (site / "tinydep.py").unlink(), "tinydep.py is missing"),
+    "its records": (without_records, "tinydep 1.0 is missing"),
+    "a part of a file": (lambda _, site: (site / "tinydep.py").write_text("v"), "tinydep.py has 1 bytes instead of"),
+    "its Python": (without_python, "bin/python does not run"),
+    "a record": (lambda _, site: next(site.glob("tinydep-*/RECORD")).write_text("a,b"), "RECORD cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_a_damaged_environment_is_repaired(tiny: Tiny, undisturbed: Tiny, case: str) -> None:
+    spoil_it, named = DAMAGES[case]
+    tiny.succeed("build", "tiny")
+    assert "repair" not in tiny.succeed("build", "tiny")
+    env = tiny.root / "build" / "tiny" / "env"
+    spoil_it(env, next(env.glob("lib/python*/site-packages")))
+    assert named in tiny.succeed("build", "tiny")
+    assert tiny.result() == undisturbed.result()
+    assert "install" not in tiny.succeed("build", "tiny")

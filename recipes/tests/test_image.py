@@ -121,6 +121,14 @@ def test_a_standin_for_no_base_is_refused() -> None:
         image.Options({"python:3": "x"}).arguments(target)
 
 
+@pytest.mark.parametrize("name", ["a\nb", "a b", "a\tb"])
+def test_a_name_that_no_image_has_is_refused(checkout: Checkout, name: str) -> None:
+    naming = ("--standin", "is not the name of an image")
+    checkout.refuse("image", "cpu", "--standin", f"python:3.11-slim-bookworm={name}", naming=naming)
+    checkout.edit(checkout.targets, 'image = "python:3.11-slim-bookworm"', f"image = {json.dumps(name)}")
+    checkout.refuse("plan", "cpu", naming=("targets.toml: cpu.base.", "does not match"))
+
+
 def test_a_standin_that_names_no_image_is_refused(checkout: Checkout) -> None:
     checkout.refuse("image", "cpu", "--standin", "python:3.12-slim-bookworm", naming=("--standin", "NAME=REF"))
 

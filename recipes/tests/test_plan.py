@@ -15,7 +15,7 @@ from recipes.catalogue.plan import changed, plan
 from recipes.errors import Refusal
 from recipes.files import ROOT
 from recipes.make.costs import build_seconds, jobs, memory_limit
-from recipes.tests.conftest import Checkout
+from recipes.tests.conftest import Checkout, Tiny
 
 
 def test_the_cpu_plan_is_complete() -> None:
@@ -131,3 +131,42 @@ def test_costs_are_what_was_measured() -> None:
                 assert 1 / 1.5 < built["cpu_seconds"] / estimate < 1.5, (path.name, name)
                 assert built["peak_mib_per_process"] <= pin.build.mib_per_job, (path.name, name)
     assert count > 20
+
+
+WHEELS = {
+    "another package": ("tinywhale-1.0-py3-none-any.whl", "is a wheel of tinywhale 1.0"),
+    "another version": ("tinywheel-1.1-py3-none-any.whl", "is a wheel of tinywheel 1.1"),
+    "another Python": ("tinywheel-1.0-cp39-cp39-manylinux_2_28_x86_64.whl", "does not fit target tiny (Python 3."),
+    "another system": ("tinywheel-1.0-cp311-cp311-win_amd64.whl", "does not fit target tiny"),
+    "another machine": ("tinywheel-1.0-py3-none-manylinux_2_28_aarch64.whl", "x86-64"),
+    "a newer C library": ("tinywheel-1.0-py3-none-manylinux_2_29_x86_64.whl", "glibc 2.28"),
+    "no wheel": ("tinywheel-1.0.whl", "is not the name of a wheel"),
+}
+
+
+@pytest.mark.parametrize("case", WHEELS)
+def test_a_wheel_that_its_name_rules_out_is_refused(tiny: Tiny, case: str) -> None:
+    file, named = WHEELS[case]
+    tiny.edit(tiny.recipe("tinywheel"), "tinywheel-1.0-py3-none-any.whl", file)
+    tiny.refuse("plan", "tiny", naming=("recipes/packages/tinywheel.toml", file, named))
+
+
+@pytest.mark.parametrize(
+    "name", [f"tinywheel-1.0-{tags}.whl" for tags in ("py3-none-manylinux_2_28_x86_64", "py2.py3-none-any")]
+)
+def test_a_wheel_that_fits_is_planned(tiny: Tiny, name: str) -> None:
+    tiny.edit(tiny.recipe("tinywheel"), "tinywheel-1.0-py3-none-any.whl", name)
+    tiny.succeed("plan", "tiny")
+
+
+@pytest.mark.parametrize("verb", ["plan", "build"])
+@pytest.mark.parametrize(
+    ("required", "named"),
+    [
+        ("tinydep>=2", "has tinydep 1.0, and tinywheel 1.0 needs tinydep>=2"),
+        ("other", "has no other, and tinywheel 1.0"),
+    ],
+)
+def test_a_lock_that_does_not_fit_a_recipe_is_refused(tiny: Tiny, verb: str, required: str, named: str) -> None:
+    tiny.edit(tiny.recipe("tinywheel"), "requires = []", f'requires = ["{required}"]')
+    tiny.refuse(verb, "tiny", naming=("recipes/lock/tiny.txt", named, "nox -s lock -- tiny"))

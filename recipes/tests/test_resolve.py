@@ -5,6 +5,7 @@ from __future__ import annotations
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
 from recipes.make import resolve
+from recipes.tests.conftest import Tiny
 
 
 def test_requirements_leave_out_the_target_s_own_packages() -> None:
@@ -20,3 +21,10 @@ def test_the_inputs_follow_python_and_the_c_library() -> None:
     assert resolve.inputs(chosen) != resolve.inputs(
         type(chosen)(chosen.root, older, chosen.pins, chosen.patches, chosen.lock)
     )
+
+
+def test_an_index_that_is_not_reached_is_no_fault_of_a_recipe(tiny: Tiny) -> None:
+    tiny.variables.pop("PIP_NO_INDEX")
+    tiny.variables.pop("PIP_FIND_LINKS")
+    naming = ("tiny: pip's configured index cannot be reached", "check the network and `pip config list`")
+    tiny.refuse("lock", "tiny", naming=naming, PIP_INDEX_URL="http://127.0.0.1:9/simple", UV_HTTP_RETRIES="0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 
@@ -17,6 +18,7 @@ from recipes.make import costs, environment, export, resolve, toolkit
 from recipes.make.build import Builder
 from recipes.make.bump import Bump
 from recipes.make.cache import Cache
+from recipes.process import held
 from recipes.progress import Steps, say
 from recipes.ship import image
 from recipes.verbs.arguments import Verbs, add_mirror, add_sm, chosen, place, text
@@ -56,6 +58,7 @@ def plan(options: argparse.Namespace) -> int:
     catalogue = Catalogue()
     if not options.replaced:
         shown = plan_of(catalogue, options.target, options.sm, options.python)
+        resolve.check(shown)
         costs.show(shown, Cache())
         if line := toolkit.state(shown):
             say(line)
@@ -157,8 +160,12 @@ def clean(options: argparse.Namespace) -> int:
     """Remove build/ and, with --cache, all downloads and wheels."""
     path, cache = Catalogue().root / "build", Cache()
     if path.exists():
-        with disk_named(path):
-            remove(path)
+        with contextlib.ExitStack() as stack, Steps() as steps:
+            for folder in sorted(path.iterdir() if path.is_dir() else ()):
+                if folder.is_dir():
+                    stack.enter_context(held(folder, steps.wait))
+            with disk_named(path):
+                remove(path)
         say(f"removed {path}")
     if options.cache and cache.root.exists():
         with Steps() as steps, cache.held(steps.wait):

@@ -8,11 +8,13 @@ import json
 from recipes.catalogue.load import Catalogue
 from recipes.errors import Refusal
 from recipes.files import write_text
+from recipes.make import environment
 from recipes.measure import bench as measuring
 from recipes.measure import recommend as recommending
 from recipes.measure import results, runs
 from recipes.pages import render
-from recipes.progress import say
+from recipes.process import held
+from recipes.progress import Steps, say
 from recipes.verbs.arguments import Verbs, chosen, place, text
 from recipes.verbs.environment import existing, installed
 
@@ -58,7 +60,8 @@ def bench(options: argparse.Namespace) -> int:
         if options.list:
             return measuring.listed(*existing(options), options.only, options.quick)
         plan, path = installed(options)
-        rows = measuring.measure(plan, path, options.only, options.seconds, options.quick)
+        with held(environment.folder(plan.root, plan.target), Steps().wait):
+            rows = measuring.measure(plan, path, options.only, options.seconds, options.quick)
     say(f"report: {report.report(plan, rows)}")
     if not options.promote:
         return 0

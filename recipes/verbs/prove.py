@@ -7,10 +7,12 @@ from pathlib import Path
 
 from recipes.catalogue import patch
 from recipes.catalogue.load import Catalogue
+from recipes.make import environment
 from recipes.make.build import Builder
 from recipes.make.cache import Cache
 from recipes.pages import render
 from recipes.pages.tables import Facts
+from recipes.process import held
 from recipes.progress import Steps, say
 from recipes.prove import evidence, promotion, proofs, records
 from recipes.prove import mutants as planting
@@ -56,7 +58,8 @@ def patches(_: argparse.Namespace) -> int:
 def smoke(options: argparse.Namespace) -> int:
     """Build a target's environment and prove it on this machine; the evidence is in build/TARGET/evidence/."""
     plan, path = installed(options)
-    return claims.smoke(plan, path)
+    with held(environment.folder(plan.root, plan.target), Steps().wait):
+        return claims.smoke(plan, path)
 
 
 def promote(options: argparse.Namespace) -> int:
@@ -130,6 +133,7 @@ def mutants(options: argparse.Namespace) -> int:
     if options.compile:
         say(f"The compiled faults are in {libraries}: bring them along.")
         return 0
-    code = planting.run(plan, path, libraries, options.seeds)
+    with held(environment.folder(plan.root, plan.target), Steps().wait):
+        code = planting.run(plan, path, libraries, options.seeds)
     render.write(Catalogue())
     return code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 
 from recipes.errors import Refusal
 from recipes.progress import say
@@ -56,6 +57,8 @@ def _options(options: argparse.Namespace) -> images.Options:
     standins = {name: reference for name, _, reference in (text.partition("=") for text in options.standin)}
     if wrong := [text for text in options.standin if not all(text.partition("="))]:
         raise Refusal(f"--standin {wrong[0]} names no image to stand in: write NAME=REF.")
+    if wrong := [name for name in standins.values() if not re.fullmatch(r"[\w.:/@-]+", name)]:
+        raise Refusal(f"--standin {wrong[0]!r} is not the name of an image: correct it.")
     return images.Options(
         standins=standins,
         mirror=options.mirror,
