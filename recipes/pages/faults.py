@@ -23,7 +23,7 @@ def _sections(root: Path, outcomes: Row) -> Iterator[str]:
     if number := len(changed(root, outcomes)):
         commit = outcomes.get("commit") or "no commit"
         since = f"{commit[:7]} ([diff](../../compare/{commit}...main))"
-        yield f"What decided {number} of these {len(rows)} mutants has changed since {since}."
+        yield f"For {number} of these {len(rows)} mutants, code that decided the outcome has changed since {since}."
     yield (
         f"{sum(counts[word] for word in COUNTED)} mutants count: {counts['caught']} caught ({caught['rule']} of them "
         f"made by the rule, {caught['compiled']} compiled into upstream's code), {counts['survived']} survived, "
@@ -34,7 +34,7 @@ def _sections(root: Path, outcomes: Row) -> Iterator[str]:
         yield f"These claims fail without any mutant and so catch none: {', '.join(outcomes['failing'])}."
     yield (
         f"On correct code, {clean['seeds']} seeds, one after another in {clean['processes']} "
-        f"{'process' if clean['processes'] == 1 else 'processes'}: {clean['claims']} times a claim ran, "
+        f"{'process' if clean['processes'] == 1 else 'processes'}: claims ran {clean['claims']} times, with "
         f"{len(clean['alarms'])} false alarms."
     )
     yield table("survivor|implementation|why", _survivors(rows))

@@ -133,7 +133,7 @@ def test_a_mutant_whose_claim_or_fault_changed_is_counted(
     (key,) = mutants.keys_of(tmp_path, made)
     made["mutants"][0]["key"] = key
     keep(tmp_path, made | {"commit": "68ebab4"})
-    sentence = "What decided 1 of these 1 mutants has changed since 68ebab4"
+    sentence = "For 1 of these 1 mutants, code that decided the outcome has changed since 68ebab4"
     assert sentence not in faults.text(tmp_path)
     (folder / file).write_text(ROOM[file].replace(old, new))
     assert (sentence in faults.text(tmp_path)) == changed
