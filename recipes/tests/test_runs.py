@@ -81,8 +81,8 @@ def test_a_container_is_named_by_digest(checkout: Checkout) -> None:
     about = checkout.root / "build" / runs.TARGET / "image" / "image.json"
     about.parent.mkdir(parents=True)
     about.write_text(json.dumps({"name": "ghcr.io/someone/fusebox", "digest": "sha256:0"}))
-    said = checkout.succeed("launch", "tiny", "--as", "slurm")
-    assert "--container-image=ghcr.io#someone/fusebox@sha256:0" in said
+    output = checkout.succeed("launch", "tiny", "--as", "slurm")
+    assert "--container-image=ghcr.io#someone/fusebox@sha256:0" in output
 
 
 def test_the_image_for_several_hosts_has_what_rdma_needs() -> None:
