@@ -50,15 +50,15 @@ def _register_bench(verbs: Verbs) -> None:
 
 def bench(options: argparse.Namespace) -> int:
     """Measure FP8 and fused operators in a target's environment, and write build/TARGET/bench/report.html."""
-    from recipes.measure import report  # matplotlib takes a second
-
     if options.seconds is not None and not options.seconds > 0:
         raise Refusal(f"--seconds {options.seconds:g} leaves no time for anything: give more seconds, or leave it out.")
+    if options.list and not options.rows:
+        return measuring.listed(*existing(options), options.only, options.quick)
+    from recipes.measure import report  # matplotlib takes a second
+
     if options.rows:
         plan, rows = chosen(options), options.rows
     else:
-        if options.list:
-            return measuring.listed(*existing(options), options.only, options.quick)
         plan, path = installed(options)
         with held(environment.folder(plan.root, plan.target), Steps().wait):
             rows = measuring.measure(plan, path, options.only, options.seconds, options.quick)
