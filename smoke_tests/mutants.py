@@ -58,6 +58,7 @@ from smoke_tests.faults.survivors import WHY
 from smoke_tests.operators import bounds, kernels
 from smoke_tests.operators import table as fused_ops
 from smoke_tests.operators.samples import sample_for, scaled_mm, scaled_mm_arguments
+from smoke_tests.operators.torch_adapter import version_of_torch
 from smoke_tests.training import faults as of_training
 from smoke_tests.training.models import Shape
 from smoke_tests.training.options import Options
@@ -210,7 +211,7 @@ def losses_with(operator: str, column: str) -> List[float]:
 
 def adamw_on_a_cpu() -> ContextManager[Any]:
     """The context in which torch's AdamW runs on a CPU: before torch 2.4 only the unfused one does."""
-    if fused_ops.version_of_torch() >= (2, 4):
+    if version_of_torch() >= (2, 4):
         return contextlib.nullcontext()
     return in_table("adamw", lambda _: torch.optim.AdamW)("torch")
 

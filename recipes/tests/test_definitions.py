@@ -303,6 +303,70 @@ def test_what_a_claim_runs_is_recorded(room: PlantedRoom, processes: str) -> Non
     assert not any("never" in name or "unused" in name for names in ran.values() for name in names)
 
 
+AROUND_IMPORTS = """
+def before():
+    return 1
+
+def after():
+    return [inner() for inner in (lambda: 1,)]
+
+def importing():
+    def nested():
+        before()
+        import elsewhere
+        return after()
+    return nested()
+
+def failing():
+    try:
+        import broken_elsewhere
+    except KeyError:
+        return after()
+
+def last():
+    return 1
+"""
+
+
+@pytest.mark.parametrize("processes", ["-n0", "-n2"])
+def test_what_runs_around_an_import_from_elsewhere_is_recorded(room: PlantedRoom, processes: str) -> None:
+    room.plant(
+        """
+import subprocess, sys
+from smoke_tests import around
+
+@proves("it imports")
+def test_imports():
+    around.importing()
+    around.failing()
+    around.last()
+
+@proves("its child imports")
+def test_child():
+    subprocess.check_call([sys.executable, "-m", "smoke_tests.job"])
+"""
+    )
+    outside = room.folder.parent
+    (outside / "elsewhere.py").write_text("import deeper_elsewhere\n\ndef own():\n    return 1\n\nown()\n")
+    (outside / "deeper_elsewhere.py").write_text("class Deep:\n    def run(self):\n        return 1\n\nDeep().run()\n")
+    (outside / "broken_elsewhere.py").write_text("def fail():\n    raise KeyError\n\nfail()\n")
+    (room.folder / "around.py").write_text(AROUND_IMPORTS)
+    calls = "around.importing()\n    around.failing()\n    around.last()"
+    (room.folder / "job.py").write_text(
+        f"from smoke_tests import around\n\ndef work():\n    {calls}\n\ndef end():\n    return 1\n\nwork()\nend()\n"
+    )
+    done = room.run(processes, PYTHONPATH=str(outside))
+    assert done.returncode == 0, done.stdout
+    ran = {
+        claim.partition("::")[2]: {name for name in names if name.startswith(("around.py", "job.py"))}
+        for claim, names in room.outcomes()["ran"].items()
+    }
+    names = ("before", "after", "importing", "importing.<locals>.nested", "failing", "last")
+    around = {f"around.py:{name}" for name in names}
+    assert ran["test_imports"] == around
+    assert ran["test_child"] == around | {"job.py:work", "job.py:end"}
+
+
 # --- every function of the room ---
 
 CPU = plan(Catalogue(), "cpu")

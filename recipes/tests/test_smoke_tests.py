@@ -481,6 +481,15 @@ def test_a_warning_that_our_own_file_causes_refutes_its_claim(room: PlantedRoom)
     }
 
 
+def test_a_warning_about_what_our_own_file_imports_refutes_its_claim(room: PlantedRoom) -> None:
+    (room.folder.parent / "deprecated_elsewhere.py").write_text(
+        "import warnings\nwarnings.warn('deprecated', DeprecationWarning, stacklevel=2)\n"
+    )
+    room.plant('@proves("a")\ndef test_a():\n    import deprecated_elsewhere\n')
+    assert room.run(PYTHONPATH=str(room.folder.parent)).returncode == 1
+    assert room.claims() == {"test_alpha.py::test_a": ("refuted", "DeprecationWarning: deprecated")}
+
+
 def test_numbers_depend_on_the_seed_and_not_on_the_order(room: PlantedRoom) -> None:
     draw = '@proves("{0}")\ndef test_{0}(measured):\n    import random\n    measured["x"] = random.random()\n'
 

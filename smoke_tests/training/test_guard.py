@@ -119,7 +119,7 @@ def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     measured["share"] = sound["share"]
     assert 0 < sound["share"] < 1
 
-    compared = []
+    compared: List[Outcome] = []
 
     def noting(*outcomes: Outcome) -> Any:
         compared.extend(outcomes)

@@ -195,8 +195,8 @@ def test_memory(measured: Dict[str, Any]) -> None:
         paper, held = memory.bytes_per_parameter(precision), memory.held(run.model, run.optimizer)
         assert held == pytest.approx({name: paper[name] for name in held})
         measured[precision] = sum(paper.values())
-    for asked, copies in (({"precision": "float32"}, 0.0), ({"precision": "bf16"}, 2.0), ({"precision": "fp8"}, 2.0)):
-        assert memory.bytes_per_parameter(**asked) == {"weights": 4, "gradients": 4, "moments": 8, "copies": copies}
+    for precision, copies in (("float32", 0.0), ("bf16", 2.0), ("fp8", 2.0)):
+        assert memory.bytes_per_parameter(precision) == {"weights": 4, "gradients": 4, "moments": 8, "copies": copies}
     remainders = memory.bytes_per_parameter("bf16", weights="bfloat16", moments="float32", remainders=True)
     assert remainders == {"weights": 2, "gradients": 2, "moments": 10, "copies": 0}
     assert memory.bytes_per_parameter(FP8[0])["copies"] == 0
