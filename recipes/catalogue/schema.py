@@ -101,7 +101,7 @@ class Base(Strict):
     @property
     def unresolved(self) -> list[str]:
         """The images whose digest is not resolved yet."""
-        return list(dict.fromkeys(one.image for one in (self.wheels, self.runtime) if one.digest == "unresolved"))
+        return list(dict.fromkeys(image.image for image in (self.wheels, self.runtime) if image.digest == "unresolved"))
 
 
 class Target(Strict):
@@ -113,7 +113,8 @@ class Target(Strict):
     one, the CUDA toolkit of the base or the machine does. `proves_on` is the hardware on which a skipped smoke test
     counts as failed. `options` says, by package, how the target limits it, and `variables` are set for whatever runs in
     the target ("{site}" is its site-packages). `runner` is the label of the CI machine that builds, proves and
-    publishes its image; `unpublished` says why no machine does.
+    publishes its image; `unpublished` says why no machine does. `unproven_in_image` names the claims that a container
+    cannot prove, each with the reason.
     """
 
     name: Name
@@ -134,6 +135,7 @@ class Target(Strict):
     packages: Annotated[dict[Text, VersionText], Field(min_length=1)]
     options: dict[Text, Text] = {}
     variables: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Text] = {}
+    unproven_in_image: dict[Text, Text] = {}
 
     @model_validator(mode="after")
     def _options_are_of_its_packages(self) -> Self:
@@ -341,11 +343,11 @@ class Package(Strict):
     def _sources_can_be_built(self) -> Self:
         if self.build is None and any(release.kind == "source" for release in self.release):
             raise ValueError('a release of kind "source" needs a [build] table')
-        for release in [one for one in self.release if one.kind == "source"]:
+        for release in [source for source in self.release if source.kind == "source"]:
             build = self.build_of(release)
             if (build.longest_seconds or 0) > build.core_seconds:
                 raise ValueError(f"release {release.version}: longest_seconds is more than core_seconds")
-        if unknown := [one.version for one in self.proved_on if one._is_file == one._is_git]:
+        if unknown := [source.version for source in self.proved_on if source._is_file == source._is_git]:
             raise ValueError(f'proved_on {unknown[0]} needs either "file" and "sha256" or "repository" and "commit"')
         return self
 

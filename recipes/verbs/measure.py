@@ -50,15 +50,15 @@ def _register_bench(verbs: Verbs) -> None:
 
 def bench(options: argparse.Namespace) -> int:
     """Measure FP8 and fused operators in a target's environment, and write build/TARGET/bench/report.html."""
-    from recipes.measure import report  # matplotlib takes a second
-
     if options.seconds is not None and not options.seconds > 0:
         raise Refusal(f"--seconds {options.seconds:g} leaves no time for anything: give more seconds, or leave it out.")
+    if options.list and not options.rows:
+        return measuring.listed(*existing(options), options.only, options.quick)
+    from recipes.measure import report  # matplotlib takes a second
+
     if options.rows:
         plan, rows = chosen(options), options.rows
     else:
-        if options.list:
-            return measuring.listed(*existing(options), options.only, options.quick)
         plan, path = installed(options)
         with held(environment.folder(plan.root, plan.target), Steps().wait):
             rows = measuring.measure(plan, path, options.only, options.seconds, options.quick)
@@ -80,7 +80,9 @@ def _register_recommend(verbs: Verbs) -> None:
     added.add_argument(
         "--rows", type=place, help="a file of rows of `bench` (default: the committed one of the newest torch)"
     )
-    added.add_argument("--tokens", type=int, default=16384, help="how many tokens a layer gets at once (%(default)s)")
+    added.add_argument(
+        "--tokens", type=int, default=16384, help="how many tokens a layer processes at once (%(default)s)"
+    )
     added.add_argument(
         "--package", default="transformer-engine.delayed", help="the package and recipe that compute FP8 (%(default)s)"
     )
@@ -115,7 +117,7 @@ def _register_launch(verbs: Verbs) -> None:
     added = verbs.add("launch", launch, target=False)
     added.add_argument("run", help="the run, a table of recipes/runs.toml")
     added.add_argument(
-        "--as", dest="launcher", choices=runs.LAUNCHERS, default="torchrun", help="what starts it (%(default)s)"
+        "--as", dest="launcher", choices=runs.LAUNCHERS, default="torchrun", help="the launcher (%(default)s)"
     )
     added.add_argument("--float8", choices=tuple(runs.FLOAT8), help="the float8 recipe of the linear layers")
     for name, meaning in (
@@ -130,8 +132,13 @@ def _register_launch(verbs: Verbs) -> None:
     added.add_argument(
         "--image",
         type=text,
-        default=f"ghcr.io/OWNER/fusebox:{runs.TARGET}",
-        help="the image that the hosts run (%(default)s)",
+        help="the image that the hosts run, by digest (default: the one last published from this checkout)",
+    )
+    added.add_argument(
+        "--fabric",
+        type=_fabric,
+        metavar="RESOURCE=COUNT",
+        help="the network adapters that a host gets from Kubernetes, such as rdma/ib=8",
     )
     added.add_argument(
         "--out",
@@ -145,5 +152,13 @@ def launch(options: argparse.Namespace) -> int:
     """Print what starts a run on several GPUs: a script for torchrun or Slurm, or a manifest for Kubernetes."""
     changes = {name: getattr(options, name, None) for name in runs.Run.model_fields if name != "name"}
     run = runs.chosen(options.run, changes)
-    print(runs.rendered(run, options.launcher, options.image, options.out), end="")
+    image = options.image or runs.published()
+    print(runs.rendered(run, options.launcher, image, options.out, options.fabric), end="")
     return 0
+
+
+def _fabric(value: str) -> runs.Fabric:
+    try:
+        return runs.Fabric.parsed(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
