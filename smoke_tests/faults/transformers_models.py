@@ -24,29 +24,37 @@ def saving(change: Callable[[Dict[str, Any]], Dict[str, Any]]) -> ContextManager
     return mock.patch.object(kind, "save_pretrained", saved)
 
 
+def of_bfloat16(state: Dict[str, Any]) -> Dict[str, Any]:
+    """The state, its tensors rounded to bfloat16."""
+    return {
+        name: value.bfloat16().to(value.dtype) if isinstance(value, torch.Tensor) else value
+        for name, value in state.items()
+    }
+
+
+def without_the_last(state: Dict[str, Any]) -> Dict[str, Any]:
+    """The state less its last entry."""
+    return dict(list(state.items())[:-1])
+
+
 @patched("too few bits", CHECKPOINTS + "left_out_on_save", "transformers")
 def weights_saved_with_the_bits_of_bfloat16(_: str) -> ContextManager[Any]:
-    return saving(
-        lambda state: {
-            name: value.bfloat16().to(value.dtype) if isinstance(value, torch.Tensor) else value
-            for name, value in state.items()
-        }
-    )
+    return saving(of_bfloat16)
+
+
+@patched("too few bits", CHECKPOINTS + "left_out_of_safetensors", "transformers")
+def safetensors_with_the_bits_of_bfloat16(_: str) -> ContextManager[Any]:
+    return saving(of_bfloat16)
 
 
 @patched("lost weight", CHECKPOINTS + "left_out_on_save", "transformers")
 def last_weight_not_saved(_: str) -> ContextManager[Any]:
-    return saving(lambda state: dict(list(state.items())[:-1]))
-
-
-@patched("too few bits", CHECKPOINTS + "left_out_of_safetensors", "transformers")
-def safetensors_with_the_bits_of_bfloat16(column: str) -> ContextManager[Any]:
-    return weights_saved_with_the_bits_of_bfloat16(column)
+    return saving(without_the_last)
 
 
 @patched("lost weight", CHECKPOINTS + "left_out_of_safetensors", "transformers")
-def last_weight_not_saved_as_safetensors(column: str) -> ContextManager[Any]:
-    return last_weight_not_saved(column)
+def last_weight_not_saved_as_safetensors(_: str) -> ContextManager[Any]:
+    return saving(without_the_last)
 
 
 @patched("lost weight", CHECKPOINTS + "skipped_on_load", "transformers")
