@@ -281,7 +281,10 @@ class Builder:
     @contextmanager
     def _workshop(self, pin: Pin, tree: Tree, files: Mapping[str, Path], before: list[Wheel]) -> Iterator[Workshop]:
         """A scratch folder with the build's environment (env), and in it a copy of the patched source."""
-        wheels = [*self.plan.locked.artifacts, *(self._toolkit if toolkit.needed_by(self.plan, pin) else ())]
+        wheels = list(self.plan.locked.artifacts)
+        if toolkit.needed_by(self.plan, pin):
+            toolkit.check_compiler(self.plan)
+            wheels += self._toolkit
         locked = [(artifact, files[artifact.sha256]) for artifact in wheels]
         with self.cache.scratch("build") as scratch:
             interpreter = environment.interpreter(self.plan.target, self.cache, self.steps)
