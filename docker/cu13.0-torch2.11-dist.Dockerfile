@@ -47,7 +47,7 @@ RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
 
 FROM ubuntu:24.04@sha256:4fbb8e6a8395de5a7550b33509421a2bafbc0aab6c06ba2cef9ebffbc7092d90 AS runtime
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3.12-dev
+    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ ibverbs-providers libibverbs1 librdmacm1t64 python3.12-dev
 RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     --mount=from=audit,source=/install,target=/in \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import signal
@@ -26,6 +27,13 @@ GIT_ALONE = {
 }
 GRACE = 5  # seconds
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
+_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+_libc = ctypes.CDLL(None)
+
+
+def ends_with_us() -> None:
+    """For `preexec_fn`: the process gets SIGTERM when the tool ends in any way, also by kill -9."""
+    _libc.prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGTERM))
 
 
 def git_variables() -> dict[str, str]:

@@ -18,9 +18,11 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of <linux/prctl.h>
+GRACE = 3  # seconds
 NOT_FOUND = 127  # what a shell returns for a command that it cannot run
 
 
@@ -42,9 +44,18 @@ def main(command: list[str]) -> int:
 
 
 def _end_with_stdin() -> None:
-    """Wait until standard input closes, then kill children until this process ends."""
+    """Wait until standard input closes, then end children until this process ends.
+
+    Each gets SIGTERM first: `docker start --attach` passes that on to its container, which a killed client leaves.
+    """
     while os.read(0, 1):
         pass
+    asked = set[int]()
+    for _ in range(GRACE * 100):
+        for child in set(_children()) - asked:
+            _send(child, signal.SIGTERM)
+            asked.add(child)
+        time.sleep(0.01)
     while True:
         _kill_children()
         time.sleep(0.01)
@@ -61,13 +72,22 @@ def _reap_until(last: int) -> int:
 
 def _kill_children() -> int:
     """Kill the children of this process, and return how many it has; their own children become its children."""
-    count = 0
+    children = list(_children())
+    for child in children:
+        _send(child, signal.SIGKILL)
+    return len(children)
+
+
+def _children() -> Iterator[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # a process that ends meanwhile
             if _parent_of(folder) == os.getpid():
-                count += 1
-                os.kill(int(folder.name), signal.SIGKILL)
-    return count
+                yield int(folder.name)
+
+
+def _send(process: int, what: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, what)
 
 
 def _parent_of(folder: Path) -> int:

@@ -113,7 +113,8 @@ class Target(Strict):
     one, the CUDA toolkit of the base or the machine does. `proves_on` is the hardware on which a skipped smoke test
     counts as failed. `options` says, by package, how the target limits it, and `variables` are set for whatever runs in
     the target ("{site}" is its site-packages). `runner` is the label of the CI machine that builds, proves and
-    publishes its image; `unpublished` says why no machine does.
+    publishes its image; `unpublished` says why no machine does. `unproven_in_image` names the claims that a container
+    cannot prove, each with the reason.
     """
 
     name: Name
@@ -134,6 +135,7 @@ class Target(Strict):
     packages: Annotated[dict[Text, VersionText], Field(min_length=1)]
     options: dict[Text, Text] = {}
     variables: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Text] = {}
+    unproven_in_image: dict[Text, Text] = {}
 
     @model_validator(mode="after")
     def _options_are_of_its_packages(self) -> Self:

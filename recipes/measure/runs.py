@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, model_validator
 
 from recipes.catalogue.load import validated
 from recipes.catalogue.schema import Name, Strict, Text
 from recipes.errors import Refusal
-from recipes.files import ROOT, read_toml
+from recipes.files import ROOT, read_json, read_toml
 
 Count = Annotated[int, Field(ge=1)]
 Float8 = Literal["none", "tensorwise", "tensorwise-gathered", "rowwise"]
@@ -45,6 +46,21 @@ FLOAT8: Mapping[Float8, dict[str, dict[str, Any]]] = {
     "tensorwise-gathered": _float8(enable_fsdp_float8_all_gather=True, precompute_float8_dynamic_scale_for_fsdp=True),
     "rowwise": _float8(recipe_name="rowwise"),
 }
+
+
+class Fabric(NamedTuple):
+    """The network between hosts as a device plugin of Kubernetes offers it: its resource, and how many a host gets."""
+
+    resource: str
+    count: int
+
+    @classmethod
+    def parsed(cls, text: str) -> Fabric:
+        """RESOURCE=COUNT, such as "rdma/ib=8"; ValueError if the text is something else."""
+        match = re.fullmatch(r"([a-z0-9.-]+/[A-Za-z0-9._-]+)=([1-9]\d*)", text)
+        if match is None:
+            raise ValueError(f"{text!r} is not RESOURCE=COUNT, such as rdma/ib=8 or vpc.amazonaws.com/efa=32")
+        return cls(match[1], int(match[2]))
 
 
 def _flags(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -214,12 +230,33 @@ def changed(run: Run, changes: Mapping[str, Any]) -> Run:
     return validated(Run, {**run.model_dump(), **changes}, "the command line", run.name)
 
 
-def rendered(run: Run, launcher: Launcher, image: str, out: str) -> str:
-    """What starts the run: a script, or a manifest as JSON, which kubectl takes as it takes YAML."""
-    if launcher in ("jobset", "pytorchjob"):
-        made = jobset(run, image, out) if launcher == "jobset" else pytorchjob(run, image, out)
-        return json.dumps(made, indent=2) + "\n"
-    return slurm(run, image, out) if launcher == "slurm" else torchrun(run, out)
+def published(root: Path = ROOT) -> str | None:
+    """The image that `publish` last made of this checkout's target, by digest; None if it made none."""
+    path = root / "build" / TARGET / "image" / "image.json"
+    if not path.exists():
+        return None
+    about = read_json(path)
+    return f"{about['name']}@{about['digest']}"
+
+
+def rendered(run: Run, launcher: Launcher, image: str | None, out: str, fabric: Fabric | None = None) -> str:
+    """What starts the run: a script, or a manifest as JSON, which kubectl takes as it takes YAML.
+
+    `image` is needed where a launcher starts containers, and `fabric` is for Kubernetes alone.
+    """
+    if fabric and launcher not in ("jobset", "pytorchjob"):
+        raise Refusal(f"--fabric names a resource of Kubernetes, and --as is {launcher}: choose jobset or pytorchjob.")
+    if launcher == "torchrun":
+        return torchrun(run, out)
+    if image is None:
+        raise Refusal(
+            f"No image of {TARGET} was published from this checkout: pass --image REGISTRY/NAME@sha256:DIGEST, which "
+            "is the same image on every host."
+        )
+    if launcher == "slurm":
+        return slurm(run, image, out)
+    made = jobset(run, image, out, fabric) if launcher == "jobset" else pytorchjob(run, image, out, fabric)
+    return json.dumps(made, indent=2) + "\n"
 
 
 def _shell(command: list[str]) -> str:
@@ -261,8 +298,13 @@ def _pyxis(image: str) -> str:
     return f"{registry}#{name}" if slash and is_host and not image.startswith(("/", ".")) else image
 
 
-def _pod(run: Run, image: str, out: str, rendezvous: str, container: str) -> dict[str, Any]:
-    """The pod of one host; `out` is a volume claim that many hosts may write."""
+def _pod(
+    run: Run, image: str, out: str, rendezvous: str, container: str, fabric: Fabric | None = None
+) -> dict[str, Any]:
+    """The pod of one host; `out` is a volume claim that many hosts may write, `fabric` the network between them."""
+    limits = {"nvidia.com/gpu": str(run.gpus)} | ({fabric.resource: str(fabric.count)} if fabric else {})
+    # The adapters read and write registered memory, which must stay in place.
+    locking = {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}} if fabric else {}
     return {
         "spec": {
             "restartPolicy": "Never",
@@ -272,7 +314,8 @@ def _pod(run: Run, image: str, out: str, rendezvous: str, container: str) -> dic
                     "image": image,
                     "command": run.command(rendezvous, SHARED),
                     "env": [{"name": "PYTHONPATH", "value": IMAGE_FOLDER}],
-                    "resources": {"limits": {"nvidia.com/gpu": str(run.gpus)}},
+                    "resources": {"limits": limits},
+                    **locking,
                     "volumeMounts": [{"name": "out", "mountPath": SHARED}, {"name": "shm", "mountPath": "/dev/shm"}],
                 }
             ],
@@ -284,7 +327,7 @@ def _pod(run: Run, image: str, out: str, rendezvous: str, container: str) -> dic
     }
 
 
-def jobset(run: Run, image: str, out: str) -> dict[str, Any]:
+def jobset(run: Run, image: str, out: str, fabric: Fabric | None = None) -> dict[str, Any]:
     """One indexed Job with a pod a host; a pod that fails restarts all of them."""
     first = f"{run.name}-host-0-0.{run.name}:{PORT}"  # the pod's name in the set's own subdomain
     job = {
@@ -292,7 +335,7 @@ def jobset(run: Run, image: str, out: str) -> dict[str, Any]:
         "completions": run.hosts,
         "completionMode": "Indexed",
         "backoffLimit": 0,
-        "template": _pod(run, image, out, first, "engine"),
+        "template": _pod(run, image, out, first, "engine", fabric),
     }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -306,9 +349,9 @@ def jobset(run: Run, image: str, out: str) -> dict[str, Any]:
     }
 
 
-def pytorchjob(run: Run, image: str, out: str) -> dict[str, Any]:
+def pytorchjob(run: Run, image: str, out: str, fabric: Fabric | None = None) -> dict[str, Any]:
     """A master and the other hosts as workers; the operator's own rendezvous variables give way to the arguments."""
-    pod = _pod(run, image, out, f"{run.name}-master-0:{PORT}", "pytorch")
+    pod = _pod(run, image, out, f"{run.name}-master-0:{PORT}", "pytorch", fabric)
     del pod["spec"]["restartPolicy"]  # the replica's
     replicas = {"Master": 1, "Worker": run.hosts - 1}
     specs = {

@@ -36,9 +36,14 @@ def smoke(plan: Plan, env: Path) -> int:
     command += ["--color", "yes" if console.is_terminal else "no"]
     code, log = watched(command, plan.root, environment.run_variables(plan.target, env))
     manifest = read_json(env / "fusebox" / "manifest.json")
-    failed = keep(plan, outcomes, code, log, manifest)
+    evidence = keep(plan, outcomes, code, log, manifest)
     outcomes.unlink()
-    return failed
+    return 1 if code or of_outcome(evidence, "refuted") else 0
+
+
+def of_outcome(evidence: Mapping[str, Any], outcome: str) -> list[str]:
+    """The ids of the claims that had this outcome."""
+    return [claim["id"] for claim in evidence["claims"] if claim["outcome"] == outcome]
 
 
 def folder_of(plan: Plan) -> Path:
@@ -59,8 +64,10 @@ def watched(command: list[str], folder: Path, variables: Mapping[str, str]) -> t
         return process.wait(), "".join(lines)
 
 
-def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, Any], image: str | None = None) -> int:
-    """Turn a run's outcomes into evidence, show it, and return 1 if a claim was refuted; `image` is where it ran."""
+def keep(
+    plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, Any], image: str | None = None
+) -> dict[str, Any]:
+    """Turn a run's outcomes into evidence, show it and return it; `code` is how the run ended, `image` where it ran."""
     if not outcomes.exists():
         raise Refusal(
             f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what "
@@ -72,7 +79,7 @@ def keep(plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, An
     written = _assemble(plan, content, log, manifest, image)
     console.print(_table(written))
     say(f"evidence: {folder_of(plan)}/{written['name']}.json")
-    return 1 if code or any(claim["outcome"] == "refuted" for claim in written["claims"]) else 0
+    return written
 
 
 def _assemble(

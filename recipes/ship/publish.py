@@ -12,19 +12,25 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urljoin
+
+import docker
+import docker.auth
+import httpx2
 
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Target
 from recipes.errors import Refusal
 from recipes.files import read_json, write_json, write_text
 from recipes.make import environment
-from recipes.process import git_variables
+from recipes.process import ends_with_us, git_variables
 from recipes.progress import say
 from recipes.prove import smoke
 from recipes.ship.image import Options, buildx, engine, last_words
 
 # HOST[:PORT][/PATH]; a first part without a dot or a port is a path, which has small letters only.
 REGISTRY = r"([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:)|[a-z0-9-]+)(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+PROVING = "fusebox.proving"  # the label of a container that proves an image, with the target
 PARTS = ("docker", "patches", "pyproject.toml", "recipes", "smoke_tests")  # what an image is made from
 
 
@@ -85,24 +91,29 @@ def publish(plan: Plan, options: Options, registry: str, floating: str | None) -
     """
     _refuse_unpublishable(plan, registry)
     commit, name = Commit.of(plan.root), f"{registry}/fusebox"
+    try_upload(name)  # before the build, which can take an hour
     folder = environment.folder(plan.root, plan.target) / "image"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    _build(plan, options, commit, folder / "oci")
-    digest = digest_in(folder / "oci")
-    push(folder / "oci", name, digest)
     try:
-        if prove(plan, f"{name}@{digest}"):
+        _build(plan, options, commit, folder / "oci")
+        digest = digest_in(folder / "oci")
+        refuse_moving(name, tags(plan.target, commit)[0], digest)
+        push(folder / "oci", name, digest)
+        refuted, unproven = prove(plan, f"{name}@{digest}")
+        if refuted:
             raise Refusal(
                 f"{name}@{digest} was pushed, but a claim of it was refuted, so no tag was set: read its evidence."
             )
-        unmoved = _unmoved(plan, options, name, commit, floating)
+        unmoved = _unmoved(plan, options, name, commit, floating or _unproven_in(plan.target, unproven))
         moved = [tag for tag in tags(plan.target, commit) if tag not in unmoved]
         set_tags(name, digest, moved)
         _describe(plan, folder, name, digest, moved)
-    finally:  # the registry has the image
-        subprocess.run(["docker", "image", "rm", f"{name}@{digest}"], capture_output=True, check=False)
-        shutil.rmtree(folder / "oci")
+    finally:  # the registry has the image, or nobody wants it
+        if (folder / "oci" / "index.json").exists():
+            pulled = f"{name}@{digest_in(folder / 'oci')}"
+            subprocess.run(["docker", "image", "rm", pulled], capture_output=True, check=False)
+        shutil.rmtree(folder / "oci", ignore_errors=True)
     for tag in moved:
         say(f"published {name}:{tag}")
     for tag, reason in unmoved.items():
@@ -157,13 +168,26 @@ def _unmoved(plan: Plan, options: Options, name: str, commit: Commit, floating: 
     return unmoved | ({plan.target.name: floating} if floating else {})
 
 
-def prove(plan: Plan, image: str) -> int:
-    """Run an image's `smoke` and keep its evidence, which names the image; 1 if a claim is refuted."""
-    outcomes = "/tmp/outcomes.json"
+def _unproven_in(target: Target, unproven: Iterable[str]) -> str | None:
+    """Why an image with these unproven claims does not get the floating tag; what the target excepts is no reason."""
+    left = sorted(claim for claim in unproven if claim.split("[")[0] not in target.unproven_in_image)
+    return f"{left[0]} is unproven in this image" if left else None
+
+
+def prove(plan: Plan, image: str) -> tuple[bool, list[str]]:
+    """Run an image's `smoke` and keep its evidence, which names the image.
+
+    Returns whether a claim is refuted or the run failed, and the ids of the unproven claims. The container ends with
+    the tool, also by kill -9; what is left of it is removed by the next run.
+    """
+    outcomes, label = "/tmp/outcomes.json", f"--label={PROVING}={plan.target.name}"
     gpus = ["--gpus=all"] if plan.target.cuda != "none" else []
+    stopped = ["docker", "container", "prune", "--force", f"--filter=label={PROVING}={plan.target.name}"]
+    subprocess.run(stopped, capture_output=True, check=False)
     made = subprocess.run(
-        ["docker", "create", *gpus, image, "smoke", "--evidence", outcomes], capture_output=True, text=True, check=False
-    )
+        ["docker", "create", label, *gpus, image, "smoke", "--evidence", outcomes],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     if made.returncode != 0:
         raise Refusal(f"{image} cannot be run ({last_words(made.stderr)}): correct that and publish again.")
     container = made.stdout.strip()
@@ -176,7 +200,9 @@ def prove(plan: Plan, image: str) -> int:
             manifest = Path(scratch, "manifest.json")
             if not manifest.exists():
                 raise Refusal(f"{image} has no manifest of its environment: build it with `nox -s image`.")
-            return smoke.keep(plan, Path(scratch, "outcomes.json"), code, log, read_json(manifest), image)
+            evidence = smoke.keep(plan, Path(scratch, "outcomes.json"), code, log, read_json(manifest), image)
+            refuted, unproven = (smoke.of_outcome(evidence, word) for word in ("refuted", "unproven"))
+            return bool(code or refuted), unproven
     finally:
         subprocess.run(["docker", "rm", "--force", container], capture_output=True, check=False)
 
@@ -196,6 +222,45 @@ def digest_in(oci: Path) -> str:
     """The digest of the one image manifest of an OCI layout."""
     (manifest,) = json.loads((oci / "index.json").read_text())["manifests"]
     return str(manifest["digest"])
+
+
+def try_upload(name: str) -> None:
+    """Begin an upload to a repository and take it back; a registry that is not there or takes none is refused."""
+    host, _, path = name.partition("/")
+    if not re.search(r"[.:]|^localhost$", host):
+        host, path = "index.docker.io", name
+    place = f"http{'' if _is_local(name) else 's'}://{host}/v2/{path}/blobs/uploads/"
+    token = _run_crane("auth", "token", "--push", "--header", name)  # no registry without accounts gives any
+    kind, _, header = token.stdout.strip().partition(": ") if token.returncode == 0 else ("", "", "")
+    headers = {kind: header} if header else {}
+    with httpx2.Client(timeout=60, follow_redirects=True, auth=_account(host) if not header else None) as client:
+        try:
+            begun = client.post(place, headers=headers)
+            begun.raise_for_status()
+            client.delete(urljoin(place, begun.headers["Location"]), headers=headers)
+        except (httpx2.HTTPError, KeyError) as error:
+            raise Refusal(
+                f"{name} takes no upload ({last_words(error)}), so nothing was built: check the registry, log in with "
+                "`docker login` and check your rights there."
+            ) from None
+
+
+def _account(host: str) -> tuple[str, str] | None:
+    """The name and password that `docker login` keeps for a registry, if it does."""
+    account = docker.auth.load_config().resolve_authconfig(host) or {}
+    name, password = (account.get(key) or account.get(key.title()) for key in ("username", "password"))
+    return (str(name), str(password)) if name and password else None
+
+
+def refuse_moving(name: str, tag: str, digest: str) -> None:
+    """Refuse to give a commit's tag to another image than it has: a commit names one image."""
+    done = _run_crane("digest", f"{name}:{tag}")
+    has = done.stdout.strip()
+    if done.returncode == 0 and has != digest:
+        raise Refusal(
+            f"{name}:{tag} is {has}, and this build of the same commit is {digest}, so nothing was pushed: find out "
+            "what differs, and publish from another commit."
+        )
 
 
 def push(oci: Path, name: str, digest: str) -> None:
@@ -223,7 +288,8 @@ def _is_local(name: str) -> bool:
 def _run_crane(*words: str) -> subprocess.CompletedProcess[str]:
     """Run crane; a registry on this machine may lack TLS."""
     local = ["--insecure"] if any(map(_is_local, words)) else []
-    return subprocess.run(["crane", *local, *words], capture_output=True, text=True, check=False)
+    command = ["crane", *local, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=ends_with_us)
 
 
 def _crane(fault: str, *words: str) -> None:

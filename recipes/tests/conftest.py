@@ -557,3 +557,12 @@ def pushed(engine: docker.DockerClient) -> Iterator[tuple[str, str]]:
         pytest.skip(f"unproven here: no registry on {REGISTRY}")
     yield f"{name}:1", said.partition("digest: ")[2].partition(" ")[0]
     engine.images.remove(f"{name}:1")
+
+
+@pytest.fixture
+def standin(engine: docker.DockerClient) -> str:
+    """An image with Python that stands for every base."""
+    reference = os.environ.get("FUSEBOX_STANDIN")
+    if not reference:
+        pytest.skip("unproven here: FUSEBOX_STANDIN names no image that stands for the bases")
+    return reference

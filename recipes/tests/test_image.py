@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import subprocess
 import zipfile
@@ -237,15 +236,6 @@ def test_a_wheel_for_something_else_is_refused(tiny: Tiny, tmp_path: Path, code:
 
 
 # --- docker build, with a stand-in for the bases
-
-
-@pytest.fixture
-def standin(engine: docker.DockerClient) -> str:
-    """An image with Python that stands for every base."""
-    reference = os.environ.get("FUSEBOX_STANDIN")
-    if not reference:
-        pytest.skip("unproven here: FUSEBOX_STANDIN names no image that stands for the bases")
-    return reference
 
 
 def buildx(tiny: Tiny, standin: str, mirror: Path, stage: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import hashlib
 import http.client
@@ -9,8 +10,11 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import threading
+import time
 import uuid
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -19,6 +23,8 @@ import pytest
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
 from recipes.errors import Refusal
+from recipes.files import ROOT
+from recipes.prove.claims import Room
 from recipes.ship import publish
 from recipes.ship.image import Options
 from recipes.tests.conftest import REGISTRY, Checkout
@@ -62,7 +68,7 @@ class _Proxy(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(data)
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = _pass
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _pass
 
     def log_message(self, *_: object) -> None:
         """Keep the test's output clean."""
@@ -123,6 +129,92 @@ def test_a_registry_that_refuses_leaves_no_tag(tmp_path: Path, case: str) -> Non
         publish.set_tags(name, digest, ["cpu-0123", "cpu"])
         assert sorted(tags_of(repository)) == ["cpu", "cpu-0123"]
         registry.shutdown()
+
+
+@pytest.mark.usefixtures("crane")
+def test_the_registry_is_tried_before_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the trial stays there, and nothing of the build here when the push fails."""
+    repository = f"fusebox/{uuid.uuid4().hex[:8]}"
+    chosen, commit, built = plan(Catalogue(), "cpu"), publish.Commit("0" * 40, 1777939200), []
+    chosen = dataclasses.replace(chosen, root=tmp_path)
+    monkeypatch.setattr(publish, "_refuse_classic_store", lambda: None)
+    monkeypatch.setattr(publish.Commit, "of", lambda root: commit)
+    monkeypatch.setattr(publish, "_build", lambda *given: built.append(oci_image(given[-1])))
+    with Registry("POST .*/blobs/uploads") as registry:
+        name = f"{registry.host}/{repository}"
+        with pytest.raises(Refusal, match=r"takes no upload .*503.*so nothing was built: check the registry"):
+            publish.publish(chosen, Options({}), name, None)
+        assert not built
+        registry.refused = ""
+        publish.try_upload(name)
+        assert tags_of(repository) == []
+        registry.refused = "PUT .*/manifests/sha256:"
+        with pytest.raises(Refusal, match="cannot be pushed"):
+            publish.publish(chosen, Options({}), name, None)
+        assert built and not list((tmp_path / "build" / "cpu" / "image").iterdir())
+        registry.shutdown()
+    with pytest.raises(Refusal, match="takes no upload"):
+        publish.try_upload(f"{registry.host}/{repository}")
+
+
+@pytest.mark.usefixtures("crane")
+def test_the_tag_of_a_commit_never_moves(tmp_path: Path) -> None:
+    name = f"{REGISTRY}/fusebox/{uuid.uuid4().hex[:8]}"
+    (first, digest), (_, other) = oci_image(tmp_path / "first"), oci_image(tmp_path / "second")
+    publish.push(first, name, digest)
+    publish.refuse_moving(name, "cpu-0123", digest)  # there is none yet
+    publish.set_tags(name, digest, ["cpu-0123"])
+    publish.refuse_moving(name, "cpu-0123", digest)
+    with pytest.raises(Refusal, match=f"cpu-0123 is {digest}, and this build of the same commit is {other}"):
+        publish.refuse_moving(name, "cpu-0123", other)
+
+
+def test_the_floating_tag_waits_for_the_claims_of_this_image() -> None:
+    """Except for those that the target excepts by name."""
+    target = Catalogue().targets["cpu"]
+    excepted = list(target.unproven_in_image)
+    assert publish._unproven_in(target, excepted) is None
+    unproven = [*excepted, "test_torch.py::test_b[x]"]
+    assert publish._unproven_in(target, unproven) == "test_torch.py::test_b[x] is unproven in this image"
+
+
+def test_what_no_image_proves_is_a_claim() -> None:
+    claims = Room(ROOT).claims
+    for target in Catalogue().targets.values():
+        assert set(target.unproven_in_image) <= set(claims), target.name
+
+
+def test_a_container_that_proves_ends_with_the_tool(standin: str, tmp_path: Path) -> None:
+    """Also by kill -9; on a GPU host it would hold the GPU."""
+    image = f"fusebox-test:{uuid.uuid4().hex[:8]}"
+    smoke = "#!/bin/sh\ntrap 'exit 0' TERM\nwhile :; do sleep 0.1; done\n"
+    (tmp_path / "smoke").write_text(smoke)
+    (tmp_path / "Dockerfile").write_text(f"FROM {standin}\nCOPY --chmod=755 smoke /usr/local/bin/smoke\n")
+    subprocess.run(["docker", "build", "--quiet", "--network=none", "-t", image, str(tmp_path)], check=True)
+    script = (
+        "from recipes.catalogue import load, plan; from recipes.ship import publish; "
+        f"publish.prove(plan.plan(load.Catalogue(), 'cpu'), {image!r})"
+    )
+
+    def running() -> str:
+        command = ["docker", "ps", "--quiet", f"--filter=ancestor={image}"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    try:
+        with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.DEVNULL) as tool:
+            awaited(lambda: bool(running()))
+            tool.kill()
+        awaited(lambda: not running())
+    finally:
+        subprocess.run(["docker", "image", "rm", "--force", image], capture_output=True, check=False)
+
+
+def awaited(is_so: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.2)
 
 
 @pytest.mark.usefixtures("crane")

@@ -12,6 +12,7 @@ import kubernetes.client.models
 import pytest
 from kubeflow_trainer_api.models import JobsetV1alpha2JobSet
 
+from recipes.catalogue.load import Catalogue
 from recipes.errors import Refusal
 from recipes.measure import runs
 from recipes.measure.runs import Run
@@ -70,6 +71,37 @@ def test_the_verb_prints_it_or_refuses_in_one_sentence(checkout: Checkout) -> No
     assert "not a multiple of tensor 2" in checkout.refuse("launch", "tiny-tp2", "--gpus", 3)
     (checkout.root / "recipes" / "runs.toml").write_text("tiny = 1\n")
     assert "tiny is not a table" in checkout.refuse("launch", "tiny")
+
+
+def test_a_container_is_named_by_digest(checkout: Checkout) -> None:
+    """Else hosts that pull a tag at different times run different images."""
+    for launcher in ("slurm", "jobset", "pytorchjob"):
+        checkout.refuse("launch", "tiny", "--as", launcher, naming=("--image", "@sha256:"))
+    assert "torchrun" in checkout.succeed("launch", "tiny")
+    about = checkout.root / "build" / runs.TARGET / "image" / "image.json"
+    about.parent.mkdir(parents=True)
+    about.write_text(json.dumps({"name": "ghcr.io/someone/fusebox", "digest": "sha256:0"}))
+    said = checkout.succeed("launch", "tiny", "--as", "slurm")
+    assert "--container-image=ghcr.io#someone/fusebox@sha256:0" in said
+
+
+def test_the_image_for_several_hosts_has_what_rdma_needs() -> None:
+    """Without these NCCL finds no InfiniBand, and falls back to TCP."""
+    apt = Catalogue().targets[runs.TARGET].base.runtime.apt
+    assert {"libibverbs1", "ibverbs-providers"} < set(apt) and any(name.startswith("librdmacm1") for name in apt)
+
+
+def test_a_pod_asks_for_the_fabric(checkout: Checkout) -> None:
+    given = ("launch", "llama-70b", "--image", IMAGE, "--fabric")
+    made = json.loads(checkout.succeed(*given, "rdma/ib=8", "--as", "jobset"))
+    assert JobsetV1alpha2JobSet.from_dict(made).to_dict() == made
+    pod = made["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+    assert pod["resources"]["limits"] == {"nvidia.com/gpu": "8", "rdma/ib": "8"}
+    assert pod["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+    made = json.loads(checkout.succeed(*given, "vpc.amazonaws.com/efa=32", "--as", "pytorchjob"))
+    assert strangers("KubeflowOrgV1PyTorchJob", made, MODELS) == []
+    assert "is not RESOURCE=COUNT" in checkout.run(*given, "rdma/ib", "--as", "jobset").stderr
+    checkout.refuse(*given, "rdma/ib=8", "--as", "slurm", naming=("--fabric", "slurm"))
 
 
 def strangers(model: Any, data: Any, models: Any) -> list[str]:

@@ -130,8 +130,13 @@ def _register_launch(verbs: Verbs) -> None:
     added.add_argument(
         "--image",
         type=text,
-        default=f"ghcr.io/OWNER/fusebox:{runs.TARGET}",
-        help="the image that the hosts run (%(default)s)",
+        help="the image that the hosts run, by digest (default: the one last published from this checkout)",
+    )
+    added.add_argument(
+        "--fabric",
+        type=_fabric,
+        metavar="RESOURCE=COUNT",
+        help="the network adapters that a host gets from Kubernetes, such as rdma/ib=8",
     )
     added.add_argument(
         "--out",
@@ -145,5 +150,13 @@ def launch(options: argparse.Namespace) -> int:
     """Print what starts a run on several GPUs: a script for torchrun or Slurm, or a manifest for Kubernetes."""
     changes = {name: getattr(options, name, None) for name in runs.Run.model_fields if name != "name"}
     run = runs.chosen(options.run, changes)
-    print(runs.rendered(run, options.launcher, options.image, options.out), end="")
+    image = options.image or runs.published()
+    print(runs.rendered(run, options.launcher, image, options.out, options.fabric), end="")
     return 0
+
+
+def _fabric(value: str) -> runs.Fabric:
+    try:
+        return runs.Fabric.parsed(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
