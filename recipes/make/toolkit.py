@@ -43,20 +43,26 @@ def pinned_nvcc(plan: Plan) -> str | None:
 
 def state(plan: Plan) -> str:
     """One line on the toolkit that a build on this machine would use; "" where it would use none."""
+    try:
+        found = inspect(plan)
+    except Refusal as refusal:
+        return f"toolkit: a build on this machine would be refused. {refusal}"
+    return f"toolkit: {found}" if found else ""
+
+
+def inspect(plan: Plan) -> str:
+    """What toolkit a build on this machine would use, "" where it would use none; refused where it would not do."""
     compiled = [pin for pin in plan.pins if needed_by(plan, pin)]
     if not compiled or plan.lock is None:
         return ""
-    try:
-        if plan.toolkit:
-            check_compiler(plan)
-            wheels = ", ".join(artifact.label for artifact in plan.toolkit.artifacts)
-            return f"toolkit: CUDA {plan.target.toolkit} from {plan.toolkit.path.name}: {wheels}"
-        home = of_machine(plan.target)
-        with tempfile.TemporaryDirectory() as scratch:
-            probe(plan, compiled, home, Path(scratch))
-    except Refusal as refusal:
-        return f"toolkit: a build on this machine would be refused. {refusal}"
-    return f"toolkit: {home} has what {len(compiled)} packages need"
+    if plan.toolkit:
+        check_compiler(plan)
+        wheels = ", ".join(artifact.label for artifact in plan.toolkit.artifacts)
+        return f"CUDA {plan.target.toolkit} from {plan.toolkit.path.name}: {wheels}"
+    home = of_machine(plan.target)
+    with tempfile.TemporaryDirectory() as scratch:
+        probe(plan, compiled, home, Path(scratch))
+    return f"{home} has what {len(compiled)} packages need"
 
 
 # --- where it is
