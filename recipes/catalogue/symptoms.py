@@ -55,7 +55,7 @@ def diagnoses(
     same pattern are several causes of it. One whose versions contradict the facts (limits.facts) is left out.
     """
     explained: list[tuple[range, str]] = []
-    found = []
+    causes = []
     for symptom in symptoms:
         if facts is not None and not _holds(symptom, facts):
             continue
@@ -65,9 +65,9 @@ def diagnoses(
                 explained.append((lines, symptom.pattern))
                 line = " ".join(text[lines.start : lines.stop].split())
                 cause, fix = (_filled(words, package, match) for words in (symptom.cause, symptom.fix))
-                found.append(Diagnosis(line, cause, fix, symptom.thread))
+                causes.append(Diagnosis(line, cause, fix, symptom.thread))
                 break
-    return found
+    return causes
 
 
 def _holds(symptom: Symptom, facts: Facts) -> bool:
@@ -82,8 +82,8 @@ def _lines(text: str, match: re.Match[str]) -> range:
     return range(text.rfind("\n", 0, match.start()) + 1, len(text) if end < 0 else end)
 
 
-def _overlap(one: range, other: range) -> bool:
-    return one.start < other.stop and other.start < one.stop
+def _overlap(left: range, right: range) -> bool:
+    return left.start < right.stop and right.start < left.stop
 
 
 def _filled(text: str, package: str, match: re.Match[str]) -> str:

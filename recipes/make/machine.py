@@ -38,12 +38,12 @@ NEWEST_GCC = 20  # of those that a remedy may name
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: what was found, and the command or step that mends it."""
+    """One thing that was looked at: the finding, and the command or step that mends it."""
 
     about: str
     state: Literal["pass", "warning", "failure"]
-    found: str
-    mend: str = ""
+    finding: str
+    remedy: str = ""
 
 
 def of_target(plan: Plan) -> Iterator[Check]:
@@ -77,8 +77,10 @@ def _driver(plan: Plan) -> Check:
         return Check("driver", "pass", "none is needed")
     needed = f"driver {target.driver} or newer" if target.driver else "a driver"
     if shutil.which("nvidia-smi") is None:
-        found = f"none, and {needed} is needed to run: this machine can only compile"
-        return Check("driver", "warning", found, "take the environment to a machine with a GPU (docs/use/elsewhere.md)")
+        finding = f"none, and {needed} is needed to run: this machine can only compile"
+        return Check(
+            "driver", "warning", finding, "take the environment to a machine with a GPU (docs/use/elsewhere.md)"
+        )
     done = _asked("nvidia-smi", "--query-gpu=driver_version,compute_cap,name", "--format=csv,noheader")
     first = [cell.strip() for cell in done.stdout.partition("\n")[0].split(",")]
     if done.returncode != 0 or len(first) != 3 or not is_version(first[0]):
@@ -86,11 +88,11 @@ def _driver(plan: Plan) -> Check:
     version, capability, name = first
     is_old = target.driver is not None and Version(version) < Version(target.driver)
     if is_old or _broken_limit(plan, "driver", version):
-        mend = f"apt-get install nvidia-driver-{(target.driver or '580').partition('.')[0]}, and reboot"
-        return Check("driver", "failure", f"{version} is too old for CUDA {target.cuda}: {needed} is needed", mend)
+        remedy = f"apt-get install nvidia-driver-{(target.driver or '580').partition('.')[0]}, and reboot"
+        return Check("driver", "failure", f"{version} is too old for CUDA {target.cuda}: {needed} is needed", remedy)
     if capability not in target.sm:
-        found = f"{version}; {name} is sm {capability}, and the target is for sm {', '.join(target.sm)}"
-        return Check("driver", "warning", found, f"pass --sm {capability}")
+        finding = f"{version}; {name} is sm {capability}, and the target is for sm {', '.join(target.sm)}"
+        return Check("driver", "warning", finding, f"pass --sm {capability}")
     return Check("driver", "pass", f"{version}, {name}")
 
 
@@ -101,17 +103,17 @@ def _broken_limit(plan: Plan, thing: str, version: str) -> str:
     return verdict.reasons[0].rule if verdict.word == "refused" else ""
 
 
-def _diagnosed(about: str, what: str, said: str, root: Path) -> Check:
-    """A failure whose cause is read from what a program said."""
-    if causes := symptoms.diagnoses(symptoms.read(root), said):
+def _diagnosed(about: str, what: str, output: str, root: Path) -> Check:
+    """A failure whose cause is read from what a program printed."""
+    if causes := symptoms.diagnoses(symptoms.read(root), output):
         return Check(about, "failure", f"{what}: {causes[0].cause}", causes[0].fix)
-    return Check(about, "failure", f"{what} ({_first_line(said)})", "repair it, and run this again")
+    return Check(about, "failure", f"{what} ({_first_line(output)})", "repair it, and run this again")
 
 
 def _refused(about: str, refusal: Refusal) -> Check:
     """A failure, from the sentence with which a build would be refused: what is wrong, and after it what to do."""
-    found, _, mend = str(refusal).rstrip(".").rpartition(": ")
-    return Check(about, "failure", found, mend)
+    finding, _, remedy = str(refusal).rstrip(".").rpartition(": ")
+    return Check(about, "failure", finding, remedy)
 
 
 # --- what compiles
@@ -124,18 +126,18 @@ def _compiled(plan: Plan) -> list[Pin]:
 
 def _compiler(plan: Plan) -> Check:
     """The C++ compiler, and whether the target's nvcc takes it."""
-    found, version = shutil.which("c++"), toolkit.gcc_of_machine()
+    compiler, version = shutil.which("c++"), toolkit.gcc_of_machine()
     if not _compiled(plan):
         return Check("C++ compiler", "pass", "none is needed")
-    if found is None:
+    if compiler is None:
         return Check("C++ compiler", "failure", "there is no c++ on the PATH", "apt-get install g++")
     if version is None:
-        return Check("C++ compiler", "warning", f"{found} is not g++, for which nvcc's limits are known")
+        return Check("C++ compiler", "warning", f"{compiler} is not g++, for which nvcc's limits are known")
     if rule := _broken_limit(plan, "gcc", version):
         taken = [major for major in range(NEWEST_GCC) if not _broken_limit(plan, "gcc", f"{major}.1")]
-        mend = f"apt-get install g++-{max(taken)}, and put it first on the PATH as c++"
+        remedy = f"apt-get install g++-{max(taken)}, and put it first on the PATH as c++"
         # A toolkit of this machine may be newer than the target's: its probe decides.
-        return Check("C++ compiler", "failure" if plan.toolkit else "warning", f"g++ {version}: {rule}", mend)
+        return Check("C++ compiler", "failure" if plan.toolkit else "warning", f"g++ {version}: {rule}", remedy)
     return Check("C++ compiler", "pass", f"g++ {version}")
 
 
@@ -153,8 +155,8 @@ def _c_library(target: Target) -> Check:
     if name != "glibc":
         return Check("C library", "failure", "is not glibc, which all wheels need", "use Debian, Ubuntu or RHEL")
     if Version(version) < Version(target.glibc):
-        found = f"glibc {version}, and wheels of the target's lock may need up to {target.glibc}"
-        return Check("C library", "warning", found, f'nox -s "image({target.name})", which brings its own')
+        finding = f"glibc {version}, and wheels of the target's lock may need up to {target.glibc}"
+        return Check("C library", "warning", finding, f'nox -s "image({target.name})", which brings its own')
     return Check("C library", "pass", f"glibc {version}")
 
 
@@ -168,9 +170,9 @@ def _memory(plan: Plan) -> Check:
         return Check("memory", "pass", "nothing is compiled")
     needed, limit = most.build.mib_per_job * 2**20, costs.memory_limit()
     if limit < needed:
-        found = f"{most.name} takes {size(needed)} per compile job, and there is {size(limit)}"
-        mend = "compile on a larger machine, and bring its wheels: nox -s cache -- export DIR"
-        return Check("memory", "failure", found, mend)
+        finding = f"{most.name} takes {size(needed)} per compile job, and there is {size(limit)}"
+        remedy = "compile on a larger machine, and bring its wheels: nox -s cache -- export DIR"
+        return Check("memory", "failure", finding, remedy)
     return Check("memory", "pass", f"{size(needed)} per compile job of {most.name}: {costs.jobs(most)} at a time")
 
 
@@ -183,8 +185,8 @@ def _disk(plan: Plan) -> Check:
     place = next(parent for parent in [root, *root.parents] if parent.exists())
     free, (_, needed) = shutil.disk_usage(place).free, costs.disk(plan)
     if free < needed:
-        found = f"{size(free)} free for the cache, and a cold build takes {size(needed)}"
-        return Check("disk", "warning", found, "export FUSEBOX_CACHE=FOLDER, on a larger disk")
+        finding = f"{size(free)} free for the cache, and a cold build takes {size(needed)}"
+        return Check("disk", "warning", finding, "export FUSEBOX_CACHE=FOLDER, on a larger disk")
     return Check("disk", "pass", f"{size(free)} free for the cache, and a cold build takes {size(needed)}")
 
 
@@ -199,11 +201,11 @@ def _engine() -> Check:
     if "docker" in engines:
         done = _asked("docker", "info", "--format", "{{json .Runtimes}}")
         if done.returncode != 0:
-            found = f"docker does not answer ({_first_line(done.stderr)})"
-            return Check("containers", "warning", found, "sudo systemctl start docker")
+            finding = f"docker does not answer ({_first_line(done.stderr)})"
+            return Check("containers", "warning", finding, "sudo systemctl start docker")
         if shutil.which("nvidia-smi") and "nvidia" not in done.stdout and not shutil.which("nvidia-ctk"):
-            mend = "apt-get install nvidia-container-toolkit && sudo nvidia-ctk runtime configure --runtime=docker"
-            return Check("containers", "warning", "docker, without NVIDIA's container toolkit", mend)
+            remedy = "apt-get install nvidia-container-toolkit && sudo nvidia-ctk runtime configure --runtime=docker"
+            return Check("containers", "warning", "docker, without NVIDIA's container toolkit", remedy)
     return Check("containers", "pass", ", ".join(engines))
 
 
@@ -214,13 +216,13 @@ def _variables() -> Iterator[Check]:
     """Variables that change what a Python or a loader finds."""
     for name in ("PYTHONPATH", "PYTHONHOME", "LD_PRELOAD"):
         if value := os.environ.get(name):
-            found = f"is set to {value[:80]}, which gets into an activated environment"
-            yield Check(name, "warning", found, f"unset {name}")
+            finding = f"is set to {value[:80]}, which gets into an activated environment"
+            yield Check(name, "warning", finding, f"unset {name}")
     for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
         names = [entry.name for entry in Path(folder).iterdir()] if Path(folder).is_dir() else []
         if libraries := sorted(filter(LIBRARY.match, names)):
-            found = f"{folder} has {', '.join(libraries[:3])}, which hide those of torch's wheels"
-            yield Check("LD_LIBRARY_PATH", "warning", found, "unset LD_LIBRARY_PATH")
+            finding = f"{folder} has {', '.join(libraries[:3])}, which hide those of torch's wheels"
+            yield Check("LD_LIBRARY_PATH", "warning", finding, "unset LD_LIBRARY_PATH")
 
 
 def _user_site() -> Check:
@@ -228,8 +230,8 @@ def _user_site() -> Check:
     places = Path(site.getuserbase()).glob("lib/python3.*/site-packages/*.dist-info")
     packages = sorted({info.name.partition("-")[0] for info in places})
     if packages and not os.environ.get("PYTHONNOUSERSITE"):
-        found = f"has {len(packages)} packages ({', '.join(packages[:3])}), seen in containers that mount your home"
-        return Check("~/.local", "warning", found, "export PYTHONNOUSERSITE=1")
+        finding = f"has {len(packages)} packages ({', '.join(packages[:3])}), seen in containers that mount your home"
+        return Check("~/.local", "warning", finding, "export PYTHONNOUSERSITE=1")
     return Check("~/.local", "pass", "no packages that leak in")
 
 
@@ -245,16 +247,16 @@ def _pip() -> Iterator[Check]:
         return
     listed = _asked(sys.executable, "-m", "pip", "config", "list").stdout
     for setting in re.finditer(r"^(\w+)\.(user|target|prefix)='(?!false|no|0)", listed, re.MULTILINE):
-        found = f"its configuration sets {setting[1]}.{setting[2]}, which changes where packages go"
-        yield Check("pip", "warning", found, f"python -m pip config unset {setting[1]}.{setting[2]}")
+        finding = f"its configuration sets {setting[1]}.{setting[2]}, which changes where packages go"
+        yield Check("pip", "warning", finding, f"python -m pip config unset {setting[1]}.{setting[2]}")
     if not settings.indexes and not settings.find_links:
-        mend = "python -m pip config unset global.no-index, or pass --mirror DIR"
-        yield Check("pip", "failure", "neither an index nor find-links is configured", mend)
+        remedy = "python -m pip config unset global.no-index, or pass --mirror DIR"
+        yield Check("pip", "failure", "neither an index nor find-links is configured", remedy)
     for number, index in enumerate(settings.indexes, 1):
         about, fault = f"pip's index {number}", _unreachable(index, settings.timeout)
-        mend = "check the network and `python -m pip config list`, or pass --mirror DIR"
-        found = f"does not answer ({fault})" if fault else "answers"
-        yield Check(about, "warning" if fault else "pass", found, mend)
+        remedy = "check the network and `python -m pip config list`, or pass --mirror DIR"
+        finding = f"does not answer ({fault})" if fault else "answers"
+        yield Check(about, "warning" if fault else "pass", finding, remedy)
 
 
 def _unreachable(url: str, seconds: float) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
+import site
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
 from recipes.files import ROOT
 from recipes.make import costs, machine
+from recipes.make.fetch import PipSettings
 from recipes.make.machine import Check
 from recipes.tests.conftest import Checkout
 
@@ -55,7 +59,7 @@ def of_machine() -> dict[str, Check]:
 
 
 def test_a_machine_that_lacks_nothing_passes(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.PipSettings, "read", lambda: machine.PipSettings((), ("/links",)))
+    monkeypatch.setattr(PipSettings, "read", lambda: PipSettings((), ("/links",)))
     tool(tools / "docker", "#!/bin/sh\necho '{\"nvidia\": {}}'\n")
     states = {about: check.state for about, check in {**of_target("cpu"), **of_machine()}.items()}
     assert {about for about, state in states.items() if state != "pass"} <= {"disk"}
@@ -74,29 +78,29 @@ def test_the_driver_is_compared_with_the_targets_cuda(
 ) -> None:
     tool(tools / "nvidia-smi", SMI.format(driver=driver, capability=capability))
     check = of_target("cu13.0-torch2.11")["driver"]
-    assert (check.state, named in check.found) == (state, True), check
+    assert (check.state, named in check.finding) == (state, True), check
     assert of_target("cpu")["driver"].state == "pass"
 
 
 def test_no_driver_is_a_warning_where_cuda_is_compiled(tools: Path) -> None:
     check = of_target("cu12.1-torch2.1")["driver"]
-    assert check.state == "warning" and "can only compile" in check.found
+    assert check.state == "warning" and "can only compile" in check.finding
 
 
 def test_what_nvidia_smi_says_is_explained(tools: Path) -> None:
-    said = "Failed to initialize NVML: Driver/library version mismatch"
-    tool(tools / "nvidia-smi", f"#!/bin/sh\necho '{said}'\nexit 18\n")
+    output = "Failed to initialize NVML: Driver/library version mismatch"
+    tool(tools / "nvidia-smi", f"#!/bin/sh\necho '{output}'\nexit 18\n")
     check = of_target("cu12.1-torch2.1")["driver"]
-    assert (check.state, check.mend) == ("failure", "sudo reboot")
+    assert (check.state, check.remedy) == ("failure", "sudo reboot")
     tool(tools / "nvidia-smi", "#!/bin/sh\necho nonsense\n")
-    assert "nvidia-smi fails (nonsense)" in of_target("cu12.1-torch2.1")["driver"].found
+    assert "nvidia-smi fails (nonsense)" in of_target("cu12.1-torch2.1")["driver"].finding
 
 
 GCC = "#!/bin/sh\ncase $1 in --version) echo 'Free Software Foundation' ;; *) echo {version} ;; esac\n"
 
 
 @pytest.mark.parametrize(
-    ("target", "version", "state", "mend"),
+    ("target", "version", "state", "remedy"),
     [
         ("cpu", "14.2.0", "pass", ""),
         ("cu12.1-torch2.1", "12.3.0", "pass", ""),
@@ -105,45 +109,45 @@ GCC = "#!/bin/sh\ncase $1 in --version) echo 'Free Software Foundation' ;; *) ec
     ],
 )
 def test_the_compiler_is_compared_with_nvccs_limit(
-    tools: Path, target: str, version: str, state: str, mend: str
+    tools: Path, target: str, version: str, state: str, remedy: str
 ) -> None:
     tool(tools / "c++", GCC.format(version=version))
     check = of_target(target)["C++ compiler"]
-    assert check.state == state and check.mend.startswith(mend), check
+    assert check.state == state and check.remedy.startswith(remedy), check
 
 
 def test_no_compiler_and_no_toolkit_are_failures_with_what_to_install(tools: Path) -> None:
     (tools.parent / "system" / "c++").unlink()
     checks = of_target("cu12.1-torch2.1")
-    assert (checks["C++ compiler"].state, checks["C++ compiler"].mend) == ("failure", "apt-get install g++")
-    assert checks["CUDA toolkit"].state == "failure" and "no nvcc" in checks["CUDA toolkit"].found
-    assert "install the toolkit" in checks["CUDA toolkit"].mend
+    assert (checks["C++ compiler"].state, checks["C++ compiler"].remedy) == ("failure", "apt-get install g++")
+    assert checks["CUDA toolkit"].state == "failure" and "no nvcc" in checks["CUDA toolkit"].finding
+    assert "install the toolkit" in checks["CUDA toolkit"].remedy
 
 
 def test_little_memory_an_old_c_library_and_a_small_disk_are_found(
     tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(costs, "memory_limit", lambda: 2**30)
-    monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("glibc", "2.17"))
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("glibc", "2.17"))
     usage = shutil.disk_usage("/")._replace(free=2**20)
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     checks = of_target("cu12.1-torch2.1")
     assert (checks["memory"].state, checks["C library"].state, checks["disk"].state) == (
         "failure", "warning", "warning",
     )  # fmt: skip
-    assert "FUSEBOX_CACHE" in checks["disk"].mend and "cache -- export" in checks["memory"].mend
-    monkeypatch.setattr(machine.platform, "libc_ver", lambda: ("", ""))
+    assert "FUSEBOX_CACHE" in checks["disk"].remedy and "cache -- export" in checks["memory"].remedy
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     assert of_target("cpu")["C library"].state == "failure"
 
 
 def test_containers_are_named_with_what_they_lack(tools: Path) -> None:
-    assert of_machine()["containers"].mend == "apt-get install docker.io"
+    assert of_machine()["containers"].remedy == "apt-get install docker.io"
     tool(tools / "docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
-    assert "Cannot connect" in of_machine()["containers"].found
+    assert "Cannot connect" in of_machine()["containers"].finding
     tool(tools / "docker", "#!/bin/sh\necho '{\"runc\": {}}'\n")
     assert of_machine()["containers"].state == "pass"
     tool(tools / "nvidia-smi", SMI.format(driver="580.1", capability="9.0"))
-    assert "nvidia-ctk" in of_machine()["containers"].mend
+    assert "nvidia-ctk" in of_machine()["containers"].remedy
 
 
 def test_what_leaks_in_is_named_with_its_remedy(tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,12 +157,12 @@ def test_what_leaks_in_is_named_with_its_remedy(tools: Path, tmp_path: Path, mon
     (user / "torch-2.1.2.dist-info").mkdir(parents=True)
     monkeypatch.setenv("LD_LIBRARY_PATH", f"/usr/nowhere:{libraries}")
     monkeypatch.setenv("PYTHONPATH", "/opt/other")
-    monkeypatch.setattr(machine.site, "getuserbase", lambda: str(tmp_path / "user"))
+    monkeypatch.setattr(site, "getuserbase", lambda: str(tmp_path / "user"))
     checks = of_machine()
-    assert checks["LD_LIBRARY_PATH"].mend == "unset LD_LIBRARY_PATH"
-    assert "libcudart.so.11.0" in checks["LD_LIBRARY_PATH"].found
-    assert (checks["PYTHONPATH"].mend, checks["~/.local"].mend) == ("unset PYTHONPATH", "export PYTHONNOUSERSITE=1")
-    assert "torch" in checks["~/.local"].found
+    assert checks["LD_LIBRARY_PATH"].remedy == "unset LD_LIBRARY_PATH"
+    assert "libcudart.so.11.0" in checks["LD_LIBRARY_PATH"].finding
+    assert (checks["PYTHONPATH"].remedy, checks["~/.local"].remedy) == ("unset PYTHONPATH", "export PYTHONNOUSERSITE=1")
+    assert "torch" in checks["~/.local"].finding
 
 
 def test_pips_configuration_and_proxies_are_looked_at(
@@ -172,18 +176,18 @@ def test_pips_configuration_and_proxies_are_looked_at(
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     checks = of_machine()
-    assert checks["pip's index 1"].state == "warning" and "--mirror DIR" in checks["pip's index 1"].mend
-    assert not any("secret" in check.found + check.mend for check in checks.values())
-    assert checks["pip"].mend == "python -m pip config unset install.user"
-    assert (checks["https_proxy"].state, checks["https_proxy"].mend) == ("failure", "unset https_proxy")
+    assert checks["pip's index 1"].state == "warning" and "--mirror DIR" in checks["pip's index 1"].remedy
+    assert not any("secret" in check.finding + check.remedy for check in checks.values())
+    assert checks["pip"].remedy == "python -m pip config unset install.user"
+    assert (checks["https_proxy"].state, checks["https_proxy"].remedy) == ("failure", "unset https_proxy")
     config.write_text("[global]\nno-index = true\n")
-    assert "neither an index" in of_machine()["pip"].found
+    assert "neither an index" in of_machine()["pip"].finding
     config.write_text("nonsense")
     assert of_machine()["pip"].state == "failure"
 
 
 def test_a_clock_that_runs_behind_is_found(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.time, "time", lambda: 0.0)
+    monkeypatch.setattr(time, "time", lambda: 0.0)
     assert of_machine()["clock"].state == "failure"
 
 
@@ -191,11 +195,11 @@ def test_a_clock_that_runs_behind_is_found(tools: Path, monkeypatch: pytest.Monk
 
 
 def test_the_table_names_what_mends(checkout: Checkout) -> None:
-    variables = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(checkout.root), "LD_PRELOAD_": ""}
-    shown = checkout.run("doctor", "cpu", **variables)
+    checkout.variables |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(checkout.root)}
+    shown = checkout.run("doctor", "cpu")
     assert shown.returncode == 0, shown.stderr
     assert "C++ compiler" in shown.stdout and "C library" in shown.stdout
-    broken = checkout.run("doctor", "cpu", **variables, http_proxy="http://127.0.0.1:9")
+    broken = checkout.run("doctor", "cpu", http_proxy="http://127.0.0.1:9")
     assert broken.returncode == 1 and "-> unset http_proxy" in broken.stdout
     checkout.refuse("doctor", "cpuu", naming=("cpuu", "cpu"))
 

@@ -88,10 +88,10 @@ def _explain(catalogue: Catalogue, text: str, target: str | None) -> int:
 def _show(checks: Iterable[tuple[Check, str]]) -> None:
     """Print the table of checks, each with the targets that it is for if it is not for all."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("state", "check", "found", "targets"):
+    for column in ("state", "check", "finding", "targets"):
         table.add_column(column, overflow="fold")
     for check, targets in checks:
-        found = f"{check.found}\n-> {check.mend}" if check.mend and check.state != "pass" else check.found
+        finding = f"{check.finding}\n-> {check.remedy}" if check.remedy and check.state != "pass" else check.finding
         colour = COLOURS[check.state]
-        table.add_row(f"[{colour}]{check.state}[/{colour}]", check.about, escape(found), targets)
+        table.add_row(f"[{colour}]{check.state}[/{colour}]", check.about, escape(finding), targets)
     console.print(table)
