@@ -121,7 +121,7 @@ def test_no_compiler_and_no_toolkit_are_failures_with_what_to_install(tools: Pat
     checks = of_target("cu12.1-torch2.1")
     assert (checks["C++ compiler"].state, checks["C++ compiler"].remedy) == ("failure", "apt-get install g++")
     assert checks["CUDA toolkit"].state == "failure" and "no nvcc" in checks["CUDA toolkit"].finding
-    assert "install the toolkit" in checks["CUDA toolkit"].remedy
+    assert "install the CUDA toolkit" in checks["CUDA toolkit"].remedy
 
 
 def test_little_memory_an_old_c_library_and_a_small_disk_are_found(
