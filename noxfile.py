@@ -80,6 +80,12 @@ def plan(session):
 
 
 @verb()
+def doctor(session):
+    """Say what this machine lacks, or what an error text means: nox -s doctor -- [TARGET] [--error FILE]."""
+    recipes(session, "doctor", *session.posargs)
+
+
+@verb()
 @for_each_target
 def fetch(session, target):
     """Fetch and verify every source; -- --into DIR fills a mirror folder with them."""

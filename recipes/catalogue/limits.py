@@ -79,12 +79,12 @@ class _Cited:
 
 def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
     mine = held.get(limit.package, [])
-    if not mine or not all(_within(version, limit.versions) for version in mine):
+    if not mine or not all(within(version, limit.versions) for version in mine):
         return
     for thing, need in limit.needs.items():
         theirs = held.get(thing, [])
         if theirs:
-            holds = all(_within(version, need) for version in theirs)
+            holds = all(within(version, need) for version in theirs)
             side = f"{limit.package} {', '.join(mine)} needs {thing} {need}"
             here = f"{side}, and the target has {thing} {', '.join(theirs)}"
             rule = f"{limit.reason} ({limit.thread})"
@@ -98,7 +98,7 @@ def constraints(limits: list[Limit], target: Target) -> list[str]:
     required = {
         f"{thing}{need}"
         for limit in limits
-        if held.get(limit.package) and all(_within(version, limit.versions) for version in held[limit.package])
+        if held.get(limit.package) and all(within(version, limit.versions) for version in held[limit.package])
         for thing, need in limit.needs.items()
         if thing not in beside
     }
@@ -106,7 +106,8 @@ def constraints(limits: list[Limit], target: Target) -> list[str]:
 
 
 @cache  # the compatibility matrix asks the same question tens of thousands of times
-def _within(version: str, need: str) -> bool:
+def within(version: str, need: str) -> bool:
+    """Whether a version lies in a range; one that is no version lies in none."""
     return is_version(version) and SpecifierSet(need).contains(version, prereleases=True)
 
 

@@ -54,6 +54,7 @@ RequirementText = Annotated[str, _parsed_by(Requirement, 'a requirement such as 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
 Text = Annotated[str, Field(min_length=1)]
+Pattern = Annotated[str, Field(min_length=1), _parsed_by(_compiled, "a regular expression")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # of a folder, an image tag
 ImageName = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
 Repository = Annotated[str, Field(pattern=r"^https://[^/]+(/\w[\w.-]*)+$")]
@@ -378,23 +379,28 @@ class Pin(Strict):
 
 
 class Limit(Strict):
-    """`versions` of `package` need `needs`; `thread` is the report or the upstream file where that was learned."""
+    """`versions` of `package` need `needs`; `thread` is the report or the upstream file where that was learned.
+
+    `symptom` is a pattern in the text of the error that follows where the limit is broken all the same.
+    """
 
     package: Text
     versions: Specifier
     needs: Annotated[dict[Text, Specifier], Field(min_length=1)]
     reason: Text
     thread: Annotated[str, Field(pattern=r"^https://")]
+    symptom: Pattern | None = None
 
 
 class Symptom(Strict):
-    """A `pattern` in the log of a failed build, its `cause` and `fix`; `thread` is a report of it.
+    """A `pattern` in an error text such as `example`, its `cause` and `fix`; `thread` is a report of it.
 
-    In both texts, "{1}" and "{2}" stand for the pattern's groups, and "{package}" for the package that did not build.
-    `versions` are ranges of distributions on which it was seen.
+    In both, "{1}" and "{2}" stand for the pattern's groups, and "{package}" for the package that did not build.
+    `versions` are the ranges for which the cause holds, of the same things as a limit's.
     """
 
-    pattern: Annotated[str, _parsed_by(_compiled, "a regular expression")]
+    pattern: Pattern
+    example: Text
     cause: Text
     fix: Text
     thread: Annotated[str, Field(pattern=r"^https://")]

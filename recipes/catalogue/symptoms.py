@@ -1,30 +1,96 @@
-"""What failed builds show in their logs, and what it means (recipes/symptoms.toml)."""
+"""Error texts and what they mean: the rows of recipes/symptoms.toml, and the limits that name such a text."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.catalogue.load import validated
-from recipes.catalogue.schema import Symptom, Symptoms
+from recipes.catalogue.limits import Facts, within
+from recipes.catalogue.load import Catalogue, validated
+from recipes.catalogue.schema import Limit, Symptom, Symptoms
 from recipes.files import read_toml
+
+# A compiler's error, or an exception of Python, which pip's own "error: metadata-generation-failed" follows.
+ERROR = re.compile(r"\b(fatal )?error\b|(error|exception): ", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a line of an error text means: its cause, what helps, and a report of it."""
+
+    line: str
+    cause: str
+    fix: str
+    thread: str
 
 
 def read(root: Path) -> list[Symptom]:
-    """All symptoms of a checkout, in the order in which a log is searched for them."""
+    """All symptoms of a checkout, the most telling first: those of limits, then symptoms.toml in its own order."""
     path = root / "recipes" / "symptoms.toml"
-    return validated(Symptoms, read_toml(path), path).symptom
+    limits = (limit for limit in Catalogue(root).limits if limit.symptom)
+    return [*map(_of_limit, limits), *validated(Symptoms, read_toml(path), path).symptom]
 
 
-def diagnosis(symptoms: list[Symptom], package: str, log: str) -> tuple[str, str] | None:
-    """Cause and fix of the first symptom that is in a build's log, filled in; None where none is."""
+def _of_limit(limit: Limit) -> Symptom:
+    """The symptom that a broken limit shows: the same fact, reason and thread."""
+    needs = " and ".join(f"{thing} {need}" for thing, need in limit.needs.items())
+    return Symptom(
+        pattern=limit.symptom or "",
+        example=limit.symptom or "",
+        cause=f"{limit.package} {limit.versions} needs {needs}: {limit.reason}",
+        fix=f"choose versions that fit, which `nox -s plan -- TARGET --with {limit.package}==VERSION` checks",
+        thread=limit.thread,
+        versions={limit.package: limit.versions},
+    )
+
+
+def diagnoses(
+    symptoms: Iterable[Symptom], text: str, facts: Facts | None = None, package: str = "PACKAGE"
+) -> list[Diagnosis]:
+    """What an error text means, the likeliest cause first; empty if no symptom is in it.
+
+    Each line is explained by one pattern only, so that a general one further down adds nothing to it; symptoms with the
+    same pattern are several causes of it. One whose versions contradict the facts (limits.facts) is left out.
+    """
+    explained: list[tuple[range, str]] = []
+    causes = []
     for symptom in symptoms:
-        if match := re.search(symptom.pattern, log):
-            cause, fix = (_filled(text, package, match) for text in (symptom.cause, symptom.fix))
-            return cause, fix
-    return None
+        if facts is not None and not _holds(symptom, facts):
+            continue
+        for match in re.finditer(symptom.pattern, text):
+            lines = _lines(text, match)
+            if not any(_overlap(lines, other) and symptom.pattern != by for other, by in explained):
+                explained.append((lines, symptom.pattern))
+                line = " ".join(text[lines.start : lines.stop].split())
+                cause, fix = (_filled(words, package, match) for words in (symptom.cause, symptom.fix))
+                causes.append(Diagnosis(line, cause, fix, symptom.thread))
+                break
+    return causes
+
+
+def _holds(symptom: Symptom, facts: Facts) -> bool:
+    """Whether nothing in the facts contradicts the versions of a symptom."""
+    pairs = ((need, version) for thing, need in symptom.versions.items() for version in facts.get(thing, ()))
+    return all(within(version, need) for need, version in pairs)
+
+
+def _lines(text: str, match: re.Match[str]) -> range:
+    """Where the whole lines of a match begin and end."""
+    end = text.find("\n", match.end())
+    return range(text.rfind("\n", 0, match.start()) + 1, len(text) if end < 0 else end)
+
+
+def _overlap(left: range, right: range) -> bool:
+    return left.start < right.stop and right.start < left.stop
 
 
 def _filled(text: str, package: str, match: re.Match[str]) -> str:
     """A text with the package and the groups of a match in the places of {package}, {1}, {2}."""
     return re.sub(r"\{(\w+)\}", lambda place: package if place[1] == "package" else match[int(place[1])], text)
+
+
+def errors(lines: Iterable[str]) -> Iterator[str]:
+    """The lines that look like an error."""
+    return (line.strip() for line in lines if ERROR.search(line))

@@ -24,7 +24,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from recipes.catalogue import symptoms
+from recipes.catalogue import limits, symptoms
 from recipes.catalogue.load import build_environment
 from recipes.catalogue.lock import Artifact, artifact_of
 from recipes.catalogue.patch import Patch
@@ -281,7 +281,10 @@ class Builder:
     @contextmanager
     def _workshop(self, pin: Pin, tree: Tree, files: Mapping[str, Path], before: list[Wheel]) -> Iterator[Workshop]:
         """A scratch folder with the build's environment (env), and in it a copy of the patched source."""
-        wheels = [*self.plan.locked.artifacts, *(self._toolkit if toolkit.needed_by(self.plan, pin) else ())]
+        wheels = list(self.plan.locked.artifacts)
+        if toolkit.needed_by(self.plan, pin):
+            toolkit.check_compiler(self.plan)
+            wheels += self._toolkit
         locked = [(artifact, files[artifact.sha256]) for artifact in wheels]
         with self.cache.scratch("build") as scratch:
             interpreter = environment.interpreter(self.plan.target, self.cache, self.steps)
@@ -414,14 +417,14 @@ class Builder:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(log, copy)
         text = log.read_text(encoding="utf-8") + ("Killed" if code == 128 + signal.SIGKILL else "")
-        if named := symptoms.diagnosis(symptoms.read(self.plan.root), pin.name, text):
-            return Refusal(f"{pin.label} did not build, since {named[0]}: {named[1]}; log in {copy}.")
-        # A compiler's error, or an exception of setup.py, which pip's own "error: metadata-generation-failed" follows.
-        reason = re.compile(r"\b(fatal )?error\b|(error|exception): ", re.IGNORECASE)
-        errors = [line.strip() for line in tail if reason.search(line)] or [
-            line.strip() for line in tail if line.strip()
-        ]
-        return Refusal(f"{pin.label} did not build ({(errors or ['no output'])[0][:200]}): read {copy}.")
+        facts = limits.facts(self.plan.target, self.plan.lock, {})
+        if causes := symptoms.diagnoses(symptoms.read(self.plan.root), text, facts, pin.name):
+            others = f"; `nox -s doctor -- --error {copy}` names other causes" if len(causes) > 1 else ""
+            return Refusal(
+                f"{pin.label} did not build, since {causes[0].cause}: {causes[0].fix}; log in {copy}{others}."
+            )
+        lines = [*symptoms.errors(tail), *(line.strip() for line in tail if line.strip()), "no output"]
+        return Refusal(f"{pin.label} did not build ({lines[0][:200]}): read {copy}.")
 
     def _only_wheel(self, pin: Pin, made: Path) -> Path:
         wheels = list(made.glob("*.whl"))

@@ -107,20 +107,26 @@ def _cached(cache: Cache, sha256: str) -> bool:
     return any((cache.root / "files" / sha256).glob("*"))
 
 
-def _show_cost(chosen: Plan, cache: Cache) -> None:
+def disk(chosen: Plan) -> tuple[int, int]:
+    """Bytes that a cold build of a plan downloads, and bytes that it takes on the disk in all."""
     locked = sum(lock.bytes for lock in (chosen.lock, chosen.toolkit_lock) if lock)
     download = sum(pin.release.mib.download for pin in chosen.pins) * 2**20 + locked
     installed = sum(pin.release.mib.installed for pin in chosen.pins) * 2**20 + 3 * locked
+    return download, 2 * (download + installed)
+
+
+def _show_cost(chosen: Plan, cache: Cache) -> None:
+    download, needed = disk(chosen)
     built = [pin for pin in chosen.pins if pin.release.kind == "source"]
     peak = max((pin.build.mib_per_job * jobs(pin) for pin in built), default=0)
     whole = sum(build_seconds(pin, chosen.target) for pin in built) / 60 + 1 + download / 2**20 / 60 / 5  # at 5 MiB/s
     place = next(parent for parent in [cache.root, *cache.root.parents] if parent.exists())
     free = shutil.disk_usage(place).free
     say(
-        f"disk {size(2 * download + 2 * installed)} (free: {size(free)}), of it {size(download)} to download; "
+        f"disk {size(needed)} (free: {size(free)}), of it {size(download)} to download; "
         f"peak memory {size(peak * 2**20)} (limit: {size(memory_limit())}); "
         f"about {whole:.0f} min cold on {len(os.sched_getaffinity(0))} cores"
     )
-    if free < 2 * download + 2 * installed:
+    if free < needed:
         lacking = (f"The disk of {place} is too small for a cold build", "bold")
         say(Text.assemble(lacking, ": set FUSEBOX_CACHE to another one."))

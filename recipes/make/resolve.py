@@ -13,6 +13,7 @@ from packaging.utils import canonicalize_name
 
 from recipes.catalogue import limits
 from recipes.catalogue.load import Catalogue
+from recipes.catalogue.lock import Lock
 from recipes.catalogue.plan import Plan
 from recipes.errors import Refusal
 from recipes.files import digest_of, read_toml, sha256_of, write_text
@@ -49,10 +50,25 @@ def inputs(plan: Plan) -> str:
 
 
 def check(plan: Plan) -> None:
-    """Refuse a lock that lacks what a recipe requires, or has a version of it that the recipe does not allow."""
+    """Refuse a lock that no longer fits: by the requirement that it does not meet, or else by its header's hash."""
     if plan.lock is None:
         return
-    versions = {canonicalize_name(artifact.name): artifact.version for artifact in plan.lock.artifacts}
+    _check_requirements(plan, plan.lock)
+    versions = [(artifact.name, artifact.version) for artifact in plan.lock.artifacts]
+    expected = [(plan.lock, inputs(plan), "the requirements, the limits, Python or glibc")]
+    if plan.toolkit:
+        expected.append((plan.toolkit, toolkit_inputs(plan, versions), "the toolkit or the target's own lock"))
+    for lock, digest, what in expected:
+        if lock.inputs != digest:
+            raise Refusal(
+                f"{lock.path} is out of date: {what} changed after it was written (its line `# inputs:`); write the "
+                f"lock again with `nox -s lock -- {plan.target.name}`."
+            )
+
+
+def _check_requirements(plan: Plan, lock: Lock) -> None:
+    """Refuse a lock that lacks what a recipe requires, or has a version of it that the recipe does not allow."""
+    versions = {canonicalize_name(artifact.name): artifact.version for artifact in lock.artifacts}
     own = {pin.name for pin in plan.pins}
     for pin in plan.pins:
         texts = [*pin.release.requires, *(pin.build.requires if pin.release.kind == "source" else [])]
@@ -63,7 +79,7 @@ def check(plan: Plan) -> None:
             if name in own or (has and requirement.specifier.contains(has, prereleases=True)):
                 continue
             raise Refusal(
-                f"{plan.lock.path} has {listed}, and {pin.label} needs {requirement}: "
+                f"{lock.path} has {listed}, and {pin.label} needs {requirement}: "
                 f"write the lock again with `nox -s lock -- {plan.target.name}`."
             )
 

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from recipes.catalogue import limits
+from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import NVCC, Plan
 from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
@@ -41,19 +43,26 @@ def pinned_nvcc(plan: Plan) -> str | None:
 
 def state(plan: Plan) -> str:
     """One line about the toolkit that a build on this machine would use; "" if it would use none."""
+    try:
+        usable = inspect(plan)
+    except Refusal as refusal:
+        return f"toolkit: a build on this machine would be refused. {refusal}"
+    return f"toolkit: {usable}" if usable else ""
+
+
+def inspect(plan: Plan) -> str:
+    """What toolkit a build on this machine would use, "" where it would use none; refused where it would not do."""
     compiled = [pin for pin in plan.pins if needed_by(plan, pin)]
     if not compiled or plan.lock is None:
         return ""
     if plan.toolkit:
+        check_compiler(plan)
         wheels = ", ".join(artifact.label for artifact in plan.toolkit.artifacts)
-        return f"toolkit: CUDA {plan.target.toolkit} from {plan.toolkit.path.name}: {wheels}"
-    try:
-        home = of_machine(plan.target)
-        with tempfile.TemporaryDirectory() as scratch:
-            probe(plan, compiled, home, Path(scratch))
-    except Refusal as refusal:
-        return f"toolkit: a build on this machine would be refused. {refusal}"
-    return f"toolkit: {home} has what {len(compiled)} packages need"
+        return f"CUDA {plan.target.toolkit} from {plan.toolkit.path.name}: {wheels}"
+    home = of_machine(plan.target)
+    with tempfile.TemporaryDirectory() as scratch:
+        probe(plan, compiled, home, Path(scratch))
+    return f"{home} has what {len(compiled)} packages need"
 
 
 # --- find it
@@ -120,6 +129,31 @@ def _output(command: list[str], variables: Mapping[str, str]) -> str:
 
 
 # --- check that it has what the packages need
+
+
+def gcc_of_machine() -> str | None:
+    """The version of the g++ that `c++` on the PATH is; None where there is none, or it is another compiler."""
+    compiler = shutil.which("c++")
+    if compiler is None or "Free Software Foundation" not in _output([compiler, "--version"], os.environ):
+        return None
+    return _output([compiler, "-dumpfullversion"], os.environ).strip()
+
+
+def check_compiler(plan: Plan) -> None:
+    """Refuse a g++ of this machine that the target's nvcc does not take, as far as limits.toml has a row on it.
+
+    A toolkit of the machine may be a newer one than the target's: the probe asks that one.
+    """
+    version = gcc_of_machine() if plan.toolkit else None
+    if version is None:
+        return
+    facts = {"cuda": [plan.target.cuda], "gcc": [version]}
+    verdict = limits.judge(Catalogue(plan.root).limits, facts, {"gcc"})
+    if verdict.word == "refused":
+        raise Refusal(
+            f"This machine's C++ compiler is g++ {version}, and target {plan.target.name} is compiled with CUDA "
+            f"{plan.target.cuda} ({verdict.reasons[0].rule}): install another g++ and put it first on the PATH as c++."
+        )
 
 
 def probe(plan: Plan, pins: Iterable[Pin], home: Path, scratch: Path) -> None:

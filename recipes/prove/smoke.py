@@ -13,7 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from recipes import process
+from recipes.catalogue import limits, symptoms
 from recipes.catalogue.plan import Plan
+from recipes.catalogue.symptoms import Diagnosis
 from recipes.errors import Refusal
 from recipes.files import read_json, sha256_of, write_json, write_text
 from recipes.make import environment
@@ -69,17 +71,25 @@ def keep(
 ) -> dict[str, Any]:
     """Turn a run's outcomes into evidence, show it and return it; `code` is how the run ended, `image` where it ran."""
     if not outcomes.exists():
-        raise Refusal(
-            f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes: read what "
-            "they printed above."
-        )
+        causes = _causes(plan, [], log)
+        why = f", since {causes[0].cause}: {causes[0].fix}" if causes else ": read what they printed above"
+        raise Refusal(f"{plan.target.name}: the smoke tests ended with code {code} and left no outcomes{why}.")
     content = brought(Outcomes, outcomes)
     if content["target"] != plan.target.name:
         raise Refusal(f"{outcomes} is for the target {content['target']}: bring the file of {plan.target.name}.")
     written = _assemble(plan, content, log, manifest, image)
     console.print(_table(written))
     say(f"evidence: {folder_of(plan)}/{written['name']}.json")
+    reasons = [claim["reason"] for claim in written["claims"] if claim["outcome"] == "refuted"]
+    for cause in _causes(plan, reasons, log) if code or reasons else ():
+        say(f"cause: {cause.cause}: {cause.fix} ({cause.thread})")
     return written
+
+
+def _causes(plan: Plan, reasons: list[str], log: str) -> list[Diagnosis]:
+    """What the reasons of refuted claims mean, or if there are none, the log."""
+    facts = limits.facts(plan.target, plan.lock, {})
+    return symptoms.diagnoses(symptoms.read(plan.root), "\n".join(reasons) or log, facts)
 
 
 def _assemble(

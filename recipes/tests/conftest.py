@@ -31,9 +31,11 @@ import docker
 import pytest
 
 from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import plan
 from recipes.catalogue.schema import Target
 from recipes.errors import Refusal
 from recipes.files import ROOT, sha256_of
+from recipes.make import resolve
 from recipes.make.cache import Cache
 from recipes.make.patch import tree_hash
 from recipes.ship import image
@@ -382,6 +384,17 @@ class Tiny(Checkout):
             size = path.stat().st_size
             lines.append(f"{name}=={path.name.split('-')[1]} --hash=sha256:{sha256_of(path)}  # {size} bytes\n")
         (self.root / "recipes" / "lock" / "tiny.txt").write_text("".join(["# inputs: none\n", *lines]))
+        self.renew_inputs()
+
+    def renew_inputs(self) -> None:
+        """Write into the lock, and that of a toolkit, which inputs they would now be written from."""
+        now = plan(Catalogue(self.root), "tiny")
+        versions = [(artifact.name, artifact.version) for artifact in now.locked.artifacts]
+        digests = {now.lock: resolve.inputs(now), now.toolkit_lock: resolve.toolkit_inputs(now, versions)}
+        for lock, digest in digests.items():
+            if lock:
+                text = lock.path.read_text()
+                lock.path.write_text(text.replace(f"# inputs: {lock.inputs}\n", f"# inputs: {digest}\n"))
 
     @property
     def declared(self) -> Target:

@@ -83,6 +83,7 @@ def test_a_target_python_that_cannot_be_had_is_named(tiny: Tiny) -> None:
     for version in ("3.99", missing):
         targets = tiny.targets.read_text()
         tiny.edit(tiny.targets, f'seconds"\npython = "{PYTHON}"', f'seconds"\npython = "{version}"')
+        tiny.renew_inputs()
         mirror = {"UV_PYTHON_INSTALL_MIRROR": "http://127.0.0.1:9", "UV_HTTP_RETRIES": "0"}
         tiny.refuse("build", "tiny", naming=(f"No Python {version}", "install it"), **mirror)
         tiny.targets.write_text(targets)
@@ -280,6 +281,7 @@ def test_a_recipe_that_says_other_than_the_wheel_is_refused(
         (tiny.root / "patches" / "tinypkg" / "0001-say-two.patch").unlink()
         (tiny.shelf / "tinypkg-1.0.tar.gz").rename(tiny.shelf / "tinypkg-1.1.tar.gz")
         tiny.edit(tiny.recipe("tinypkg"), "tinypkg-1.0.tar.gz", "tinypkg-1.1.tar.gz")
+    tiny.renew_inputs()
     tiny.refuse("build", "tiny", naming=naming)
 
 

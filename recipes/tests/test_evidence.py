@@ -275,6 +275,39 @@ def test_a_run_of_uncommitted_tests_is_promoted_if_only_a_docstring_has_changed_
         assert [path.name for path in promotion.promote(here)] == ["cpu--x86-64.json", "cpu--x86-64.log"]
 
 
+TWO_CUDNNS = "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "log", "is_named"),
+    [
+        ({"outcome": "refuted", "reason": "RuntimeError: CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH"}, "", True),
+        (
+            {"outcome": "refuted", "reason": "AssertionError: 0.5 > 0.1"},
+            "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH",
+            False,
+        ),
+        ({}, "CUDNN_STATUS_SUBLIBRARY_VERSION_MISMATCH", False),
+    ],
+)
+def test_a_run_with_a_refuted_claim_names_a_known_cause(
+    chosen: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str], outcome: dict[str, str], log: str, is_named: bool
+) -> None:
+    """By the claim's own reason, not by what others printed."""
+    for name in ("smoke_tests", "recipes"):
+        shutil.copytree(chosen.root / name, tmp_path / name, ignore=shutil.ignore_patterns("evidence", "tests"))
+    ran = record(chosen)
+    ran["claims"][0] |= outcome
+    hardware = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
+    (tmp_path / "smoke.log").write_text(f"{log}\n")
+    (tmp_path / "manifest.json").write_text('{"packages": {}}')
+    (tmp_path / "outcomes.json").write_text(
+        json.dumps({"target": "cpu", "files": {}, "hardware": hardware, "python": "3.12.1", **ran})
+    )
+    smoke.bring(Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock), tmp_path)
+    assert ("cause: parts of two versions of cuDNN" in capsys.readouterr().out) == is_named
+
+
 def committed(folder: Path) -> None:
     """Make a git checkout of a folder, with all of it committed."""
     git = ["git", "-C", str(folder), "-c", "user.name=n", "-c", "user.email=e@example.org"]

@@ -170,3 +170,13 @@ def test_a_wheel_that_fits_is_planned(tiny: Tiny, name: str) -> None:
 def test_a_lock_that_does_not_fit_a_recipe_is_refused(tiny: Tiny, verb: str, required: str, named: str) -> None:
     tiny.edit(tiny.recipe("tinywheel"), "requires = []", f'requires = ["{required}"]')
     tiny.refuse(verb, "tiny", naming=("recipes/lock/tiny.txt", named, "nox -s lock -- tiny"))
+
+
+@pytest.mark.parametrize("verb", ["plan", "build"])
+def test_a_lock_that_was_written_for_other_inputs_is_refused(tiny: Tiny, verb: str) -> None:
+    """Also where each requirement happens to be met, since a new lock could differ."""
+    tiny.succeed("plan", "tiny")
+    tiny.edit(tiny.recipe("tinywheel"), "requires = []", 'requires = ["tinydep>=1"]')
+    tiny.refuse(verb, "tiny", naming=("recipes/lock/tiny.txt is out of date", "`# inputs:`", "nox -s lock -- tiny"))
+    tiny.renew_inputs()
+    tiny.succeed("plan", "tiny")

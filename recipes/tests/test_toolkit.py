@@ -19,7 +19,7 @@ from recipes.catalogue.plan import Plan, plan
 from recipes.errors import Refusal
 from recipes.files import sha256_of
 from recipes.make import toolkit
-from recipes.tests.conftest import Tiny, entry
+from recipes.tests.conftest import Tiny, entry, one_sentence
 
 # `--dryrun` and `--version` as nvcc has them; else the source's directives and the libraries, by the C++ compiler.
 NVCC = """\
@@ -276,6 +276,7 @@ class Pinned:
         made = wheel_of(self.tiny.shelf, "nvidia-cuda-nvcc", version, files)
         self.toolkit.write_text("# inputs: none\n")
         locked(self.toolkit, made)
+        self.tiny.renew_inputs()
         return made
 
 
@@ -314,6 +315,14 @@ def test_a_toolkit_that_is_not_the_pinned_one_is_refused(pinned: Pinned) -> None
     pinned.tiny.refuse("plan", "tiny", naming=('toolkit "12.1.0" is not of CUDA 13.0',))
 
 
+@pytest.mark.parametrize("verb", ["plan", "build"])
+def test_a_toolkit_that_was_locked_beside_other_wheels_is_refused(pinned: Pinned, verb: str) -> None:
+    text = pinned.toolkit.read_text()
+    pinned.toolkit.write_text(text.replace(text.splitlines()[0], "# inputs: of before"))
+    naming = ("tiny.toolkit.txt is out of date: the toolkit or the target's own lock changed", "nox -s lock -- tiny")
+    pinned.tiny.refuse(verb, "tiny", naming=naming)
+
+
 def test_a_truncated_wheel_of_a_toolkit_is_refused(pinned: Pinned) -> None:
     made = next(pinned.tiny.shelf.glob("nvidia_cuda_nvcc-*"))
     made.write_bytes(made.read_bytes()[:-40])
@@ -325,6 +334,26 @@ def test_a_compiler_that_a_pinned_toolkit_does_not_take_is_refused(pinned: Pinne
     naming = ("does not accept this machine's C++ compiler", "gcc versions later than 15", "install an older g++")
     pinned.tiny.refuse("build", "tiny", naming=naming)
     assert not any(pinned.tiny.cache.glob("wheels/*"))
+
+
+GCC = """#!/bin/sh
+case $1 in
+    --version) echo 'c++ (GCC) 16.1.0'; echo 'Copyright (C) 2026 Free Software Foundation, Inc.' ;;
+    -dumpfullversion) echo 16.1.0 ;;
+esac
+"""
+
+
+def test_a_compiler_that_is_too_new_by_the_limits_is_refused(pinned: Pinned, tmp_path: Path) -> None:
+    """Before a build environment is made; `plan` says the same."""
+    script(tmp_path / "bin" / "c++", GCC)
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    naming = ("C++ compiler is g++ 16.1.0", "compiled with CUDA 13.0", "https://", "install another g++")
+    refused = pinned.tiny.run("build", "tiny", PATH=path)
+    one_sentence(refused, naming)
+    assert "prepare" not in refused.stdout
+    shown = pinned.tiny.succeed("plan", "tiny", PATH=path)
+    assert "a build on this machine would be refused. This machine's C++ compiler is g++ 16.1.0" in shown
 
 
 def test_stages_of_an_image_have_the_same_toolkit(pinned: Pinned, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ MODULES = {
     "prove": ("patches", "smoke", "promote", "changes", "mutants"),
     "measure": ("bench", "recommend", "launch"),
     "pages": ("compat", "render"),
+    "doctor": ("doctor",),
     "upstream": ("outdated", "new-package", "new-target"),
 }
 

@@ -1,0 +1,90 @@
+"""Error texts are explained: each row of symptoms.toml by its example, several causes in order, and none wrongly."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from recipes.catalogue import symptoms
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.schema import Symptom
+from recipes.files import ROOT
+from recipes.tests.conftest import Checkout
+
+ROWS = symptoms.read(ROOT)
+OWN = [row for row in ROWS if row.pattern != row.example]
+
+
+def test_there_are_many() -> None:
+    assert len(OWN) >= 60
+
+
+@pytest.mark.parametrize("row", OWN, ids=lambda row: f"{row.pattern}-{row.thread.rpartition('/')[2]}")
+def test_the_example_of_a_row_leads_to_it(row: Symptom) -> None:
+    """In a longer text too; only rows with the same pattern come before."""
+    causes = symptoms.diagnoses(ROWS, f"compiling\n{row.example}\nmake: *** [all] Error 1\n")
+    alike = [other.thread for other in ROWS if other.pattern == row.pattern]
+    assert [cause.thread for cause in causes] == alike
+    assert not any(re.search(r"\{(\d|package)\}", cause.cause + cause.fix) for cause in causes)
+
+
+SHARED = {
+    "from torch._six import string_classes\nModuleNotFoundError: No module named 'torch._six'": ("apex", "1724"),
+    "ModuleNotFoundError: No module named 'amp_C'": ("apex", "1764"),
+    "RuntimeError: cuDNN version incompatibility: PyTorch was compiled against (8, 9, 2)": ("torch", "80637"),
+    "RuntimeError: Numpy is not available": ("torch", "132179"),
+    "ImportError: cannot import name 'packaging' from 'pkg_resources' (x)": ("torch", "4385"),
+    "ImportError: cannot import name 'BUFSIZE' from 'numpy' (x)": ("deepspeed", "5671"),
+}
+
+
+@pytest.mark.parametrize("text", SHARED)
+def test_a_limit_explains_the_error_that_follows_where_it_is_broken(text: str) -> None:
+    package, thread = SHARED[text]
+    cause = symptoms.diagnoses(ROWS, text)[0]
+    assert cause.cause.startswith(f"{package} ") and " needs " in cause.cause
+    assert cause.thread.endswith(thread) and "nox -s plan" in cause.fix
+
+
+def test_each_limit_with_a_symptom_is_tried() -> None:
+    limits = [limit for limit in Catalogue(ROOT).limits if limit.symptom]
+    assert {limit.thread.rpartition("/")[2] for limit in limits} == {thread for _, thread in SHARED.values()}
+
+
+def test_causes_are_ranked_and_versions_rule_some_out() -> None:
+    text = "CUDA driver version is insufficient for CUDA runtime version\nfatal error: Python.h: No such file\n"
+    causes = [cause.thread.rpartition("/")[2] for cause in symptoms.diagnoses(ROWS, text)]
+    assert causes == ["1117", "702", "400"]
+    old = "#error C++17 or later compatible compiler is required to use PyTorch."
+    assert symptoms.diagnoses(ROWS, old, {"torch": ["2.1.2"]})
+    assert not symptoms.diagnoses(ROWS, old, {"torch": ["1.12.1"]})
+
+
+HARMLESS = """
+warning: 'at::DeprecatedTypeProperties& at::Tensor::type() const' is deprecated
+[3/40] c++ -MMD -MF flash_api.o.d -lcuda -lcurand -std=c++20
+Precompiled wheel not found. Building from source...
+Successfully built flash-attn
+12 passed, 3 skipped in 4.1s
+"""
+
+
+def test_a_text_without_an_error_has_no_cause() -> None:
+    assert not symptoms.diagnoses(ROWS, HARMLESS)
+
+
+WRONG = {
+    "pattern": ("pattern = 'undefined symbol: ncclCommResume'", "pattern = '('", "is not a regular expression"),
+    "thread": ('thread = "https://github.com/pytorch/pytorch/issues/186591"', 'thread = "a"', "symptom[0].thread is"),
+    "key": ('fix = "python -m pip uninstall nvidia-nccl-cu12"', 'cure = "x"', "symptom[0].fix is missing"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_row_is_refused(checkout: Checkout, case: str) -> None:
+    old, new, named = WRONG[case]
+    checkout.edit(checkout.root / "recipes" / "symptoms.toml", old, new)
+    log = checkout.root / "log.txt"
+    log.write_text("x")
+    checkout.refuse("doctor", "--error", log, naming=("recipes/symptoms.toml", named))
