@@ -15,6 +15,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from recipes.errors import suggestion
+
 
 def is_version(text: str) -> bool:
     """Whether a text is a version by PEP 440."""
@@ -45,6 +47,29 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         raise ValueError(str(error)) from None
 
 
+def _one_line(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError("it is not one line of text")
+    return text
+
+
+def _braces(*known: str) -> AfterValidator:
+    """A validator that keeps a text whose braces are placeholders of these names."""
+
+    def check(text: str) -> str:
+        for name in re.findall(r"\{(\w+)\}", text):
+            if name not in known:
+                listed = ", ".join(f"{{{one}}}" for one in known)
+                raise ValueError(f"it holds {{{name}}}{suggestion(name, known)}; choose one of {listed}")
+        if re.search(r"[{}]", re.sub(r"\{\w+\}", "", text)):
+            raise ValueError("it holds a brace that is not of a placeholder")
+        return text
+
+    return AfterValidator(check)
+
+
+PLACEHOLDERS = ("sm", "sm_digits", "cuda", "site")  # what "{...}" may name in a [build.env] value
+
 Specifier = Annotated[str, _parsed_by(SpecifierSet, 'a version range such as ">=2.0,<2.4"')]
 CudaRange = Annotated[
     str, _parsed_by(lambda text: text == "none" or SpecifierSet(text), 'a version range such as ">=11.8", or "none"')
@@ -53,11 +78,19 @@ VersionText = Annotated[str, _parsed_by(Version, 'a version such as "2.8.3"')]
 RequirementText = Annotated[str, _parsed_by(Requirement, 'a requirement such as "numpy>=1.17"')]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-Text = Annotated[str, Field(min_length=1)]
+Text = Annotated[str, AfterValidator(_one_line)]
+Distribution = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]  # its normalized name
+Module = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")]
+Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+/-]*$")]  # of git
+Address = Annotated[str, Field(pattern=r"^https://[^\s/{}]+\.[^\s/{}]+(/[^\s{}]*)?$")]
+Hardware = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 -]*$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # of a folder, an image tag
 ImageName = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
 Repository = Annotated[str, Field(pattern=r"^https://[^/]+(/\w[\w.-]*)+$")]
-Variables = dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$")]]
+Variables = dict[
+    Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")],
+    Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$"), _braces(*PLACEHOLDERS)],
+]
 MiB = Annotated[int, Field(ge=0, le=2**24)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
@@ -127,15 +160,16 @@ class Target(Strict):
     gcc: Annotated[str, Field(pattern=r"^\d+$")] | None = None
     toolkit: VersionText | None = None
     sm: list[Annotated[str, Field(pattern=r"^\d+\.\d+$")]]
-    proves_on: Annotated[list[Text], Field(min_length=1)]
+    proves_on: Annotated[list[Hardware], Field(min_length=1)]
     publish: bool
     unpublished: Text | None = None
     runner: Name | None = None
     base: Base
-    packages: Annotated[dict[Text, VersionText], Field(min_length=1)]
+    packages: Annotated[dict[Distribution, VersionText], Field(min_length=1)]
     options: dict[Text, Text] = {}
     variables: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Text] = {}
     unproven_in_image: dict[Text, Text] = {}
+    variables: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Annotated[Text, _braces("site")]] = {}
 
     @model_validator(mode="after")
     def _options_are_of_its_packages(self) -> Self:
@@ -196,8 +230,8 @@ class Build(Strict):
     default all of it is that); `mib_per_job` is one job's memory.
     """
 
-    requires: list[RequirementText] = []
-    needs: list[Text] = []
+    requires: Annotated[list[RequirementText], Field(min_length=1)]
+    needs: list[Distribution] = []
     compiler: Literal["none", "c++", "nvcc"]
     core_seconds: Seconds
     longest_seconds: Seconds | None = None
@@ -244,10 +278,10 @@ class Source(Strict):
     wheel_version: VersionText | None = None
     file: FileName | None = None
     sha256: Sha256 | None = None
-    index: Annotated[str, Field(pattern=r"^https://")] | None = None
+    index: Address | None = None
     repository: Repository | None = None
     commit: Commit | None = None
-    tag: Text | None = None
+    tag: Tag | None = None
     submodules: list[Submodule] = []
     without: list[Folder] = []
 
@@ -331,7 +365,7 @@ class Package(Strict):
     """
 
     name: Text
-    module: Text
+    module: Module
     summary: Text
     build: Build | None = None
     proved_on: list[Source] = []
@@ -378,13 +412,34 @@ class Pin(Strict):
 
 
 class Limit(Strict):
-    """`versions` of `package` need `needs`; `thread` is the report or the upstream file where that was learned."""
+    """`versions` of `package` need `needs`; `thread` is the report or the upstream file where that was learned.
 
-    package: Text
+    A need is a range, or "none" of what cannot be installed beside the package.
+    """
+
+    package: Distribution
     versions: Specifier
-    needs: Annotated[dict[Text, Specifier], Field(min_length=1)]
+    needs: Annotated[dict[Distribution, CudaRange], Field(min_length=1)]
     reason: Text
-    thread: Annotated[str, Field(pattern=r"^https://")]
+    thread: Address
+
+
+class Tried(Strict):
+    """`versions` of `package` were built, run or published `beside` these ranges; a version outside is not refused."""
+
+    package: Distribution
+    versions: Specifier
+    beside: Annotated[dict[Distribution, Specifier], Field(min_length=1)]
+    thread: Address
+
+
+class BaseFacts(Strict):
+    """What base images have whose names begin or end with one of `images`."""
+
+    images: Annotated[list[Text], Field(min_length=1)]
+    driver: Annotated[str, Field(pattern=r"^\d+$")] | None = None
+    cudnn: VersionText | None = None
+    gcc: Annotated[str, Field(pattern=r"^\d+$")] | None = None
 
 
 class Symptom(Strict):
@@ -408,6 +463,9 @@ class Symptoms(Strict):
 
 
 class Limits(Strict):
-    """limits.toml."""
+    """limits.toml. `releases` are the versions that exist, of packages whose every version no recipe lists."""
 
     limit: list[Limit]
+    tried: list[Tried] = []
+    base: list[BaseFacts] = []
+    releases: dict[Distribution, list[VersionText]] = {}
