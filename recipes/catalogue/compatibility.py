@@ -8,6 +8,7 @@ and so as far as the versions that a target has together. Anything else is unkno
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -109,9 +110,28 @@ class Knowledge:
     def held(self, target: Target, others: Mapping[str, str]) -> dict[str, list[str]]:
         """What the target holds with other versions; without CUDA, nothing of a GPU."""
         held = limits.facts(target, None, others, self.catalogue.learned.base)
+        held = self._pinned_by_requirements(target, held) | held
         if target.cuda == "none":
             held = {name: versions for name, versions in held.items() if name not in ("cudnn", "driver", "sm")}
         return held
+
+    def _pinned_by_requirements(self, target: Target, held: limits.Facts) -> dict[str, list[str]]:
+        """The one version of what packages of the target require exactly, as torch does its triton."""
+        pinned = {}
+        for package in [name for name in held if name not in FACTS]:
+            version = held[package][0]
+            needs = [(name, need) for row in self._rows_of(package, version) for name, need in row.needs.items()]
+            for release in self._releases(package, version):
+                if release.obstacle(target, None) is None:
+                    wanted = filter(target.applies, map(Requirement, release.requires))
+                    needs += [(canonicalize_name(one.name), str(one.specifier)) for one in wanted]
+            for name, need in needs:
+                if name not in FACTS and (match := re.fullmatch(r"==([^*,]+)", need)):
+                    pinned[name] = [match[1]]
+        return pinned
+
+    def _rows_of(self, package: str, version: str) -> list[Limit]:
+        return [row for row in self.rows[package] if within(version, row.versions)]
 
     def obstacles(self, target: Target, held: limits.Facts, asked: Collection[str]) -> Iterator[Reason]:
         """Why releases cannot be in the target, or what their requirements have against what is asked."""
@@ -143,14 +163,17 @@ class Knowledge:
     def _pairs(self, target: Target, held: limits.Facts, thing: str) -> Iterator[tuple[str, str, str]]:
         """Whom a change concerns: each package that depends on the thing, and what the thing itself depends on."""
         for package in [name for name in held if name not in (thing, "python", "glibc", "driver", "gcc", "cudnn")]:
-            if self._concerns(target, package, thing):
-                yield from ((package, version, thing) for version in held[package])
+            for version in held[package]:
+                if self._concerns(target, package, version, thing):
+                    yield package, version, thing
         if thing not in ("python", "glibc", "driver", "gcc", "cudnn"):
-            for about in [name for name in held if name != thing and self._concerns(target, thing, name)]:
-                yield from ((thing, version, about) for version in held[thing])
+            for version in held[thing]:
+                for about in [name for name in held if name != thing]:
+                    if self._concerns(target, thing, version, about):
+                        yield thing, version, about
 
-    def _concerns(self, target: Target, package: str, thing: str) -> bool:
-        """Whether a package depends on a thing, in any of its versions."""
+    def _concerns(self, target: Target, package: str, version: str, thing: str) -> bool:
+        """Whether a package depends on a thing; by the limits, in any of its versions."""
         if any(thing in row.needs for row in self.rows[package]) or any(
             thing in tried.beside for tried in self.tried[package]
         ):
@@ -168,16 +191,17 @@ class Knowledge:
             compiled = recipe.build is not None and recipe.build.compiler == "nvcc"
             compiled |= any(release.build.compiler == "nvcc" for release in recipe.release)
             return target.cuda != "none" and (compiled or any(release.cuda for release in recipe.release))
+        releases = [release for release in self._releases(package, version) if release.obstacle(target, None) is None]
         return any(
             canonicalize_name(requirement.name) == thing
-            for release in recipe.release
+            for release in releases or recipe.release
             for requirement in self._requirements(package, release)
         )
 
     def statements(self, target: Target, package: str, version: str, thing: str) -> Iterator[Statement]:
         """What is said of a version of a package beside a thing."""
-        for row in self.rows[package]:
-            if thing in row.needs and within(version, row.versions):
+        for row in self._rows_of(package, version):
+            if thing in row.needs:
                 yield Statement(row.needs[thing], f"{row.reason} ({row.thread})")
         for tried in self.tried[package]:
             if thing in tried.beside and within(version, tried.versions):
@@ -204,6 +228,9 @@ class Knowledge:
         about = f"{package} {version} beside {thing} {beside}"
         if thing == "cuda" and _same_cuda(built_for(version) or "", beside):
             return Reason("the version says so", f"{package} {version} fits cuda {beside}")
+        if thing == "cuda" and beside == "none":
+            free = any(release.cuda in ("", "none") for release in self._releases(package, version))
+            return Reason(f"recipes/packages/{package}.toml", f"{package} {version} needs no CUDA") if free else None
         said = [one for one in self.statements(target, package, version, thing) if within(beside, one.need)]
         for one in said:
             low, high = _ends(one.need)
@@ -213,6 +240,8 @@ class Knowledge:
         if not seen or not is_version(beside):
             return None
         mine, ends = _public(beside), [_ends(one.need) for one in said]
+        if thing not in (*FACTS, "torch") and any(one.need == "" for one in said):
+            ends.append((True, False))  # a requirement without a range is one of every version that was there
         lowest, highest = min(map(_public, seen)), max(map(_public, seen))
         from_below = mine >= lowest or any(low for low, _ in ends)
         from_above = mine <= highest or any(high for _, high in ends)
