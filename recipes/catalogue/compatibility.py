@@ -28,6 +28,7 @@ from recipes.catalogue.schema import Limit, Release, Target, Tried, is_version
 
 # Newer ones keep what older ones had, so that a lower end is enough.
 _LASTING = ("python", "glibc", "driver", "gcc")
+_COMPILED_AGAINST = ("torch", "cuda", "cudnn", "sm")
 
 
 class Statement(NamedTuple):
@@ -67,14 +68,17 @@ class Knowledge:
             self.tried[tried.package].append(tried)
         self.together: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         self.locked: dict[str, set[str]] = defaultdict(set)
+        self._locked_of: dict[str, set[str]] = {}
         for name, target in catalogue.targets.items():
             path = catalogue.root / "recipes" / "lock" / f"{name}.txt"
             lock = Lock.read(path, target) if path.exists() else None
             for artifact in lock.artifacts if lock else ():
                 self.locked[artifact.name].add(artifact.version)
-            held = limits.facts(target, lock, {}, catalogue.learned.base)
+            locked = {artifact.name: [artifact.version] for artifact in lock.artifacts} if lock else {}
+            self._locked_of[name] = set(locked)
+            held = locked | self.held(target, {})
             for package in [*target.packages, "cuda", "sm"]:
-                for version in held[package]:
+                for version in held.get(package, []):
                     for thing, versions in held.items():
                         self.together[package, version][thing] |= set(versions)
 
@@ -102,6 +106,7 @@ class Knowledge:
                 else:
                     unknown.append(self._silence(package, version, about, held[about]))
             unknown += self._missing(target, held, thing)
+            unknown += self._absent(target, held, thing)
         if unknown:
             return Verdict("unknown", tuple(dict.fromkeys(unknown)))
         cited = ruled.reasons if ruled.word == "allowed" else ()
@@ -110,7 +115,9 @@ class Knowledge:
     def held(self, target: Target, others: Mapping[str, str]) -> dict[str, list[str]]:
         """What the target holds with other versions; without CUDA, nothing of a GPU."""
         held = limits.facts(target, None, others, self.catalogue.learned.base)
-        held = self._pinned_by_requirements(target, held) | held
+        pinned = self._pinned_by_requirements(target, held)
+        own = next((version for name, version in pinned.items() if name.startswith("nvidia-cudnn-cu")), None)
+        held = pinned | ({"cudnn": own} if own else {}) | held  # torch's own cuDNN, where the base has none
         if target.cuda == "none":
             held = {name: versions for name, versions in held.items() if name not in ("cudnn", "driver", "sm")}
         return held
@@ -121,12 +128,11 @@ class Knowledge:
         for package in [name for name in held if name not in FACTS]:
             version = held[package][0]
             needs = [(name, need) for row in self._rows_of(package, version) for name, need in row.needs.items()]
-            for release in self._releases(package, version):
-                if release.obstacle(target, None) is None:
-                    wanted = filter(target.applies, map(Requirement, release.requires))
-                    needs += [(canonicalize_name(one.name), str(one.specifier)) for one in wanted]
+            for release in self._fitting(target, package, version):
+                wanted = filter(target.applies, map(Requirement, release.requires))
+                needs += [(canonicalize_name(one.name), str(one.specifier)) for one in wanted]
             for name, need in needs:
-                if name not in FACTS and (match := re.fullmatch(r"==([^*,]+)", need)):
+                if name not in {*FACTS, *self.catalogue.packages} and (match := re.fullmatch(r"==([^*,]+)", need)):
                     pinned[name] = [match[1]]
         return pinned
 
@@ -144,12 +150,17 @@ class Knowledge:
                 what = "ROCm" if build == "rocm" else "no CUDA" if build == "none" else f"CUDA {build}"
                 here = f"{package} {version} is built for {what}, and the target has CUDA {target.cuda}"
                 yield Reason("the version says so", here)
+            for row in [row for row in self._rows_of(package, version) if row.required]:
+                for thing in [thing for thing in row.needs if thing in self.catalogue.packages and thing not in held]:
+                    if {package, thing} & set(asked):
+                        here = f"{package} {version} needs {thing} {row.needs[thing]}, and the target has none"
+                        yield Reason(f"{row.reason} ({row.thread})", here)
             releases = self._releases(package, version)
-            met = [release.obstacle(target, torch) for release in releases]
+            met = [release.unfit(target, torch) for release in releases]
             if met and all(met):
                 yield Reason(recipe, f"{package} {version} {met[0]}")
                 continue
-            for release in [release for release in releases if release.obstacle(target, torch) is None]:
+            for release in [release for release in releases if release.unfit(target, torch) is None]:
                 for requirement in filter(target.applies, self._requirements(package, release)):
                     other = canonicalize_name(requirement.name)
                     theirs, need = held.get(other, []), str(requirement.specifier)
@@ -191,10 +202,9 @@ class Knowledge:
             compiled = recipe.build is not None and recipe.build.compiler == "nvcc"
             compiled |= any(release.build.compiler == "nvcc" for release in recipe.release)
             return target.cuda != "none" and (compiled or any(release.cuda for release in recipe.release))
-        releases = [release for release in self._releases(package, version) if release.obstacle(target, None) is None]
         return any(
             canonicalize_name(requirement.name) == thing
-            for release in releases or recipe.release
+            for release in self._fitting(target, package, version) or recipe.release
             for requirement in self._requirements(package, release)
         )
 
@@ -206,9 +216,7 @@ class Knowledge:
         for tried in self.tried[package]:
             if thing in tried.beside and within(version, tried.versions):
                 yield Statement(tried.beside[thing], f"so it was built or run ({tried.thread})", tried=True)
-        for release in self._releases(package, version):
-            if release.obstacle(target, None):
-                continue
+        for release in self._fitting(target, package, version):
             recipe = f"recipes/packages/{package}.toml"
             ranges = {"python": release.python, "torch": release.torch, "cuda": release.cuda}
             if ranges.get(thing, "") not in ("", "none"):
@@ -239,7 +247,8 @@ class Knowledge:
         seen = [Version(one) for one in self._seen(package, version)[thing] if is_version(one)]
         if not seen or not is_version(beside):
             return None
-        mine, ends = _public(beside), [_ends(one.need) for one in said]
+        # Metadata names the oldest and newest torch or CUDA that its author knew, and not where it begins to fail.
+        mine, ends = _public(beside), [] if thing in _COMPILED_AGAINST else [_ends(one.need) for one in said]
         if thing not in (*FACTS, "torch") and any(one.need == "" for one in said):
             ends.append((True, False))  # a requirement without a range is one of every version that was there
         lowest, highest = min(map(_public, seen)), max(map(_public, seen))
@@ -289,6 +298,19 @@ class Knowledge:
                         here = f"{needs}, and nothing says which {fact} the target has"
                         yield Reason(f"give {fact} in recipes/targets.toml", here)
 
+    def _absent(self, target: Target, held: limits.Facts, package: str) -> Iterator[Reason]:
+        """What a package requires of those that have a recipe, where the target has none of it."""
+        for version in held.get(package, []):
+            for release in self._fitting(target, package, version):
+                for requirement in filter(target.applies, map(Requirement, release.requires)):
+                    name = canonicalize_name(requirement.name)
+                    missing = name in self.catalogue.packages and name not in held
+                    if missing and name not in self._locked_of[target.name]:
+                        here = (
+                            f"{package} {version} needs {name} {requirement.specifier}, which the target does not have"
+                        )
+                        yield Reason(f"ask with it too: --with {name}==VERSION", here)
+
     # --- releases
 
     def _every_release(self, package: str) -> list[Release]:
@@ -298,6 +320,10 @@ class Knowledge:
     def _releases(self, package: str, version: str) -> list[Release]:
         """The releases of a version in the package's recipe."""
         return [one for one in self._every_release(package) if Version(one.version) == Version(version)]
+
+    def _fitting(self, target: Target, package: str, version: str) -> list[Release]:
+        """Those of them that the target's Python, CUDA and C library take."""
+        return [one for one in self._releases(package, version) if one.unfit(target, None) is None]
 
     def _requirements(self, package: str, release: Release) -> Iterator[Requirement]:
         """What a release needs to run, and what its build imports."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from packaging.requirements import Requirement
-from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ValidationError
@@ -213,15 +212,12 @@ def _check_wheel_name(target: Target, pin: Pin) -> None:
     """Refuse a wheel whose name says that it is another package or version, or is for another Python or machine."""
     file, where = str(pin.release.file), f"recipes/packages/{pin.name}.toml: release {pin.release.version}"
     try:
-        name, version, _, tags = parse_wheel_filename(file)
+        name, version, _, _ = parse_wheel_filename(file)
     except (InvalidWheelFilename, InvalidVersion) as error:
         raise Refusal(f"{where}: {file} is not the name of a wheel ({error}): correct it.") from None
     if (name, version) != (pin.name, Version(pin.release.metadata_version)):
         raise Refusal(f"{where}: {file} is a wheel of {name} {version}: correct the file or the version.")
-    python = tuple(map(int, target.python.split(".")))
-    fitting = {*cpython_tags(python, platforms=target.platforms)}
-    fitting |= {*compatible_tags(python, f"cp{python[0]}{python[1]}", target.platforms)}
-    if not tags & fitting:
+    if not target.takes(file):
         raise Refusal(
             f"{where}: {file} does not fit target {target.name} (Python {target.python}, x86-64, glibc "
             f"{target.glibc}): choose another file or target."

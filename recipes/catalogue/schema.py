@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Literal, NamedTuple, Self
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.tags import compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -214,11 +217,28 @@ class Target(Strict):
         older = ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
         return [f"manylinux_2_{minor}_x86_64" for minor in range(newest, 4, -1)] + older
 
+    def takes(self, file: str) -> bool:
+        """Whether a wheel runs in the target, by the tags in its name; a name that is no wheel's has none."""
+        return _takes(file, self.python, tuple(self.platforms))
+
     def applies(self, requirement: Requirement) -> bool:
         """Whether the requirement's marker, if it has one, holds for this target."""
         if requirement.marker is None:
             return True
         return requirement.marker.evaluate(dict(self.marker_environment))
+
+
+@cache  # the compatibility matrix asks the same question thousands of times
+def _takes(file: str, python: str, platforms: tuple[str, ...]) -> bool:
+    try:
+        tags = parse_wheel_filename(file)[3]
+    except (InvalidWheelFilename, InvalidVersion):
+        return False
+    version = tuple(map(int, python.split(".")))
+    own = cpython_tags(version, platforms=platforms)
+    return any(tag in tags for tag in own) or any(
+        tag in tags for tag in compatible_tags(version, f"cp{version[0]}{version[1]}", platforms)
+    )
 
 
 class Build(Strict):
@@ -356,6 +376,13 @@ class Release(Source):
             return Obstacle(f"needs CUDA {self.cuda}", target.cuda)
         return None
 
+    def unfit(self, target: Target, torch: str | None) -> Obstacle | None:
+        """The same, and whether its wheel's tags are of another Python or of a newer C library."""
+        if (obstacle := self.obstacle(target, torch)) is None and self.kind == "wheel":
+            if not target.takes(str(self.file)):
+                return Obstacle(f"is {self.file}", f"Python {target.python} and glibc {target.glibc}")
+        return obstacle
+
 
 class Package(Strict):
     """A distribution: what is imported, how it is built, which releases are pinned.
@@ -414,7 +441,8 @@ class Pin(Strict):
 class Limit(Strict):
     """`versions` of `package` need `needs`; `thread` is the report or the upstream file where that was learned.
 
-    A need is a range, or "none" of what cannot be installed beside the package.
+    A need is a range, or "none" of what cannot be installed beside the package. It is a need of what is there; where
+    `required` is true, a target without that is refused too.
     """
 
     package: Distribution
@@ -422,6 +450,7 @@ class Limit(Strict):
     needs: Annotated[dict[Distribution, CudaRange], Field(min_length=1)]
     reason: Text
     thread: Address
+    required: bool = False
 
 
 class Tried(Strict):
