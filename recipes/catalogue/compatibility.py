@@ -87,9 +87,8 @@ class Knowledge:
     def verdict(self, target: Target, replaced: Mapping[str, str], published: Collection[str] = ()) -> Verdict:
         """The answer for a target with other versions; what a declared target of that name has is not asked."""
         declared = self.catalogue.targets[target.name]
-        given = {name: _short(name, version) for name, version in replaced.items() if name in FACTS}
         others = {name: version for name, version in replaced.items() if name not in FACTS}
-        target = _changed(target, given)
+        target = self.changed(target, replaced)
         held = self.held(target, others)
         asked = [*replaced, *(key for key in ("sm", "python") if getattr(target, key) != getattr(declared, key))]
         ruled = limits.judge(self.catalogue.limits, held, asked)
@@ -112,6 +111,14 @@ class Knowledge:
         cited = ruled.reasons if ruled.word == "allowed" else ()
         return Verdict("allowed", tuple(dict.fromkeys((*cited, *spoken))))
 
+    def changed(self, target: Target, replaced: Mapping[str, str]) -> Target:
+        """The target with other facts, such as python; a toolkit of another CUDA is not the target's any more."""
+        given = {name: _short(name, version) for name, version in replaced.items() if name in FACTS}
+        if not given:
+            return target
+        changes = {name: [version] if name == "sm" else version for name, version in given.items()}
+        return what_if(target, {**changes, **({"toolkit": None} if "cuda" in given else {})})
+
     def held(self, target: Target, others: Mapping[str, str]) -> dict[str, list[str]]:
         """What the target holds with other versions; without CUDA, nothing of a GPU."""
         held = limits.facts(target, None, others, self.catalogue.learned.base)
@@ -127,8 +134,8 @@ class Knowledge:
         pinned = {}
         for package in [name for name in held if name not in FACTS]:
             version = held[package][0]
-            needs = [(name, need) for row in self._rows_of(package, version) for name, need in row.needs.items()]
-            for release in self._fitting(target, package, version):
+            needs = [(name, need) for row in self.rows_of(package, version) for name, need in row.needs.items()]
+            for release in self.fitting(target, package, version):
                 wanted = filter(target.applies, map(Requirement, release.requires))
                 needs += [(canonicalize_name(one.name), str(one.specifier)) for one in wanted]
             for name, need in needs:
@@ -136,7 +143,7 @@ class Knowledge:
                     pinned[name] = [match[1]]
         return pinned
 
-    def _rows_of(self, package: str, version: str) -> list[Limit]:
+    def rows_of(self, package: str, version: str) -> list[Limit]:
         return [row for row in self.rows[package] if within(version, row.versions)]
 
     def obstacles(self, target: Target, held: limits.Facts, asked: Collection[str]) -> Iterator[Reason]:
@@ -150,7 +157,7 @@ class Knowledge:
                 what = "ROCm" if build == "rocm" else "no CUDA" if build == "none" else f"CUDA {build}"
                 here = f"{package} {version} is built for {what}, and the target has CUDA {target.cuda}"
                 yield Reason("the version says so", here)
-            for row in [row for row in self._rows_of(package, version) if row.required]:
+            for row in [row for row in self.rows_of(package, version) if row.required]:
                 for thing in [thing for thing in row.needs if thing in self.catalogue.packages and thing not in held]:
                     if {package, thing} & set(asked):
                         here = f"{package} {version} needs {thing} {row.needs[thing]}, and the target has none"
@@ -204,19 +211,19 @@ class Knowledge:
             return target.cuda != "none" and (compiled or any(release.cuda for release in recipe.release))
         return any(
             canonicalize_name(requirement.name) == thing
-            for release in self._fitting(target, package, version) or recipe.release
+            for release in self.fitting(target, package, version) or recipe.release
             for requirement in self._requirements(package, release)
         )
 
     def statements(self, target: Target, package: str, version: str, thing: str) -> Iterator[Statement]:
         """What is said of a version of a package beside a thing."""
-        for row in self._rows_of(package, version):
+        for row in self.rows_of(package, version):
             if thing in row.needs:
                 yield Statement(row.needs[thing], f"{row.reason} ({row.thread})")
         for tried in self.tried[package]:
             if thing in tried.beside and within(version, tried.versions):
                 yield Statement(tried.beside[thing], f"so it was built or run ({tried.thread})", tried=True)
-        for release in self._fitting(target, package, version):
+        for release in self.fitting(target, package, version):
             recipe = f"recipes/packages/{package}.toml"
             ranges = {"python": release.python, "torch": release.torch, "cuda": release.cuda}
             if ranges.get(thing, "") not in ("", "none"):
@@ -274,6 +281,12 @@ class Knowledge:
                     f"{package} {version}: nothing says that there is such a release{listed}",
                 )
 
+    def versions(self, package: str) -> list[str]:
+        """The versions that recipes and the list of releases have of a package, from the oldest."""
+        listed = {*self.catalogue.learned.releases.get(package, [])}
+        own = {release.version for release in self._every_release(package)}
+        return sorted(own | {one for one in listed if Version(one) not in map(Version, own)}, key=Version)
+
     def exists(self, package: str, version: str) -> bool:
         """Whether a recipe, a lock or the list of releases has this version, whatever its build."""
         listed = self.catalogue.learned.releases.get(package, [])
@@ -301,7 +314,7 @@ class Knowledge:
     def _absent(self, target: Target, held: limits.Facts, package: str) -> Iterator[Reason]:
         """What a package requires of those that have a recipe, where the target has none of it."""
         for version in held.get(package, []):
-            for release in self._fitting(target, package, version):
+            for release in self.fitting(target, package, version):
                 for requirement in filter(target.applies, map(Requirement, release.requires)):
                     name = canonicalize_name(requirement.name)
                     missing = name in self.catalogue.packages and name not in held
@@ -321,7 +334,7 @@ class Knowledge:
         """The releases of a version in the package's recipe."""
         return [one for one in self._every_release(package) if Version(one.version) == Version(version)]
 
-    def _fitting(self, target: Target, package: str, version: str) -> list[Release]:
+    def fitting(self, target: Target, package: str, version: str) -> list[Release]:
         """Those of them that the target's Python, CUDA and C library take."""
         return [one for one in self._releases(package, version) if one.unfit(target, None) is None]
 
@@ -339,14 +352,6 @@ def _short(name: str, version: str) -> str:
     if name in ("driver", "gcc"):
         return parts[0]
     return ".".join(parts[:2]) if name in ("python", "cuda", "glibc", "sm") else version
-
-
-def _changed(target: Target, given: Mapping[str, str]) -> Target:
-    """The target with other facts, such as python; a toolkit of another CUDA is not the target's any more."""
-    if not given:
-        return target
-    changes = {name: [version] if name == "sm" else version for name, version in given.items()}
-    return what_if(target, {**changes, **({"toolkit": None} if "cuda" in given else {})})
 
 
 def _same_cuda(build: str, cuda: str) -> bool:

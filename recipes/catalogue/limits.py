@@ -7,7 +7,7 @@ because it also speaks of versions that no target pins, so that a what-if gets a
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -72,11 +72,12 @@ def judge(limits: list[Limit], held: Facts, about: Collection[str]) -> Verdict:
     return Verdict("allowed", tuple(one.reason for one in cited)) if cited else Verdict("unknown")
 
 
-def refuse(verdict: Verdict) -> None:
-    """Raise a refusal with every reason of the verdict, if it is refused."""
+def refuse(verdict: Verdict, instead: Callable[[], str] = str) -> None:
+    """Raise a refusal with every reason of the verdict, if it is refused; `instead` finds what would fit."""
     if verdict.word == "refused":
         said = "; also, ".join(map(str, verdict.reasons))
-        raise Refusal(f"{said}; choose another version of one of them.")
+        fitting = instead()
+        raise Refusal(f"{said}; choose another version of one of them{f': {fitting}' if fitting else ''}.")
 
 
 @dataclass(frozen=True)

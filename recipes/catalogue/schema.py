@@ -170,7 +170,6 @@ class Target(Strict):
     base: Base
     packages: Annotated[dict[Distribution, VersionText], Field(min_length=1)]
     options: dict[Text, Text] = {}
-    variables: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Text] = {}
     unproven_in_image: dict[Text, Text] = {}
     variables: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Annotated[Text, _braces("site")]] = {}
 
@@ -378,9 +377,9 @@ class Release(Source):
 
     def unfit(self, target: Target, torch: str | None) -> Obstacle | None:
         """The same, and whether its wheel's tags are of another Python or of a newer C library."""
-        if (obstacle := self.obstacle(target, torch)) is None and self.kind == "wheel":
-            if not target.takes(str(self.file)):
-                return Obstacle(f"is {self.file}", f"Python {target.python} and glibc {target.glibc}")
+        obstacle = self.obstacle(target, torch)
+        if obstacle is None and self.kind == "wheel" and not target.takes(str(self.file)):
+            return Obstacle(f"is {self.file}", f"Python {target.python} and glibc {target.glibc}")
         return obstacle
 
 
