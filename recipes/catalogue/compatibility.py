@@ -60,6 +60,7 @@ class Knowledge:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.catalogue = catalogue
+        self._rows_of: dict[tuple[str, str], list[Limit]] = {}
         self.rows: dict[str, list[Limit]] = defaultdict(list)
         for row in catalogue.limits:
             self.rows[row.package].append(row)
@@ -77,7 +78,7 @@ class Knowledge:
             locked = {artifact.name: [artifact.version] for artifact in lock.artifacts} if lock else {}
             self._locked_of[name] = set(locked)
             held = locked | self.held(target, {})
-            for package in [*target.packages, "cuda", "sm"]:
+            for package in [*target.packages, *locked, "cuda", "sm"]:
                 for version in held.get(package, []):
                     for thing, versions in held.items():
                         self.together[package, version][thing] |= set(versions)
@@ -96,8 +97,20 @@ class Knowledge:
         broken += self.obstacles(target, held, asked)
         if broken:
             return Verdict("refused", tuple(dict.fromkeys(broken)))
-        unknown, spoken = list(self._strangers(others, published)), []
-        for thing in dict.fromkeys(asked):
+        unknown, spoken = [*self._strangers(others, published), *self.unlisted(target)], []
+        pinned = self.fitting(declared, "torch", declared.packages.get("torch", "0"))
+        if (
+            "torch" in others
+            and others["torch"] not in declared.packages.values()
+            and "provided" in [release.kind for release in pinned]
+        ):
+            here = f"nothing says whether torch {others['torch']} can take the place of the base image's own"
+            unknown.append(Reason("what the base has beside it was compiled for that", here))
+        without = [thing for thing in asked if thing not in held]  # of a GPU, in a target without CUDA
+        unknown += [
+            Reason("choose a target with CUDA", f"{thing} says nothing of a target without CUDA") for thing in without
+        ]
+        for thing in dict.fromkeys(one for one in asked if one in held):
             for package, version, about in self._pairs(target, held, thing):
                 said = self.speaks(target, package, version, about, held[about])
                 if said:
@@ -136,7 +149,7 @@ class Knowledge:
             version = held[package][0]
             needs = [(name, need) for row in self.rows_of(package, version) for name, need in row.needs.items()]
             for release in self.fitting(target, package, version):
-                wanted = filter(target.applies, map(Requirement, release.requires))
+                wanted = filter(target.applies, map(_parsed, release.requires))
                 needs += [(canonicalize_name(one.name), str(one.specifier)) for one in wanted]
             for name, need in needs:
                 if name not in {*FACTS, *self.catalogue.packages} and (match := re.fullmatch(r"==([^*,]+)", need)):
@@ -144,7 +157,9 @@ class Knowledge:
         return pinned
 
     def rows_of(self, package: str, version: str) -> list[Limit]:
-        return [row for row in self.rows[package] if within(version, row.versions)]
+        if (package, version) not in self._rows_of:
+            self._rows_of[package, version] = [row for row in self.rows[package] if within(version, row.versions)]
+        return self._rows_of[package, version]
 
     def obstacles(self, target: Target, held: limits.Facts, asked: Collection[str]) -> Iterator[Reason]:
         """Why releases cannot be in the target, or what their requirements have against what is asked."""
@@ -153,7 +168,7 @@ class Knowledge:
             version = held[package][0]
             recipe = f"recipes/packages/{package}.toml"
             build = built_for(version)
-            if build and not _same_cuda(build, target.cuda):
+            if build and not same_cuda(build, target.cuda):
                 what = "ROCm" if build == "rocm" else "no CUDA" if build == "none" else f"CUDA {build}"
                 here = f"{package} {version} is built for {what}, and the target has CUDA {target.cuda}"
                 yield Reason("the version says so", here)
@@ -162,7 +177,7 @@ class Knowledge:
                     if {package, thing} & set(asked):
                         here = f"{package} {version} needs {thing} {row.needs[thing]}, and the target has none"
                         yield Reason(f"{row.reason} ({row.thread})", here)
-            releases = self._releases(package, version)
+            releases = self.releases(package, version)
             met = [release.unfit(target, torch) for release in releases]
             if met and all(met):
                 yield Reason(recipe, f"{package} {version} {met[0]}")
@@ -241,10 +256,10 @@ class Knowledge:
 
     def _speaks(self, target: Target, package: str, version: str, thing: str, beside: str) -> Reason | None:
         about = f"{package} {version} beside {thing} {beside}"
-        if thing == "cuda" and _same_cuda(built_for(version) or "", beside):
+        if thing == "cuda" and same_cuda(built_for(version) or "", beside):
             return Reason("the version says so", f"{package} {version} fits cuda {beside}")
         if thing == "cuda" and beside == "none":
-            free = any(release.cuda in ("", "none") for release in self._releases(package, version))
+            free = any(release.cuda in ("", "none") for release in self.releases(package, version))
             return Reason(f"recipes/packages/{package}.toml", f"{package} {version} needs no CUDA") if free else None
         said = [one for one in self.statements(target, package, version, thing) if within(beside, one.need)]
         for one in said:
@@ -281,6 +296,12 @@ class Knowledge:
                     f"{package} {version}: nothing says that there is such a release{listed}",
                 )
 
+    def unlisted(self, target: Target) -> Iterator[Reason]:
+        """The GPU architectures of which nobody says that they exist."""
+        known = self.catalogue.learned.releases.get("sm", target.sm)
+        for one in [one for one in target.sm if one not in known]:
+            yield Reason(f"it is none of {', '.join(known)}", f"nothing says that there is a GPU architecture {one}")
+
     def versions(self, package: str) -> list[str]:
         """The versions that recipes and the list of releases have of a package, from the oldest."""
         listed = {*self.catalogue.learned.releases.get(package, [])}
@@ -315,7 +336,7 @@ class Knowledge:
         """What a package requires of those that have a recipe, where the target has none of it."""
         for version in held.get(package, []):
             for release in self.fitting(target, package, version):
-                for requirement in filter(target.applies, map(Requirement, release.requires)):
+                for requirement in filter(target.applies, map(_parsed, release.requires)):
                     name = canonicalize_name(requirement.name)
                     missing = name in self.catalogue.packages and name not in held
                     if missing and name not in self._locked_of[target.name]:
@@ -330,20 +351,20 @@ class Knowledge:
         recipe = self.catalogue.packages.get(package)
         return recipe.release if recipe else []
 
-    def _releases(self, package: str, version: str) -> list[Release]:
+    def releases(self, package: str, version: str) -> list[Release]:
         """The releases of a version in the package's recipe."""
         return [one for one in self._every_release(package) if Version(one.version) == Version(version)]
 
     def fitting(self, target: Target, package: str, version: str) -> list[Release]:
         """Those of them that the target's Python, CUDA and C library take."""
-        return [one for one in self._releases(package, version) if one.unfit(target, None) is None]
+        return [one for one in self.releases(package, version) if one.unfit(target, None) is None]
 
     def _requirements(self, package: str, release: Release) -> Iterator[Requirement]:
         """What a release needs to run, and what its build imports."""
-        yield from map(Requirement, release.requires)
+        yield from map(_parsed, release.requires)
         recipe = self.catalogue.packages[package]
         if release.kind == "source" and recipe.build:
-            yield from map(Requirement, recipe.build.requires)
+            yield from map(_parsed, recipe.build.requires)
 
 
 def _short(name: str, version: str) -> str:
@@ -354,9 +375,14 @@ def _short(name: str, version: str) -> str:
     return ".".join(parts[:2]) if name in ("python", "cuda", "glibc", "sm") else version
 
 
-def _same_cuda(build: str, cuda: str) -> bool:
+def same_cuda(build: str, cuda: str) -> bool:
     """Whether a package built for a CUDA runs in a target of that CUDA: its major version is the same."""
     return build.partition(".")[0] == cuda.partition(".")[0] if build else False
+
+
+@cache
+def _parsed(requirement: str) -> Requirement:
+    return Requirement(requirement)
 
 
 @cache

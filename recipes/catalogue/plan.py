@@ -114,6 +114,9 @@ def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: s
     lock = Lock.read(path, target) if path.exists() and target.python == declared.python else None
     held = limits.facts(target, lock, {}, catalogue.learned.base)
     limits.refuse(limits.judge(catalogue.limits, held, held))
+    listed = catalogue.learned.releases.get("sm", target.sm)
+    if strange := [one for one in target.sm if one not in listed]:
+        raise Refusal(f"There is no GPU architecture {strange[0]}: choose one of {', '.join(listed)}.")
     beside = path.with_suffix(".toolkit.txt")
     toolkit = Lock.read(beside, target) if lock and beside.exists() else None
     return Plan(catalogue.root, target, pins, patches, lock, toolkit)

@@ -12,8 +12,8 @@ from packaging.version import Version
 from resolvelib import AbstractProvider, BaseReporter, Resolver
 from resolvelib.resolvers import ResolutionError
 
-from recipes.catalogue.compatibility import Knowledge, knowledge
-from recipes.catalogue.limits import within
+from recipes.catalogue.compatibility import Knowledge, knowledge, same_cuda
+from recipes.catalogue.limits import built_for, within
 from recipes.catalogue.load import FACTS, Catalogue
 from recipes.catalogue.schema import Target
 
@@ -45,9 +45,11 @@ def instead(catalogue: Catalogue, target: Target, replaced: Mapping[str, str]) -
     known, deadline = knowledge(catalogue), time.monotonic() + SECONDS
     found = []
     try:
-        found += [_changes(known, target, replaced, may_leave_out, deadline) for may_leave_out in (False, True)]
-        found = [next(filter(None, found), "")]
-        found += [_nearest(known, target, replaced, deadline), _elsewhere(known, replaced, deadline)]
+        found.append(_nearest(known, target, replaced, deadline))
+        found.append(_elsewhere(known, replaced, deadline))
+        found.append(
+            _changes(known, target, replaced, False, deadline) or _changes(known, target, replaced, True, deadline)
+        )
     except _OutOfTime:
         pass
     return ", or ".join(filter(None, found))
@@ -80,7 +82,9 @@ def _changes(
         [f"without {' and '.join(left_out)}"] if left_out else []
     )
     asked = " and ".join(f"{name} {version}" for name, version in replaced.items())
-    sure = "fits" if verdict.word == "allowed" else "has nothing known against it"
+    many = len(replaced) > 1
+    fits, has = ("fit", "have") if many else ("fits", "has")
+    sure = fits if verdict.word == "allowed" else f"{has} nothing known against {'them' if many else 'it'}"
     return f"{asked} {sure} {' and '.join(parts)}"
 
 
@@ -132,6 +136,7 @@ class _Provider(AbstractProvider[Need, Candidate, str]):
         self.asked = {name: version for name, version in replaced.items() if name not in FACTS}
         self.target = known.changed(target, replaced)
         self.universe = {**self.target.packages, **self.asked}
+        self.possible: dict[str, list[str | None]] = {}
         self.facts = {
             name: versions
             for name, versions in known.held(self.target, self.asked).items()
@@ -160,26 +165,27 @@ class _Provider(AbstractProvider[Need, Candidate, str]):
         _check(self.deadline)
         needs, barred = list(requirements[identifier]), set(incompatibilities[identifier])
         candidates = [Candidate(identifier, version) for version in self._versions(identifier)]
-        return [
-            one for one in candidates if one not in barred and all(self.is_satisfied_by(need, one) for need in needs)
-        ]
+        candidates = [one for one in candidates if all(self.is_satisfied_by(need, one) for need in needs)]
+        return [one for one in candidates if one not in barred]
 
-    def _versions(self, package: str) -> Iterator[str | None]:
-        if package in self.asked:
-            yield self.asked[package]
-            return
-        pinned = self.universe[package]
-        others = [one for one in reversed(self.known.versions(package)) if one != pinned]
-        for version in (pinned, *others):
-            held = {**self.facts, package: [version]}
-            if not any(True for _ in self.known.obstacles(self.target, held, [package])) and not any(
-                thing in self.facts and not all(within(one, need) for one in self.facts[thing])
-                for row in self.known.rows_of(package, version)
-                for thing, need in row.needs.items()
-            ):
-                yield version
-        if self.may_leave_out and package != "torch":
-            yield None
+    def _versions(self, package: str) -> list[str | None]:
+        """What the package can be, whatever the others are: asked for, pinned, the newest first, or left out."""
+        if package not in self.possible:
+            pinned = self.universe[package]
+            others = [one for one in reversed(self.known.versions(package)) if one != pinned]
+            possible = [one for one in (pinned, *others) if self._is_possible(package, one)]
+            leave_out = [None] if self.may_leave_out and package != "torch" else []
+            self.possible[package] = [pinned] if package in self.asked else [*possible, *leave_out]
+        return self.possible[package]
+
+    def _is_possible(self, package: str, version: str) -> bool:
+        """Whether a version fits the target's Python, CUDA and the like."""
+        if self.known.releases(package, version) and not self.known.fitting(self.target, package, version):
+            return False
+        if (build := built_for(version)) and not same_cuda(build, self.target.cuda):
+            return False
+        needs = [need for row in self.known.rows_of(package, version) for need in row.needs.items()]
+        return all(within(one, need) for thing, need in needs for one in self.facts.get(thing, []))
 
     def is_satisfied_by(self, requirement: Need, candidate: Candidate) -> bool:
         if candidate.version is None:

@@ -172,7 +172,7 @@ def _verdict(
     """What is known of a release in a target: whether a file of it fits, then what limits and recipes say."""
     if pin.release.file and (obstacle := _obstacle(pin, target, links)):
         return "refused", (f"{pin.name} {version} {obstacle}",)
-    verdict = consider(catalogue, target, {pin.name: version})
+    verdict = consider(catalogue, target, {pin.name: version}, published=(pin.name,))
     return verdict.word, tuple(map(str, verdict.reasons))
 
 
