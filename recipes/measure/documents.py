@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from recipes.catalogue import patch
 from recipes.catalogue.load import validated
 from recipes.catalogue.schema import Strict, Text
-from recipes.errors import Refusal
+from recipes.errors import Refusal, suggestion
 from recipes.files import ROOT, read_json, read_toml
 from recipes.measure import results
 from recipes.measure.results import Number, Row
@@ -145,7 +145,9 @@ def answers(root: Path) -> list[Answer]:
     """Each statement with its answers: one for each file of rows, or each comparison, that answers it."""
     measured = [(path.stem.replace("--", ", "), results.read(path)[1]) for path in results.committed(root)]
     every, code = [], proofs.code(root)
+    arms = {name for _, cells in measured for row in cells for name in row["arms"]}
     for statement in load(root):
+        _refuse_unknown_arms(statement, arms)
         if statement.patch:
             answers_to_it = [_proved(root, statement, statement.patch, code)]
         elif statement.parity:
@@ -161,6 +163,16 @@ def answers(root: Path) -> list[Answer]:
             answers_to_it = [answer for place, cells in measured for answer in _measured(statement, place, cells)]
         every += answers_to_it or [Answer(statement, where=_places(statement.cells))]
     return every
+
+
+def _refuse_unknown_arms(statement: Statement, arms: set[str]) -> None:
+    """Refuse a statement about an arm that no measured cell has: it would never be answered."""
+    for key, name in (("arm", statement.arm), ("over", statement.over)):
+        if arms and name and name not in arms:
+            raise Refusal(
+                f"recipes/seeds.toml: {key} {name!r} of {', '.join(statement.seeds)} is no arm of a measured cell"
+                f"{suggestion(name, arms)}: correct it."
+            )
 
 
 def trainings(root: Path) -> Iterator[tuple[str, str, str, str, dict[str, Any]]]:
