@@ -444,9 +444,9 @@ class Limit(Strict):
     `required` is true, a target without that is refused too.
     """
 
-    package: Distribution
+    package: Text
     versions: Specifier
-    needs: Annotated[dict[Distribution, CudaRange], Field(min_length=1)]
+    needs: Annotated[dict[Text, CudaRange], Field(min_length=1)]
     reason: Text
     thread: Address
     required: bool = False
@@ -455,9 +455,9 @@ class Limit(Strict):
 class Tried(Strict):
     """`versions` of `package` were built, run or published `beside` these ranges; a version outside is not refused."""
 
-    package: Distribution
+    package: Text
     versions: Specifier
-    beside: Annotated[dict[Distribution, Specifier], Field(min_length=1)]
+    beside: Annotated[dict[Text, Specifier], Field(min_length=1)]
     thread: Address
 
 

@@ -190,7 +190,7 @@ def test_a_patch_answers_with_what_its_proof_ran_on() -> None:
         (
             'over = "attention fused"',
             'over = "atention fused"',
-            "over 'atention fused' of A01, A28 .*'attention fused'",
+            "over 'atention fused' .*'attention fused'",
         ),
         ('arm = "fp8 te.delayed"', 'arm = "/etc/passwd"', "arm '/etc/passwd' of A01, A28 is no arm"),
     ],

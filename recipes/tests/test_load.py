@@ -100,25 +100,36 @@ TEXTS = {
     ),
     "two-releases-fit": (RECIPE, "[[release]]", None, ("deepspeed", "2 releases")),
     "module-of-two-lines": (RECIPE, 'module = "deepspeed"', 'module = "a\\nb"', ("deepspeed.toml", "module is")),
-    "module-that-is-a-path": (RECIPE, 'module = "deepspeed"', 'module = "/etc/passwd"', ("deepspeed.toml", "module is")),
+    "module-that-is-a-path": (
+        RECIPE, 'module = "deepspeed"', 'module = "/etc/passwd"',
+        ("deepspeed.toml", "module is"),
+    ),
     "module-that-is-a-template": (RECIPE, 'module = "deepspeed"', 'module = "{sm}"', ("deepspeed.toml", "module is")),
     "summary-of-two-lines": (
         RECIPE, 'summary = "DeepSpeed', 'summary = "a\\nDeepSpeed', ("deepspeed.toml", "summary", "one line"),
     ),
-    "need-that-is-a-path": (RECIPE, 'needs = ["torch"]', 'needs = ["/etc/passwd"]', ("deepspeed.toml", "build.needs[0]")),
+    "need-that-is-a-path": (
+        RECIPE, 'needs = ["torch"]', 'needs = ["/etc/passwd"]',
+        ("deepspeed.toml", "build.needs[0]"),
+    ),
     "emptied-requires": (
         RECIPE, 'requires = ["setuptools", "wheel", "ninja", "py-cpuinfo"]', "requires = []",
         ("deepspeed.toml", "build.requires is an array"),
     ),
     "no-requires": (
-        RECIPE, 'requires = ["setuptools", "wheel", "ninja", "py-cpuinfo"]', "", ("deepspeed.toml", "build.requires is missing"),
+        RECIPE, 'requires = ["setuptools", "wheel", "ninja", "py-cpuinfo"]', "",
+        ("deepspeed.toml", "build.requires is missing"),
     ),
     "open-brace-in-variable": (RECIPE, '"AVX256"', '"{sm"', ("deepspeed.toml", "build.env.DS_SIMD_WIDTH", "brace")),
     "empty-braces-in-variable": (RECIPE, '"AVX256"', '"{}"', ("deepspeed.toml", "build.env.DS_SIMD_WIDTH", "brace")),
     "variable-with-a-bad-name": (
-        RECIPE, 'DS_SIMD_WIDTH = ', '"DS WIDTH" = ', ("deepspeed.toml", "the name of build.env.DS WIDTH does not match"),
+        RECIPE, 'DS_SIMD_WIDTH = ', '"DS WIDTH" = ',
+        ("deepspeed.toml", "the name of build.env.DS WIDTH does not match"),
     ),
-    "hardware-that-is-a-path": (TARGETS, 'proves_on = ["x86-64"]', 'proves_on = ["/etc/passwd"]', ("cpu.proves_on[0]",)),
+    "hardware-that-is-a-path": (
+        TARGETS, 'proves_on = ["x86-64"]', 'proves_on = ["/etc/passwd"]',
+        ("cpu.proves_on[0]",),
+    ),
     "package-that-is-a-path": (TARGETS, 'torchao = "0.18.0"', '"../torchao" = "0.18.0"', ("cpu.packages.../torchao",)),
     "runner-that-is-a-template": (TARGETS, 'runner = "ubuntu-24.04"', 'runner = "{runner}"', ("cpu.runner",)),
     "address-that-is-a-template": (
@@ -140,8 +151,11 @@ TEXTS = {
         LIMITS, 'needs = { torch = "<2.2" }', 'needs = { tourch = "<2.2" }',
         ("limits.toml", "limit[", "(ms-amp <=0.4.0) names tourch", "'torch'"),
     ),
-    "limit-with-an-underscore": (LIMITS, 'package = "flash-attn"', 'package = "flash_attn"', ("limit[", "package is", "flash_attn")),
-    "limit-on-a-capital": (LIMITS, "needs = { cuda =", "needs = { CUDA =", ("limits.toml", "needs.CUDA")),
+    "limit-with-an-underscore": (
+        LIMITS, 'package = "flash-attn"', 'package = "flash_attn"',
+        ("limits.toml: limit[", "names flash_attn", "'flash-attn'"),
+    ),
+    "limit-on-a-capital": (LIMITS, "needs = { cuda =", "needs = { CUDA =", ("limits.toml: limit[", "names CUDA", "'cuda'")),
     "limit-with-a-misspelt-key": (LIMITS, "reason = ", "raeson = ", ("limit[0].raeson", "'reason'")),
 }  # fmt: skip
 
