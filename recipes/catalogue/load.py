@@ -118,7 +118,7 @@ class Catalogue:
         faults = [
             Refusal(
                 f"{self.limits_file}: {place} ({row.package} {row.versions}) names {name}, which no recipe, lock or "
-                f"list of [releases] has{suggestion(name.lower(), known)}: correct it, or add its versions to [releases]."
+                f"list of [releases] has{suggestion(name.lower(), known)}: correct it, or list its versions there."
             )
             for place, row, things in rows
             for name in (row.package, *things)

@@ -155,7 +155,9 @@ TEXTS = {
         LIMITS, 'package = "flash-attn"', 'package = "flash_attn"',
         ("limits.toml: limit[", "names flash_attn", "'flash-attn'"),
     ),
-    "limit-on-a-capital": (LIMITS, "needs = { cuda =", "needs = { CUDA =", ("limits.toml: limit[", "names CUDA", "'cuda'")),
+    "limit-on-a-capital": (
+        LIMITS, "needs = { cuda =", "needs = { CUDA =", ("limits.toml: limit[", "names CUDA", "'cuda'"),
+    ),
     "limit-with-a-misspelt-key": (LIMITS, "reason = ", "raeson = ", ("limit[0].raeson", "'reason'")),
 }  # fmt: skip
 
