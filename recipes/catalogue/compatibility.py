@@ -110,6 +110,7 @@ class Knowledge:
         unknown += [
             Reason("choose a target with CUDA", f"{thing} says nothing of a target without CUDA") for thing in without
         ]
+        unknown += self._older_libraries(declared, target)
         for thing in dict.fromkeys(one for one in asked if one in held):
             for package, version, about in self._pairs(target, held, thing):
                 said = self.speaks(target, package, version, about, held[about])
@@ -301,6 +302,14 @@ class Knowledge:
         known = self.catalogue.learned.releases.get("sm", target.sm)
         for one in [one for one in target.sm if one not in known]:
             yield Reason(f"it is none of {', '.join(known)}", f"nothing says that there is a GPU architecture {one}")
+
+    def _older_libraries(self, declared: Target, target: Target) -> Iterator[Reason]:
+        """What is compiled on the base needs the C library of the base."""
+        if Version(target.glibc) < Version(declared.glibc):
+            recipes = [self.catalogue.packages[name] for name in target.packages if name in self.catalogue.packages]
+            for name in [one.name for one in recipes if one.build and one.build.compiler != "none"]:
+                here = f"nothing says whether {name}, compiled on the base, runs with glibc {target.glibc}"
+                yield Reason(f"its C library is {declared.glibc}", here)
 
     def versions(self, package: str) -> list[str]:
         """The versions that recipes and the list of releases have of a package, from the oldest."""

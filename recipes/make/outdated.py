@@ -173,7 +173,8 @@ def _verdict(
     if pin.release.file and (obstacle := _obstacle(pin, target, links)):
         return "refused", (f"{pin.name} {version} {obstacle}",)
     verdict = consider(catalogue, target, {pin.name: version}, published=(pin.name,))
-    return verdict.word, tuple(map(str, verdict.reasons))
+    known = verdict.reasons if verdict.word != "unknown" else ()  # what is not known is `plan --with`'s to tell
+    return verdict.word, tuple(map(str, known))
 
 
 def _obstacle(pin: Pin, target: Target, links: list[Link]) -> str | None:
