@@ -111,11 +111,11 @@ class Knowledge:
             Reason("choose a target with CUDA", f"{thing} says nothing of a target without CUDA") for thing in without
         ]
         unknown += self._older_libraries(declared, target)
-        for thing in dict.fromkeys(one for one in asked if one in held):
+        for thing in dict.fromkeys(name for name in asked if name in held):
             for package, version, about in self._pairs(target, held, thing):
-                said = self.speaks(target, package, version, about, held[about])
-                if said:
-                    spoken.append(said)
+                reason = self.speaks(target, package, version, about, held[about])
+                if reason:
+                    spoken.append(reason)
                 else:
                     unknown.append(self._silence(package, version, about, held[about]))
             unknown += self._missing(target, held, thing)
@@ -151,7 +151,7 @@ class Knowledge:
             needs = [(name, need) for row in self.rows_of(package, version) for name, need in row.needs.items()]
             for release in self.fitting(target, package, version):
                 wanted = filter(target.applies, map(_parsed, release.requires))
-                needs += [(canonicalize_name(one.name), str(one.specifier)) for one in wanted]
+                needs += [(canonicalize_name(requirement.name), str(requirement.specifier)) for requirement in wanted]
             for name, need in needs:
                 if name not in {*FACTS, *self.catalogue.packages} and (match := re.fullmatch(r"==([^*,]+)", need)):
                     pinned[name] = [match[1]]
@@ -188,7 +188,7 @@ class Knowledge:
                     other = canonicalize_name(requirement.name)
                     theirs, need = held.get(other, []), str(requirement.specifier)
                     concerned = other in (*asked, *target.packages) and bool({package, other} & set(asked))
-                    if concerned and not all(within(one, need) for one in theirs):
+                    if concerned and not all(within(held_version, need) for held_version in theirs):
                         here = f"{package} {version} needs {other} {need}, and the target has {other} {theirs[0]}"
                         yield Reason(recipe, here)
 
@@ -252,7 +252,7 @@ class Knowledge:
         self, target: Target, package: str, version: str, thing: str, versions: Collection[str]
     ) -> Reason | None:
         """Who says that a version of a package fits these of a thing, or None. A refusal is not looked for here."""
-        spoken = [self._speaks(target, package, version, thing, one) for one in versions]
+        spoken = [self._speaks(target, package, version, thing, beside) for beside in versions]
         return spoken[0] if spoken and all(spoken) else None
 
     def _speaks(self, target: Target, package: str, version: str, thing: str, beside: str) -> Reason | None:
@@ -262,17 +262,26 @@ class Knowledge:
         if thing == "cuda" and beside == "none":
             free = any(release.cuda in ("", "none") for release in self.releases(package, version))
             return Reason(f"recipes/packages/{package}.toml", f"{package} {version} needs no CUDA") if free else None
-        said = [one for one in self.statements(target, package, version, thing) if within(beside, one.need)]
-        for one in said:
-            low, high = _ends(one.need)
-            if one.tried or (low and high) or (low and thing in _LASTING):
-                return Reason(one.source, f"{package} {version} needs {thing} {one.need}, and the target has {beside}")
-        seen = [Version(one) for one in self._seen(package, version)[thing] if is_version(one)]
+        admitting = [
+            statement
+            for statement in self.statements(target, package, version, thing)
+            if within(beside, statement.need)
+        ]
+        for statement in admitting:
+            low, high = _ends(statement.need)
+            if statement.tried or (low and high) or (low and thing in _LASTING):
+                return Reason(
+                    statement.source, f"{package} {version} needs {thing} {statement.need}, and the target has {beside}"
+                )
+        seen = [Version(text) for text in self._seen(package, version)[thing] if is_version(text)]
         if not seen or not is_version(beside):
             return None
         # Metadata names the oldest and newest torch or CUDA that its author knew, and not where it begins to fail.
-        mine, ends = _public(beside), [] if thing in _COMPILED_AGAINST else [_ends(one.need) for one in said]
-        if thing not in (*FACTS, "torch") and any(one.need == "" for one in said):
+        mine, ends = (
+            _public(beside),
+            [] if thing in _COMPILED_AGAINST else [_ends(statement.need) for statement in admitting],
+        )
+        if thing not in (*FACTS, "torch") and any(statement.need == "" for statement in admitting):
             ends.append((True, False))  # a requirement without a range is one of every version that was there
         lowest, highest = min(map(_public, seen)), max(map(_public, seen))
         from_below = mine >= lowest or any(low for low, _ in ends)
@@ -300,14 +309,16 @@ class Knowledge:
     def unlisted(self, target: Target) -> Iterator[Reason]:
         """The GPU architectures of which nobody says that they exist."""
         known = self.catalogue.learned.releases.get("sm", target.sm)
-        for one in [one for one in target.sm if one not in known]:
-            yield Reason(f"it is none of {', '.join(known)}", f"nothing says that there is a GPU architecture {one}")
+        for architecture in [architecture for architecture in target.sm if architecture not in known]:
+            yield Reason(
+                f"it is none of {', '.join(known)}", f"nothing says that there is a GPU architecture {architecture}"
+            )
 
     def _older_libraries(self, declared: Target, target: Target) -> Iterator[Reason]:
         """What is compiled on the base needs the C library of the base."""
         if Version(target.glibc) < Version(declared.glibc):
             recipes = [self.catalogue.packages[name] for name in target.packages if name in self.catalogue.packages]
-            for name in [one.name for one in recipes if one.build and one.build.compiler != "none"]:
+            for name in [recipe.name for recipe in recipes if recipe.build and recipe.build.compiler != "none"]:
                 here = f"nothing says whether {name}, compiled on the base, runs with glibc {target.glibc}"
                 yield Reason(f"its C library is {declared.glibc}", here)
 
@@ -315,21 +326,21 @@ class Knowledge:
         """The versions that recipes and the list of releases have of a package, from the oldest."""
         listed = {*self.catalogue.learned.releases.get(package, [])}
         own = {release.version for release in self._every_release(package)}
-        return sorted(own | {one for one in listed if Version(one) not in map(Version, own)}, key=Version)
+        return sorted(own | {text for text in listed if Version(text) not in map(Version, own)}, key=Version)
 
     def exists(self, package: str, version: str) -> bool:
         """Whether a recipe, a lock or the list of releases has this version, whatever its build."""
         listed = self.catalogue.learned.releases.get(package, [])
         known = {*listed, *self.locked[package]}
-        public = {_public(one) for one in known if is_version(one)}
+        public = {_public(text) for text in known if is_version(text)}
         own = {Version(release.version) for release in self._every_release(package)}
-        return _public(version) in public | {_public(str(one)) for one in own if one.local is None} or (
-            Version(version) in own
-        )
+        return _public(version) in public | {
+            _public(str(release_version)) for release_version in own if release_version.local is None
+        } or (Version(version) in own)
 
     def _silence(self, package: str, version: str, thing: str, versions: Collection[str]) -> Reason:
-        said = f"{package} {version} fits {thing} {', '.join(versions)}"
-        return Reason("try it, and add what you learn to recipes/limits.toml", f"nothing says whether {said}")
+        what = f"{package} {version} fits {thing} {', '.join(versions)}"
+        return Reason("try it, and add what you learn to recipes/limits.toml", f"nothing says whether {what}")
 
     def _missing(self, target: Target, held: limits.Facts, thing: str) -> Iterator[Reason]:
         """What limits on a thing need of the base, where neither the target nor its base says what that is."""
@@ -362,11 +373,11 @@ class Knowledge:
 
     def releases(self, package: str, version: str) -> list[Release]:
         """The releases of a version in the package's recipe."""
-        return [one for one in self._every_release(package) if Version(one.version) == Version(version)]
+        return [release for release in self._every_release(package) if Version(release.version) == Version(version)]
 
     def fitting(self, target: Target, package: str, version: str) -> list[Release]:
         """Those of them that the target's Python, CUDA and C library take."""
-        return [one for one in self.releases(package, version) if one.unfit(target, None) is None]
+        return [release for release in self.releases(package, version) if release.unfit(target, None) is None]
 
     def _requirements(self, package: str, release: Release) -> Iterator[Requirement]:
         """What a release needs to run, and what its build imports."""
@@ -397,7 +408,7 @@ def _parsed(requirement: str) -> Requirement:
 @cache
 def _ends(need: str) -> tuple[bool, bool]:
     """Whether a range has a lower and an upper end."""
-    operators = {one.operator for one in SpecifierSet(need)} if need != "none" else set()
+    operators = {clause.operator for clause in SpecifierSet(need)} if need != "none" else set()
     exact = bool(operators & {"==", "===", "~="})
     return exact or bool(operators & {">", ">="}), exact or bool(operators & {"<", "<="})
 

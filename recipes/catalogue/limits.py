@@ -65,19 +65,19 @@ def facts(
 
 def judge(limits: list[Limit], held: Facts, about: Collection[str]) -> Verdict:
     """Refused if a limit on these things is broken, allowed if limits cover them and none is broken, else unknown."""
-    cited = [one for limit in limits for one in _applied(limit, held) if {limit.package, one.thing} & set(about)]
-    broken = tuple(one.reason for one in cited if not one.kept)
+    cited = [need for limit in limits for need in _applied(limit, held) if {limit.package, need.thing} & set(about)]
+    broken = tuple(need.reason for need in cited if not need.holds)
     if broken:
         return Verdict("refused", broken)
-    return Verdict("allowed", tuple(one.reason for one in cited)) if cited else Verdict("unknown")
+    return Verdict("allowed", tuple(need.reason for need in cited)) if cited else Verdict("unknown")
 
 
 def refuse(verdict: Verdict, instead: Callable[[], str] = str) -> None:
     """Raise a refusal with every reason of the verdict, if it is refused; `instead` finds what would fit."""
     if verdict.word == "refused":
-        said = "; also, ".join(map(str, verdict.reasons))
+        reasons = "; also, ".join(map(str, verdict.reasons))
         fitting = instead()
-        raise Refusal(f"{said}; choose another version of one of them{f': {fitting}' if fitting else ''}.")
+        raise Refusal(f"{reasons}; choose another version of one of them{f': {fitting}' if fitting else ''}.")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class _Cited:
     """A need of a limit that the facts answer."""
 
     thing: str
-    kept: bool
+    holds: bool
     reason: Reason
 
 
@@ -96,11 +96,11 @@ def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
     for thing, need in limit.needs.items():
         theirs = held.get(thing, [])
         if theirs and not _of_another_build(limit, thing, mine):
-            kept = all(within(version, need) for version in theirs)
+            holds = all(within(version, need) for version in theirs)
             what = f"cannot be beside {thing}" if need == "none" else f"needs {thing} {need}"
             here = f"{limit.package} {', '.join(mine)} {what}, and the target has {thing} {', '.join(theirs)}"
             rule = f"{limit.reason} ({limit.thread})"
-            yield _Cited(thing, kept, Reason(rule, here))
+            yield _Cited(thing, holds, Reason(rule, here))
 
 
 def _of_another_build(limit: Limit, thing: str, versions: list[str]) -> bool:
@@ -122,14 +122,14 @@ def constraints(limits: list[Limit], target: Target) -> list[str]:
     """What the limits require of distributions that the target does not pin; its lock has to keep to these."""
     held = facts(target, None, {})
     beside = {"python", "cuda", "cudnn", "driver", "gcc", "glibc", "sm"} | set(target.packages)
-    found = {
+    required = {
         f"{thing}{need}"
         for limit in limits
         if held.get(limit.package) and all(within(version, limit.versions) for version in held[limit.package])
         for thing, need in limit.needs.items()
         if thing not in beside and need != "none"
     }
-    return sorted(found)
+    return sorted(required)
 
 
 @cache  # the compatibility matrix asks the same question tens of thousands of times

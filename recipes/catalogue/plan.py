@@ -115,7 +115,7 @@ def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: s
     held = limits.facts(target, lock, {}, catalogue.learned.base)
     limits.refuse(limits.judge(catalogue.limits, held, held))
     listed = catalogue.learned.releases.get("sm", target.sm)
-    if strange := [one for one in target.sm if one not in listed]:
+    if strange := [architecture for architecture in target.sm if architecture not in listed]:
         raise Refusal(f"There is no GPU architecture {strange[0]}: choose one of {', '.join(listed)}.")
     beside = path.with_suffix(".toolkit.txt")
     toolkit = Lock.read(beside, target) if lock and beside.exists() else None

@@ -43,16 +43,16 @@ class _OutOfTime(Exception):
 def instead(catalogue: Catalogue, target: Target, replaced: Mapping[str, str]) -> str:
     """What to ask for instead of a refused combination, as the end of a sentence; empty if nothing is known."""
     known, deadline = knowledge(catalogue), time.monotonic() + SECONDS
-    found = []
+    suggestions = []
     try:
-        found.append(_nearest(known, target, replaced, deadline))
-        found.append(_elsewhere(known, replaced, deadline))
-        found.append(
+        suggestions.append(_nearest(known, target, replaced, deadline))
+        suggestions.append(_elsewhere(known, replaced, deadline))
+        suggestions.append(
             _changes(known, target, replaced, False, deadline) or _changes(known, target, replaced, True, deadline)
         )
     except _OutOfTime:
         pass
-    return ", or ".join(filter(None, found))
+    return ", or ".join(filter(None, suggestions))
 
 
 def _changes(
@@ -66,7 +66,7 @@ def _changes(
         solution = resolver.resolve(wanted, max_rounds=ROUNDS).mapping
     except ResolutionError:
         return ""
-    chosen = {name: one.version for name, one in solution.items() if one.version}
+    chosen = {name: candidate.version for name, candidate in solution.items() if candidate.version}
     changed = {name: version for name, version in chosen.items() if target.packages.get(name) != version}
     left_out = [name for name in target.packages if name not in chosen]
     smaller = target.model_copy(
@@ -93,8 +93,8 @@ def _nearest(known: Knowledge, target: Target, replaced: Mapping[str, str], dead
     if len(replaced) != 1 or (package := next(iter(replaced))) in FACTS:
         return ""
     versions = known.versions(package)
-    above = [one for one in versions if Version(one) > Version(replaced[package])]
-    below = [one for one in reversed(versions) if Version(one) < Version(replaced[package])]
+    above = [version for version in versions if Version(version) > Version(replaced[package])]
+    below = [version for version in reversed(versions) if Version(version) < Version(replaced[package])]
     unknown = ""
     for version in _alternating(below, above):
         _check(deadline)
@@ -165,15 +165,17 @@ class _Provider(AbstractProvider[Need, Candidate, str]):
         _check(self.deadline)
         needs, barred = list(requirements[identifier]), set(incompatibilities[identifier])
         candidates = [Candidate(identifier, version) for version in self._versions(identifier)]
-        candidates = [one for one in candidates if all(self.is_satisfied_by(need, one) for need in needs)]
-        return [one for one in candidates if one not in barred]
+        candidates = [
+            candidate for candidate in candidates if all(self.is_satisfied_by(need, candidate) for need in needs)
+        ]
+        return [candidate for candidate in candidates if candidate not in barred]
 
     def _versions(self, package: str) -> list[str | None]:
         """What the package can be, whatever the others are: asked for, pinned, the newest first, or left out."""
         if package not in self.possible:
             pinned = self.universe[package]
-            others = [one for one in reversed(self.known.versions(package)) if one != pinned]
-            possible = [one for one in (pinned, *others) if self._is_possible(package, one)]
+            others = [version for version in reversed(self.known.versions(package)) if version != pinned]
+            possible = [version for version in (pinned, *others) if self._is_possible(package, version)]
             leave_out = [None] if self.may_leave_out and package != "torch" else []
             self.possible[package] = [pinned] if package in self.asked else [*possible, *leave_out]
         return self.possible[package]
@@ -185,7 +187,7 @@ class _Provider(AbstractProvider[Need, Candidate, str]):
         if (build := built_for(version)) and not same_cuda(build, self.target.cuda):
             return False
         needs = [need for row in self.known.rows_of(package, version) for need in row.needs.items()]
-        return all(within(one, need) for thing, need in needs for one in self.facts.get(thing, []))
+        return all(within(fact, need) for thing, need in needs for fact in self.facts.get(thing, []))
 
     def is_satisfied_by(self, requirement: Need, candidate: Candidate) -> bool:
         if candidate.version is None:
@@ -203,7 +205,9 @@ class _Provider(AbstractProvider[Need, Candidate, str]):
         ]
         for release in self.known.fitting(self.target, package, version):
             wanted = filter(self.target.applies, map(Requirement, release.requires))
-            needs += [Need(canonicalize_name(one.name), str(one.specifier), True) for one in wanted]
+            needs += [
+                Need(canonicalize_name(requirement.name), str(requirement.specifier), True) for requirement in wanted
+            ]
             if release.torch:
                 needs.append(Need("torch", release.torch, required=True))
         return [need for need in needs if need.package in self.universe]

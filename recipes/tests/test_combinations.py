@@ -36,22 +36,22 @@ def test_there_are_many() -> None:
 
 @pytest.mark.parametrize("row", ROWS["bad"], ids=label)
 def test_what_cannot_be_is_not_allowed(row: Row) -> None:
-    said = answer(row)
-    assert not said.startswith("allowed"), row["about"]
-    assert said.startswith(row["answer"]), row["about"]
+    words = answer(row)
+    assert not words.startswith("allowed"), row["about"]
+    assert words.startswith(row["answer"]), row["about"]
 
 
 @pytest.mark.parametrize("row", ROWS["good"], ids=label)
 def test_what_works_is_not_refused(row: Row) -> None:
-    said = answer(row)
-    assert not said.startswith("refused"), row["about"]
-    assert said.startswith(row["answer"]), row["about"]
+    words = answer(row)
+    assert not words.startswith("refused"), row["about"]
+    assert words.startswith(row["answer"]), row["about"]
 
 
 def test_what_is_unknown_says_what_is_not_known() -> None:
     target = CATALOGUE.target("cpu")
     verdict = consider(CATALOGUE, target, {"torchao": "0.17.0", "left-pad": "1.0"})
-    assert any("left-pad 1.0: nothing says that there is such a release" in str(one) for one in verdict.reasons)
+    assert any("left-pad 1.0: nothing says that there is such a release" in str(reason) for reason in verdict.reasons)
     verdict = consider(CATALOGUE, target, {"deepspeed": "0.18.0"})
     assert "deepspeed 0.18.0" in str(verdict.reasons[0])
 
@@ -75,10 +75,10 @@ def test_what_a_target_does_not_say_comes_from_its_base() -> None:
     base = whole.base.model_copy(update={"wheels": image})
     bare = whole.model_copy(update={"driver": None, "gcc": None, "base": base})
     verdict = known.verdict(bare, {"cuda": "13.2"})
-    said = [str(one) for one in verdict.reasons]
+    words = [str(reason) for reason in verdict.reasons]
     assert verdict.word == "unknown"
     for fact in ("driver", "gcc"):
-        assert any(f"nothing says which {fact} the target has" in one for one in said), said
+        assert any(f"nothing says which {fact} the target has" in reason for reason in words), words
 
 
 # What is asked for, and what would make it fit.
@@ -97,9 +97,9 @@ INSTEAD = {
 
 @pytest.mark.parametrize("case", INSTEAD)
 def test_a_refusal_says_what_would_fit_within_five_seconds(case: str) -> None:
-    target, replaced, said = INSTEAD[case]
+    target, replaced, words = INSTEAD[case]
     started = time.process_time()
-    assert said in instead(CATALOGUE, CATALOGUE.target(target), replaced)
+    assert words in instead(CATALOGUE, CATALOGUE.target(target), replaced)
     assert time.process_time() - started < 5
 
 

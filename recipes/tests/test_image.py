@@ -36,8 +36,8 @@ def test_lock_resolves_digests_and_says_which_it_could_not(tiny: Tiny, pushed: t
         before = f'{part} = {{ image = "{base}"'
         tiny.edit(tiny.targets, before, before.replace(base, put))
     assert "unresolved: the digest of" in tiny.succeed("plan", "tiny")
-    found, missing = image.resolve(tiny.targets, tiny.declared)
-    assert found == {name: digest}
+    digests, missing = image.resolve(tiny.targets, tiny.declared)
+    assert digests == {name: digest}
     assert len(missing) == 1 and f"{name}-absent" in missing[0]
     assert tiny.declared.base.wheels.digest == digest
     assert tiny.declared.base.unresolved == [f"{name}-absent"]
@@ -47,8 +47,8 @@ def test_lock_resolves_digests_and_says_which_it_could_not(tiny: Tiny, pushed: t
 def test_without_an_engine_the_digest_stays_unresolved(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tiny.root}/no.sock")
     before = tiny.targets.read_text()
-    found, missing = image.resolve(tiny.targets, tiny.declared)
-    assert not found and "No Docker engine answers" in missing[0]
+    digests, missing = image.resolve(tiny.targets, tiny.declared)
+    assert not digests and "No Docker engine answers" in missing[0]
     assert tiny.targets.read_text() == before
 
 
@@ -83,8 +83,8 @@ def test_a_base_is_named_by_digest_where_it_is_known(name: str) -> None:
     bases = {line.split()[1] for line in text.splitlines() if line.startswith("FROM ")}
     images = {base for base in bases if ":" in base}
     assert images == {
-        one.reference
-        for one in (dockerfile.SOURCES, catalogue.targets[name].base.wheels, catalogue.targets[name].base.runtime)
+        each.reference
+        for each in (dockerfile.SOURCES, catalogue.targets[name].base.wheels, catalogue.targets[name].base.runtime)
     }
     assert {base.partition("@")[0] for base in images if "@" not in base} == set(
         catalogue.targets[name].base.unresolved
@@ -109,9 +109,9 @@ def test_an_image_says_which_gpus_it_is_compiled_for_and_that_it_wants_the_drive
 
 def test_an_image_on_a_standin_says_so() -> None:
     target = Catalogue().targets["cpu"]
-    said = image.Options({target.base.runtime.image: "here/base@sha256:0"}).arguments(target)
+    arguments = image.Options({target.base.runtime.image: "here/base@sha256:0"}).arguments(target)
     base = "--label=org.opencontainers.image.base"
-    assert {f"{base}.name=here/base", f"{base}.digest=sha256:0"} <= set(said)
+    assert {f"{base}.name=here/base", f"{base}.digest=sha256:0"} <= set(arguments)
 
 
 def test_a_standin_for_no_base_is_refused() -> None:
@@ -207,7 +207,7 @@ def test_a_wheel_of_something_else_is_refused(tiny: Tiny, laid_out: tuple[Plan, 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["just built", "from the wheel cache"])
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         (fatbin((CUBIN, 80)), "op.so is compiled for sm 8.0 and target tiny is for 9.0"),
         (
@@ -217,7 +217,9 @@ def test_a_wheel_of_something_else_is_refused(tiny: Tiny, laid_out: tuple[Plan, 
     ],
     ids=["another GPU", "another torch"],
 )
-def test_a_wheel_for_something_else_is_refused(tiny: Tiny, tmp_path: Path, code: str, said: str, cached: bool) -> None:
+def test_a_wheel_for_something_else_is_refused(
+    tiny: Tiny, tmp_path: Path, code: str, message: str, cached: bool
+) -> None:
     """By the name of what is wrong, in the build; a wheel from a cache is no exception, whatever its record says."""
     declared = 'cuda = "none"\nglibc = "2.28"\nsm = []\nproves_on = ["x86-64"]\npublish = false'
     gpu = 'cuda = "13.0"\ndriver = "580"\nglibc = "2.36"\nsm = ["9.0"]\nproves_on = ["H200"]\npublish = false'
@@ -232,7 +234,7 @@ def test_a_wheel_for_something_else_is_refused(tiny: Tiny, tmp_path: Path, code:
     (folder / "compiler.txt").write_text("")
     if cached:
         (folder / "wheel.json").write_text(json.dumps({"file": made.name, "sha256": sha256_of(made)}))
-    tiny.refuse(*audited(tmp_path / "out", tmp_path), naming=("tinypkg 1.0", said))
+    tiny.refuse(*audited(tmp_path / "out", tmp_path), naming=("tinypkg 1.0", message))
 
 
 # --- docker build, with a stand-in for the bases
@@ -255,8 +257,8 @@ def buildx(tiny: Tiny, standin: str, mirror: Path, stage: str) -> str:
 def test_what_stands_for_the_bases_is_no_richer_than_they_are(standin: str) -> None:
     """It has Python, and neither compiler nor git: what a build needs beyond that, its Dockerfile brings."""
     look = "command -v python3; for tool in cc gcc g++ make git nvcc; do command -v $tool; done; true"
-    found = subprocess.run(["docker", "run", "--rm", standin, "sh", "-c", look], capture_output=True, text=True)
-    assert (found.returncode, [Path(line).name for line in found.stdout.split()]) == (0, ["python3"])
+    done = subprocess.run(["docker", "run", "--rm", standin, "sh", "-c", look], capture_output=True, text=True)
+    assert (done.returncode, [Path(line).name for line in done.stdout.split()]) == (0, ["python3"])
 
 
 @pytest.mark.slow
@@ -355,8 +357,8 @@ def on_top(engine: docker.DockerClient, cpu: str, tmp_path: Path) -> Iterator[Ca
         return built[-1]
 
     yield build
-    for one in built:
-        engine.images.remove(one, force=True)
+    for name in built:
+        engine.images.remove(name, force=True)
 
 
 @pytest.mark.slow
@@ -403,5 +405,5 @@ def test_the_image_is_little_larger_than_torch_alone(cpu: str) -> None:
     assert done.returncode == 0, done.stderr
     held, alone, others = json.loads(done.stdout)
     largest = sorted(others, key=others.get, reverse=True)[:8]
-    said = ", ".join(f"{name} {others[name] / 1e6:.0f}" for name in largest)
-    assert held - alone <= 152e6, f"{held / 1e6:.1f} MB and torch alone {alone / 1e6:.1f}; of the difference: {said}"
+    listed = ", ".join(f"{name} {others[name] / 1e6:.0f}" for name in largest)
+    assert held - alone <= 152e6, f"{held / 1e6:.1f} MB and torch alone {alone / 1e6:.1f}; of the difference: {listed}"
