@@ -334,9 +334,8 @@ class Knowledge:
         known = {*listed, *self.locked[package]}
         public = {_public(text) for text in known if is_version(text)}
         own = {Version(release.version) for release in self._every_release(package)}
-        return _public(version) in public | {
-            _public(str(release_version)) for release_version in own if release_version.local is None
-        } or (Version(version) in own)
+        public |= {_public(release) for release in own if release.local is None}
+        return _public(version) in public or Version(version) in own
 
     def _silence(self, package: str, version: str, thing: str, versions: Collection[str]) -> Reason:
         what = f"{package} {version} fits {thing} {', '.join(versions)}"
