@@ -20,7 +20,7 @@ from recipes.catalogue import patch
 from recipes.catalogue.load import validated
 from recipes.catalogue.schema import Strict, Text
 from recipes.errors import Refusal, suggestion
-from recipes.files import ROOT, read_json, read_toml
+from recipes.files import ROOT, read_json, read_text, read_toml
 from recipes.measure import results
 from recipes.measure.results import Number, Row
 from recipes.prove import proofs
@@ -146,8 +146,9 @@ def answers(root: Path) -> list[Answer]:
     measured = [(path.stem.replace("--", ", "), results.read(path)[1]) for path in results.committed(root)]
     every, code = [], proofs.code(root)
     arms = {name for _, cells in measured for row in cells for name in row["arms"]}
+    code_of_arms = "".join(read_text(path) for path in sorted((root / "smoke_tests" / "bench").glob("*.py")))
     for statement in load(root):
-        _refuse_unknown_arms(statement, arms)
+        _refuse_unknown_arms(statement, arms, code_of_arms)
         if statement.patch:
             answers_to_it = [_proved(root, statement, statement.patch, code)]
         elif statement.parity:
@@ -165,12 +166,12 @@ def answers(root: Path) -> list[Answer]:
     return every
 
 
-def _refuse_unknown_arms(statement: Statement, arms: set[str]) -> None:
-    """Refuse a statement about an arm that no measured cell has: it would never be answered."""
+def _refuse_unknown_arms(statement: Statement, arms: set[str], code: str) -> None:
+    """Refuse a statement about an arm that no cell has, measured or in the code: it would never be answered."""
     for key, name in (("arm", statement.arm), ("over", statement.over)):
-        if arms and name and name not in arms:
+        if arms and name and name not in arms and f'"{name}"' not in code:
             raise Refusal(
-                f"recipes/seeds.toml: {key} {name!r} of {', '.join(statement.seeds)} is no arm of a measured cell"
+                f"recipes/seeds.toml: {key} {name!r} of {', '.join(statement.seeds)} is no arm of a cell"
                 f"{suggestion(name, arms)}: correct it."
             )
 
