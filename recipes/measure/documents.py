@@ -7,6 +7,7 @@ patches, comparisons of trainings, and tests of the tool.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ DOCUMENTS = {
 IDS = tuple(f"{letter}{number:02}" for letter, (_, last) in DOCUMENTS.items() for number in range(1, last + 1))
 
 
+Arm = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 .,_-]*$")]
+
+
 class Statement(Strict):
     """A statement of a document, and what answers it.
 
@@ -51,8 +55,8 @@ class Statement(Strict):
     seeds: Annotated[list[Text], Field(min_length=1)]
     says: Text
     cells: list[Text] = Field(default=[])
-    arm: Text | None = None
-    over: Text | None = None
+    arm: Arm | None = None
+    over: Arm | None = None
     least: float | None = None
     most: float | None = None
     rising: list[Text] = Field(default=[])
@@ -146,9 +150,9 @@ def answers(root: Path) -> list[Answer]:
     measured = [(path.stem.replace("--", ", "), results.read(path)[1]) for path in results.committed(root)]
     every, code = [], proofs.code(root)
     arms = {name for _, cells in measured for row in cells for name in row["arms"]}
-    code_of_arms = "".join(read_text(path) for path in sorted((root / "smoke_tests" / "bench").glob("*.py")))
+    words = set(re.findall(r"\w+", " ".join([*arms, *map(read_text, (root / "smoke_tests" / "bench").glob("*.py"))])))
     for statement in load(root):
-        _refuse_unknown_arms(statement, arms, code_of_arms)
+        _refuse_unknown_arms(statement, arms, words)
         if statement.patch:
             answers_to_it = [_proved(root, statement, statement.patch, code)]
         elif statement.parity:
@@ -166,10 +170,10 @@ def answers(root: Path) -> list[Answer]:
     return every
 
 
-def _refuse_unknown_arms(statement: Statement, arms: set[str], code: str) -> None:
-    """Refuse a statement about an arm that no cell has, measured or in the code: it would never be answered."""
+def _refuse_unknown_arms(statement: Statement, arms: set[str], words: set[str]) -> None:
+    """Refuse a statement about an arm of which a word is neither measured nor in the code: nothing would answer it."""
     for key, name in (("arm", statement.arm), ("over", statement.over)):
-        if arms and name and name not in arms and f'"{name}"' not in code:
+        if name and name not in arms and not words.issuperset(re.findall(r"\w+", name)):
             raise Refusal(
                 f"recipes/seeds.toml: {key} {name!r} of {', '.join(statement.seeds)} is no arm of a cell"
                 f"{suggestion(name, arms)}: correct it."

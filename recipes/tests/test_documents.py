@@ -190,9 +190,9 @@ def test_a_patch_answers_with_what_its_proof_ran_on() -> None:
         (
             'over = "attention fused"',
             'over = "atention fused"',
-            "over 'atention fused' .*'attention fused'",
+            "over 'atention fused' of A01, A28 is no arm",
         ),
-        ('arm = "fp8 te.delayed"', 'arm = "/etc/passwd"', "arm '/etc/passwd' of A01, A28 is no arm"),
+        ('arm = "fp8 te.delayed"', 'arm = "/etc/passwd"', 'arm is "/etc/passwd", which does not match'),
     ],
 )
 def test_a_statement_without_an_answer_is_refused(checkout: Checkout, old: str, new: str, words: str) -> None:
