@@ -1,44 +1,425 @@
-"""Which versions fit together: a target with other versions, and every release of a package against every target."""
+"""Which versions fit together: a target with other versions, and every release of a package against every target.
+
+A combination is refused if a learned limit, a release's range, its requirements or its wheel's tags are against it. It
+is allowed only if, beside that, every package of the target speaks to the change: by a range with two ends, by what was
+tried, or by what a target has together already. A range with one end speaks up to what was there when it was written,
+and so as far as the versions that a target has together. Anything else is unknown, with what is not known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import NamedTuple
 
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from recipes.catalogue import limits
-from recipes.catalogue.limits import Reason, Verdict
-from recipes.catalogue.load import Catalogue
-from recipes.catalogue.schema import Target
+from recipes.catalogue.limits import Reason, Verdict, built_for, within
+from recipes.catalogue.load import FACTS, Catalogue, what_if
+from recipes.catalogue.lock import Lock
+from recipes.catalogue.schema import Limit, Release, Target, Tried, is_version
+
+# Newer ones keep what older ones had, so that a lower end is enough.
+_LASTING = ("python", "glibc", "driver", "gcc")
+_COMPILED_AGAINST = ("torch", "cuda", "cudnn", "sm")
 
 
-def consider(catalogue: Catalogue, target: Target, replaced: Mapping[str, str]) -> Verdict:
-    """Whether a target could contain other versions, by the learned limits and the ranges of the releases.
+class Statement(NamedTuple):
+    """What `source` says of a package beside a thing: the range that it needs, or that was tried."""
+
+    need: str
+    source: str
+    tried: bool = False
+
+
+def consider(
+    catalogue: Catalogue, target: Target, replaced: Mapping[str, str], published: Collection[str] = ()
+) -> Verdict:
+    """Whether a target could contain other versions. `published` are packages whose version upstream was seen to have.
 
     Locked dependencies do not count against it, since a lock is resolved again within the limits.
     """
-    held = limits.facts(target, None, replaced)
-    declared = catalogue.targets[target.name]
-    asked = [*replaced, *(key for key in ("sm", "python") if getattr(target, key) != getattr(declared, key))]
-    verdict = limits.judge(catalogue.limits, held, asked)
-    obstacles, fitting = [], []
-    for package, version in {**target.packages, **replaced}.items():
-        known = catalogue.packages[package].release if package in catalogue.packages else []
-        releases = [release for release in known if Version(release.version) == Version(version)]
-        met = [release.obstacle(target, held.get("torch", [None])[0]) for release in releases]
-        recipe = f"recipes/packages/{package}.toml"
-        if not releases:
-            continue
-        if all(met):
-            obstacles += [Reason(recipe, f"{package} {version} {obstacle}") for obstacle in met[:1]]
-        elif package in replaced:
-            fitting.append(Reason(recipe, f"{package} {version} fits this target by its ranges"))
-    if obstacles:
-        return Verdict("refused", (*(verdict.reasons if verdict.word == "refused" else ()), *obstacles))
-    if fitting and verdict.word == "unknown":
-        return Verdict("allowed", tuple(fitting))
-    return verdict
+    return knowledge(catalogue).verdict(target, replaced, published)
+
+
+@lru_cache(maxsize=4)
+def knowledge(catalogue: Catalogue) -> Knowledge:
+    """What a catalogue knows of versions, made once."""
+    return Knowledge(catalogue)
+
+
+class Knowledge:
+    """What the limits, the recipes and the targets of a catalogue say of versions beside each other."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
+        self._rows_of: dict[tuple[str, str], list[Limit]] = {}
+        self.rows: dict[str, list[Limit]] = defaultdict(list)
+        for row in catalogue.limits:
+            self.rows[row.package].append(row)
+        self.tried: dict[str, list[Tried]] = defaultdict(list)
+        for tried in catalogue.learned.tried:
+            self.tried[tried.package].append(tried)
+        self.together: dict[tuple[str, str], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        self.locked: dict[str, set[str]] = defaultdict(set)
+        self._locked_of: dict[str, set[str]] = {}
+        for name, target in catalogue.targets.items():
+            path = catalogue.root / "recipes" / "lock" / f"{name}.txt"
+            lock = Lock.read(path, target) if path.exists() else None
+            for artifact in lock.artifacts if lock else ():
+                self.locked[artifact.name].add(artifact.version)
+            locked = {artifact.name: [artifact.version] for artifact in lock.artifacts} if lock else {}
+            self._locked_of[name] = set(locked)
+            held = locked | self.held(target, {})
+            for package in [*target.packages, *locked, "cuda", "sm"]:
+                for version in held.get(package, []):
+                    for thing, versions in held.items():
+                        self.together[package, version][thing] |= set(versions)
+
+    # --- the verdict
+
+    def verdict(self, target: Target, replaced: Mapping[str, str], published: Collection[str] = ()) -> Verdict:
+        """The answer for a target with other versions; what a declared target of that name has is not asked."""
+        declared = self.catalogue.targets[target.name]
+        others = {name: version for name, version in replaced.items() if name not in FACTS}
+        target = self.changed(target, replaced)
+        held = self.held(target, others)
+        asked = [*replaced, *(key for key in ("sm", "python") if getattr(target, key) != getattr(declared, key))]
+        ruled = limits.judge(self.catalogue.limits, held, asked)
+        broken = list(ruled.reasons) if ruled.word == "refused" else []
+        broken += self.obstacles(target, held, asked)
+        if broken:
+            return Verdict("refused", tuple(dict.fromkeys(broken)))
+        unknown, spoken = [*self._strangers(others, published), *self.unlisted(target)], []
+        pinned = self.fitting(declared, "torch", declared.packages.get("torch", "0"))
+        if (
+            "torch" in others
+            and others["torch"] not in declared.packages.values()
+            and "provided" in [release.kind for release in pinned]
+        ):
+            here = f"nothing says whether torch {others['torch']} can take the place of the base image's own"
+            unknown.append(Reason("what the base has beside it was compiled for that", here))
+        without = [thing for thing in asked if thing not in held]  # of a GPU, in a target without CUDA
+        unknown += [
+            Reason("choose a target with CUDA", f"{thing} says nothing of a target without CUDA") for thing in without
+        ]
+        unknown += self._older_libraries(declared, target)
+        for thing in dict.fromkeys(name for name in asked if name in held):
+            for package, version, about in self._pairs(target, held, thing):
+                reason = self.speaks(target, package, version, about, held[about])
+                if reason:
+                    spoken.append(reason)
+                else:
+                    unknown.append(self._silence(package, version, about, held[about]))
+            unknown += self._missing(target, held, thing)
+            unknown += self._absent(target, held, thing)
+        if unknown:
+            return Verdict("unknown", tuple(dict.fromkeys(unknown)))
+        cited = ruled.reasons if ruled.word == "allowed" else ()
+        return Verdict("allowed", tuple(dict.fromkeys((*cited, *spoken))))
+
+    def changed(self, target: Target, replaced: Mapping[str, str]) -> Target:
+        """The target with other facts, such as python; a toolkit of another CUDA is not the target's any more."""
+        given = {name: _short(name, version) for name, version in replaced.items() if name in FACTS}
+        if not given:
+            return target
+        changes = {name: [version] if name == "sm" else version for name, version in given.items()}
+        return what_if(target, {**changes, **({"toolkit": None} if "cuda" in given else {})})
+
+    def held(self, target: Target, others: Mapping[str, str]) -> dict[str, list[str]]:
+        """What the target holds with other versions; without CUDA, nothing of a GPU."""
+        held = limits.facts(target, None, others, self.catalogue.learned.base)
+        pinned = self._pinned_by_requirements(target, held)
+        own = next((version for name, version in pinned.items() if name.startswith("nvidia-cudnn-cu")), None)
+        held = pinned | ({"cudnn": own} if own else {}) | held  # torch's own cuDNN, where the base has none
+        if target.cuda == "none":
+            held = {name: versions for name, versions in held.items() if name not in ("cudnn", "driver", "sm")}
+        return held
+
+    def _pinned_by_requirements(self, target: Target, held: limits.Facts) -> dict[str, list[str]]:
+        """The one version of what packages of the target require exactly, as torch does its triton."""
+        pinned = {}
+        for package in [name for name in held if name not in FACTS]:
+            version = held[package][0]
+            needs = [(name, need) for row in self.rows_of(package, version) for name, need in row.needs.items()]
+            for release in self.fitting(target, package, version):
+                wanted = filter(target.applies, map(_parsed, release.requires))
+                needs += [(canonicalize_name(requirement.name), str(requirement.specifier)) for requirement in wanted]
+            for name, need in needs:
+                if name not in {*FACTS, *self.catalogue.packages} and (match := re.fullmatch(r"==([^*,]+)", need)):
+                    pinned[name] = [match[1]]
+        return pinned
+
+    def rows_of(self, package: str, version: str) -> list[Limit]:
+        if (package, version) not in self._rows_of:
+            self._rows_of[package, version] = [row for row in self.rows[package] if within(version, row.versions)]
+        return self._rows_of[package, version]
+
+    def obstacles(self, target: Target, held: limits.Facts, asked: Collection[str]) -> Iterator[Reason]:
+        """Why releases cannot be in the target, or what their requirements have against what is asked."""
+        torch = held.get("torch", [None])[0]
+        for package in [name for name in held if name not in FACTS]:
+            version = held[package][0]
+            recipe = f"recipes/packages/{package}.toml"
+            build = built_for(version)
+            if build and not same_cuda(build, target.cuda):
+                what = "ROCm" if build == "rocm" else "no CUDA" if build == "none" else f"CUDA {build}"
+                here = f"{package} {version} is built for {what}, and the target has CUDA {target.cuda}"
+                yield Reason("the version says so", here)
+            for row in [row for row in self.rows_of(package, version) if row.required]:
+                for thing in [thing for thing in row.needs if thing in self.catalogue.packages and thing not in held]:
+                    if {package, thing} & set(asked):
+                        here = f"{package} {version} needs {thing} {row.needs[thing]}, and the target has none"
+                        yield Reason(f"{row.reason} ({row.thread})", here)
+            releases = self.releases(package, version)
+            met = [release.unfit(target, torch) for release in releases]
+            if met and all(met):
+                yield Reason(recipe, f"{package} {version} {met[0]}")
+                continue
+            for release in [release for release in releases if release.unfit(target, torch) is None]:
+                for requirement in filter(target.applies, self._requirements(package, release)):
+                    other = canonicalize_name(requirement.name)
+                    theirs, need = held.get(other, []), str(requirement.specifier)
+                    concerned = other in (*asked, *target.packages) and bool({package, other} & set(asked))
+                    if concerned and not all(within(held_version, need) for held_version in theirs):
+                        here = f"{package} {version} needs {other} {need}, and the target has {other} {theirs[0]}"
+                        yield Reason(recipe, here)
+
+    # --- who speaks
+
+    def _pairs(self, target: Target, held: limits.Facts, thing: str) -> Iterator[tuple[str, str, str]]:
+        """Whom a change concerns: each package that depends on the thing, and what the thing itself depends on."""
+        for package in [name for name in held if name not in (thing, "python", "glibc", "driver", "gcc", "cudnn")]:
+            for version in held[package]:
+                if self._concerns(target, package, version, thing):
+                    yield package, version, thing
+        if thing not in ("python", "glibc", "driver", "gcc", "cudnn"):
+            for version in held[thing]:
+                for about in [name for name in held if name != thing]:
+                    if self._concerns(target, thing, version, about):
+                        yield thing, version, about
+
+    def _concerns(self, target: Target, package: str, version: str, thing: str) -> bool:
+        """Whether a package depends on a thing; by the limits, in any of its versions."""
+        if any(thing in row.needs for row in self.rows[package]) or any(
+            thing in tried.beside for tried in self.tried[package]
+        ):
+            return True
+        if package in FACTS or thing == package:
+            return False
+        recipe = self.catalogue.packages.get(package)
+        if thing == "python":
+            return True
+        if recipe is None:
+            return False
+        if thing == "torch":
+            return True
+        if thing in ("cuda", "sm"):
+            compiled = recipe.build is not None and recipe.build.compiler == "nvcc"
+            compiled |= any(release.build.compiler == "nvcc" for release in recipe.release)
+            return target.cuda != "none" and (compiled or any(release.cuda for release in recipe.release))
+        return any(
+            canonicalize_name(requirement.name) == thing
+            for release in self.fitting(target, package, version) or recipe.release
+            for requirement in self._requirements(package, release)
+        )
+
+    def statements(self, target: Target, package: str, version: str, thing: str) -> Iterator[Statement]:
+        """What is said of a version of a package beside a thing."""
+        for row in self.rows_of(package, version):
+            if thing in row.needs:
+                yield Statement(row.needs[thing], f"{row.reason} ({row.thread})")
+        for tried in self.tried[package]:
+            if thing in tried.beside and within(version, tried.versions):
+                yield Statement(tried.beside[thing], f"so it was built or run ({tried.thread})", tried=True)
+        for release in self.fitting(target, package, version):
+            recipe = f"recipes/packages/{package}.toml"
+            ranges = {"python": release.python, "torch": release.torch, "cuda": release.cuda}
+            if ranges.get(thing, "") not in ("", "none"):
+                yield Statement(ranges[thing], recipe)
+            for requirement in self._requirements(package, release):
+                if canonicalize_name(requirement.name) == thing and target.applies(requirement):
+                    yield Statement(str(requirement.specifier), recipe)
+
+    def speaks(
+        self, target: Target, package: str, version: str, thing: str, versions: Collection[str]
+    ) -> Reason | None:
+        """Who says that a version of a package fits these of a thing, or None. A refusal is not looked for here."""
+        spoken = [self._speaks(target, package, version, thing, beside) for beside in versions]
+        return spoken[0] if spoken and all(spoken) else None
+
+    def _speaks(self, target: Target, package: str, version: str, thing: str, beside: str) -> Reason | None:
+        about = f"{package} {version} beside {thing} {beside}"
+        if thing == "cuda" and same_cuda(built_for(version) or "", beside):
+            return Reason("the version says so", f"{package} {version} fits cuda {beside}")
+        if thing == "cuda" and beside == "none":
+            free = any(release.cuda in ("", "none") for release in self.releases(package, version))
+            return Reason(f"recipes/packages/{package}.toml", f"{package} {version} needs no CUDA") if free else None
+        admitting = [
+            statement
+            for statement in self.statements(target, package, version, thing)
+            if within(beside, statement.need)
+        ]
+        for statement in admitting:
+            low, high = _ends(statement.need)
+            if statement.tried or (low and high) or (low and thing in _LASTING):
+                return Reason(
+                    statement.source, f"{package} {version} needs {thing} {statement.need}, and the target has {beside}"
+                )
+        seen = [Version(text) for text in self._seen(package, version)[thing] if is_version(text)]
+        if not seen or not is_version(beside):
+            return None
+        # Metadata names the oldest and newest torch or CUDA that its author knew, and not where it begins to fail.
+        mine, ends = (
+            _public(beside),
+            [] if thing in _COMPILED_AGAINST else [_ends(statement.need) for statement in admitting],
+        )
+        if thing not in (*FACTS, "torch") and any(statement.need == "" for statement in admitting):
+            ends.append((True, False))  # a requirement without a range is one of every version that was there
+        lowest, highest = min(map(_public, seen)), max(map(_public, seen))
+        from_below = mine >= lowest or any(low for low, _ in ends)
+        from_above = mine <= highest or any(high for _, high in ends)
+        if from_below and from_above:
+            return Reason("recipes/targets.toml", f"{about}: targets have it beside {_span(lowest, highest)}")
+        return None
+
+    def _seen(self, package: str, version: str) -> Mapping[str, set[str]]:
+        """What targets have beside a version of a package."""
+        return self.together.get((package, version)) or defaultdict(set)
+
+    # --- what is not known
+
+    def _strangers(self, others: Mapping[str, str], published: Collection[str]) -> Iterator[Reason]:
+        """Versions of which nobody says that they exist."""
+        for package, version in others.items():
+            if package not in published and not self.exists(package, version):
+                listed = " of that version" if package in self.catalogue.learned.releases else ""
+                yield Reason(
+                    "add it to a recipe, or to [releases] of recipes/limits.toml",
+                    f"{package} {version}: nothing says that there is such a release{listed}",
+                )
+
+    def unlisted(self, target: Target) -> Iterator[Reason]:
+        """The GPU architectures of which nobody says that they exist."""
+        known = self.catalogue.learned.releases.get("sm", target.sm)
+        for architecture in [architecture for architecture in target.sm if architecture not in known]:
+            yield Reason(
+                f"it is none of {', '.join(known)}", f"nothing says that there is a GPU architecture {architecture}"
+            )
+
+    def _older_libraries(self, declared: Target, target: Target) -> Iterator[Reason]:
+        """What is compiled on the base needs the C library of the base."""
+        if Version(target.glibc) < Version(declared.glibc):
+            recipes = [self.catalogue.packages[name] for name in target.packages if name in self.catalogue.packages]
+            for name in [recipe.name for recipe in recipes if recipe.build and recipe.build.compiler != "none"]:
+                here = f"nothing says whether {name}, compiled on the base, runs with glibc {target.glibc}"
+                yield Reason(f"its C library is {declared.glibc}", here)
+
+    def versions(self, package: str) -> list[str]:
+        """The versions that recipes and the list of releases have of a package, from the oldest."""
+        listed = {*self.catalogue.learned.releases.get(package, [])}
+        own = {release.version for release in self._every_release(package)}
+        return sorted(own | {text for text in listed if Version(text) not in map(Version, own)}, key=Version)
+
+    def exists(self, package: str, version: str) -> bool:
+        """Whether a recipe, a lock or the list of releases has this version, whatever its build."""
+        listed = self.catalogue.learned.releases.get(package, [])
+        known = {*listed, *self.locked[package]}
+        public = {_public(text) for text in known if is_version(text)}
+        own = {Version(release.version) for release in self._every_release(package)}
+        public |= {_public(release) for release in own if release.local is None}
+        return _public(version) in public or Version(version) in own
+
+    def _silence(self, package: str, version: str, thing: str, versions: Collection[str]) -> Reason:
+        what = f"{package} {version} fits {thing} {', '.join(versions)}"
+        return Reason("try it, and add what you learn to recipes/limits.toml", f"nothing says whether {what}")
+
+    def _missing(self, target: Target, held: limits.Facts, thing: str) -> Iterator[Reason]:
+        """What limits on a thing need of the base, where neither the target nor its base says what that is."""
+        for row in self.rows[thing]:
+            if held.get(thing) and all(within(version, row.versions) for version in held[thing]):
+                for fact in [fact for fact in row.needs if fact in FACTS and fact not in held]:
+                    if target.cuda != "none":
+                        needs = f"{thing} {', '.join(held[thing])} needs {fact} {row.needs[fact]}"
+                        here = f"{needs}, and nothing says which {fact} the target has"
+                        yield Reason(f"give {fact} in recipes/targets.toml", here)
+
+    def _absent(self, target: Target, held: limits.Facts, package: str) -> Iterator[Reason]:
+        """What a package requires of those that have a recipe, where the target has none of it."""
+        for version in held.get(package, []):
+            for release in self.fitting(target, package, version):
+                for requirement in filter(target.applies, map(_parsed, release.requires)):
+                    name = canonicalize_name(requirement.name)
+                    missing = name in self.catalogue.packages and name not in held
+                    if missing and name not in self._locked_of[target.name]:
+                        here = (
+                            f"{package} {version} needs {name} {requirement.specifier}, which the target does not have"
+                        )
+                        yield Reason(f"ask with it too: --with {name}==VERSION", here)
+
+    # --- releases
+
+    def _every_release(self, package: str) -> list[Release]:
+        recipe = self.catalogue.packages.get(package)
+        return recipe.release if recipe else []
+
+    def releases(self, package: str, version: str) -> list[Release]:
+        """The releases of a version in the package's recipe."""
+        return [release for release in self._every_release(package) if Version(release.version) == Version(version)]
+
+    def fitting(self, target: Target, package: str, version: str) -> list[Release]:
+        """Those of them that the target's Python, CUDA and C library take."""
+        return [release for release in self.releases(package, version) if release.unfit(target, None) is None]
+
+    def _requirements(self, package: str, release: Release) -> Iterator[Requirement]:
+        """What a release needs to run, and what its build imports."""
+        yield from map(_parsed, release.requires)
+        recipe = self.catalogue.packages[package]
+        if release.kind == "source" and recipe.build:
+            yield from map(_parsed, recipe.build.requires)
+
+
+def _short(name: str, version: str) -> str:
+    """A version as a target names it: python and cuda by major and minor version, driver and gcc by the major one."""
+    parts = version.split(".")
+    if name in ("driver", "gcc"):
+        return parts[0]
+    return ".".join(parts[:2]) if name in ("python", "cuda", "glibc", "sm") else version
+
+
+def same_cuda(build: str, cuda: str) -> bool:
+    """Whether a package built for a CUDA runs in a target of that CUDA: its major version is the same."""
+    return build.partition(".")[0] == cuda.partition(".")[0] if build else False
+
+
+@cache
+def _parsed(requirement: str) -> Requirement:
+    return Requirement(requirement)
+
+
+@cache
+def _ends(need: str) -> tuple[bool, bool]:
+    """Whether a range has a lower and an upper end."""
+    operators = {clause.operator for clause in SpecifierSet(need)} if need != "none" else set()
+    exact = bool(operators & {"==", "===", "~="})
+    return exact or bool(operators & {">", ">="}), exact or bool(operators & {"<", "<="})
+
+
+@cache
+def _public(version: Version | str) -> Version:
+    """The version without its local part."""
+    return Version(Version(str(version)).public)
+
+
+def _span(lowest: Version, highest: Version) -> str:
+    return str(lowest) if lowest == highest else f"{lowest} to {highest}"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ because it also speaks of versions that no target pins, so that a what-if gets a
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -14,9 +15,10 @@ from typing import Literal
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from recipes.catalogue.lock import Lock
-from recipes.catalogue.schema import Limit, Target, is_version
+from recipes.catalogue.schema import BaseFacts, Limit, Target, is_version
 from recipes.errors import Refusal
 
 # What a combination holds: versions of distributions, and of python, cuda, sm, glibc; sm may have several.
@@ -42,13 +44,22 @@ class Verdict:
     reasons: tuple[Reason, ...] = ()
 
 
-def facts(target: Target, lock: Lock | None, replaced: Mapping[str, str]) -> dict[str, list[str]]:
-    """What a target holds: itself, its packages, its locked dependencies; then what a what-if puts in their place."""
+def facts(
+    target: Target, lock: Lock | None, replaced: Mapping[str, str], bases: Iterable[BaseFacts] = ()
+) -> dict[str, list[str]]:
+    """What a target holds: itself, its packages, its locked dependencies; then what a what-if puts in their place.
+
+    The driver, cuDNN and gcc that the target does not name are those of its wheels base, where `bases` know it.
+    """
     held = {artifact.name: [artifact.version] for artifact in lock.artifacts} if lock else {}
     held |= {name: [version] for name, version in target.packages.items()}
     held |= {"python": [target.python], "cuda": [target.cuda], "glibc": [target.glibc], "sm": target.sm}
-    base = {"driver": target.driver, "cudnn": target.cudnn, "gcc": target.gcc}
-    held |= {name: [version] for name, version in base.items() if version}
+    image = target.base.wheels.image
+    for base in [base for base in bases if any(image.startswith(part) or image.endswith(part) for part in base.images)]:
+        gives = {"driver": base.driver, "cudnn": base.cudnn, "gcc": base.gcc}
+        held |= {name: [version] for name, version in gives.items() if version and name not in held}
+    named = {"driver": target.driver, "cudnn": target.cudnn, "gcc": target.gcc}
+    held |= {name: [version] for name, version in named.items() if version}
     return held | {name: [version] for name, version in replaced.items()}
 
 
@@ -61,11 +72,12 @@ def judge(limits: list[Limit], held: Facts, about: Collection[str]) -> Verdict:
     return Verdict("allowed", tuple(need.reason for need in cited)) if cited else Verdict("unknown")
 
 
-def refuse(verdict: Verdict) -> None:
-    """Raise a refusal with every reason of the verdict, if it is refused."""
+def refuse(verdict: Verdict, instead: Callable[[], str] = str) -> None:
+    """Raise a refusal with every reason of the verdict, if it is refused; `instead` finds what would fit."""
     if verdict.word == "refused":
         reasons = "; also, ".join(map(str, verdict.reasons))
-        raise Refusal(f"{reasons}; choose another version of one of them.")
+        fitting = instead()
+        raise Refusal(f"{reasons}; choose another version of one of them{f': {fitting}' if fitting else ''}.")
 
 
 @dataclass(frozen=True)
@@ -83,12 +95,27 @@ def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
         return
     for thing, need in limit.needs.items():
         theirs = held.get(thing, [])
-        if theirs:
+        if theirs and not _of_another_build(limit, thing, mine):
             holds = all(within(version, need) for version in theirs)
-            side = f"{limit.package} {', '.join(mine)} needs {thing} {need}"
-            here = f"{side}, and the target has {thing} {', '.join(theirs)}"
+            what = f"cannot be beside {thing}" if need == "none" else f"needs {thing} {need}"
+            here = f"{limit.package} {', '.join(mine)} {what}, and the target has {thing} {', '.join(theirs)}"
             rule = f"{limit.reason} ({limit.thread})"
             yield _Cited(thing, holds, Reason(rule, here))
+
+
+def _of_another_build(limit: Limit, thing: str, versions: list[str]) -> bool:
+    """Whether a row speaks of the CUDA of a plain version, and these are builds for a CUDA that they name."""
+    return thing == "cuda" and "+" not in limit.versions and any(built_for(version) for version in versions)
+
+
+def built_for(version: str) -> str | None:
+    """The CUDA that a version names as the one it was built for: "12.8" of 2.11.0+cu128, or "none", or "rocm"."""
+    label = Version(version).local or "" if is_version(version) else ""
+    if match := re.match(r"cu(\d{2})(\d)(\D|$)", label):
+        return f"{match[1]}.{match[2]}"
+    if match := re.match(r"cu(\d{2})(\D|$)", label):
+        return f"{match[1]}.0"
+    return {"cpu": "none", "roc": "rocm", "xpu": "xpu"}.get(label[:3])
 
 
 def constraints(limits: list[Limit], target: Target) -> list[str]:
@@ -100,15 +127,15 @@ def constraints(limits: list[Limit], target: Target) -> list[str]:
         for limit in limits
         if held.get(limit.package) and all(within(version, limit.versions) for version in held[limit.package])
         for thing, need in limit.needs.items()
-        if thing not in beside
+        if thing not in beside and need != "none"
     }
     return sorted(required)
 
 
 @cache  # the compatibility matrix asks the same question tens of thousands of times
 def within(version: str, need: str) -> bool:
-    """Whether a version lies in a range; one that is no version lies in none."""
-    return is_version(version) and SpecifierSet(need).contains(version, prereleases=True)
+    """Whether a version lies in a range; none lies in "none"."""
+    return need != "none" and is_version(version) and SpecifierSet(need).contains(version, prereleases=True)
 
 
 def what_if(text: str) -> tuple[str, str]:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
 
 from packaging.requirements import Requirement
-from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ValidationError
 
-from recipes.catalogue.schema import Limit, Limits, Package, Pin, Target
-from recipes.errors import Refusal
+from recipes.catalogue.lock import locked_names
+from recipes.catalogue.schema import PLACEHOLDERS, Limit, Limits, Package, Pin, Target
+from recipes.errors import Refusal, suggestion
 from recipes.files import ROOT, read_toml
+
+# What a limit may name beside distributions.
+FACTS = ("python", "cuda", "cudnn", "driver", "gcc", "glibc", "sm")
 
 
 class Catalogue:
@@ -27,27 +30,102 @@ class Catalogue:
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
-        self.targets = {
-            name: validated(Target, {"name": name, **_table(table, name, self.targets_file)}, self.targets_file, name)
-            for name, table in read_toml(self.targets_file).items()
-        }
-        if not self.targets:
-            raise Refusal(f"{self.targets_file} declares no target: add a table such as [cpu].")
+        self._parts: dict[str, Any] = {}
+        self.targets: dict[str, Target] = self._part("targets")
 
     @property
     def targets_file(self) -> Path:
         return self.root / "recipes" / "targets.toml"
 
-    @cached_property
+    @property
+    def limits_file(self) -> Path:
+        return self.root / "recipes" / "limits.toml"
+
+    @property
     def packages(self) -> dict[str, Package]:
         """Every package that has a recipe, by distribution name."""
-        return {path.stem: self._package(path) for path in sorted((self.root / "recipes" / "packages").glob("*.toml"))}
+        packages: dict[str, Package] = self._part("packages")
+        return packages
 
     @cached_property
+    def learned(self) -> Limits:
+        """All of recipes/limits.toml; a row that names what nothing else names is refused, since it would be dead."""
+        learned: Limits = self._part("limits")
+        self._check_names(learned)
+        return learned
+
+    @property
     def limits(self) -> list[Limit]:
-        """All rows of recipes/limits.toml."""
-        path = self.root / "recipes" / "limits.toml"
-        return validated(Limits, read_toml(path), path).limit
+        """The learned limits of recipes/limits.toml."""
+        return self.learned.limit
+
+    def _part(self, name: str) -> Any:
+        """One part of the data, read once; if it is refused, the other parts are read too and all faults are told."""
+        if isinstance(self._read(name), Refusal):
+            parts = [self._read(part) for part in ("targets", "packages", "limits")]
+            raise Refusal.of_all([part for part in parts if isinstance(part, Refusal)])
+        return self._parts[name]
+
+    def _read(self, name: str) -> Any:
+        """A part, or the refusal of it."""
+        if name not in self._parts:
+            read = {"targets": self._targets, "packages": self._packages, "limits": self._limits}[name]
+            try:
+                self._parts[name] = read()
+            except Refusal as refusal:
+                self._parts[name] = refusal
+        return self._parts[name]
+
+    def _targets(self) -> dict[str, Target]:
+        tables = read_toml(self.targets_file)
+        if not tables:
+            raise Refusal(f"{self.targets_file} declares no target: add a table such as [cpu].")
+        unquoted = [name for key, table in tables.items() for name in _unquoted(key, table)]
+        if unquoted:
+            names = list(dict.fromkeys(unquoted))
+            raise Refusal(
+                f"{self.targets_file}: [{names[0]}] is read as tables inside one another, since a dot separates "
+                f'their names: write ["{names[0]}"], with the quotes' + _others(names[1:]) + "."
+            )
+        return _each(
+            tables,
+            lambda name: validated(
+                Target,
+                {"name": name, **_table(tables[name], name, self.targets_file)},
+                self.targets_file,
+                name,
+            ),
+        )
+
+    def _packages(self) -> dict[str, Package]:
+        paths = {path.stem: path for path in sorted((self.root / "recipes" / "packages").glob("*.toml"))}
+        return _each(paths, lambda name: self._package(paths[name]))
+
+    def _limits(self) -> Limits:
+        return validated(Limits, read_toml(self.limits_file), self.limits_file)
+
+    def _check_names(self, learned: Limits) -> None:
+        """Refuse a row of limits.toml that names a distribution or a fact which nothing else of the checkout names."""
+        known = {*FACTS, *learned.releases, *self.packages}
+        for package in self.packages.values():
+            wanted = [text for release in package.release for text in release.requires]
+            wanted += package.build.requires if package.build else []
+            known |= {canonicalize_name(Requirement(text).name) for text in wanted}
+        for path in (self.root / "recipes" / "lock").glob("*.txt"):
+            known |= locked_names(path)
+        rows = [(f"limit[{at}]", row, row.needs) for at, row in enumerate(learned.limit)]
+        rows += [(f"tried[{at}]", row, row.beside) for at, row in enumerate(learned.tried)]  # type: ignore[misc]
+        faults = [
+            Refusal(
+                f"{self.limits_file}: {place} ({row.package} {row.versions}) names {name}, which no recipe, lock or "
+                f"list of [releases] has{suggestion(name.lower(), known)}: correct it, or list its versions there."
+            )
+            for place, row, things in rows
+            for name in (row.package, *things)
+            if name not in known
+        ]
+        if faults:
+            raise Refusal.of_all(faults)
 
     def _package(self, path: Path) -> Package:
         if canonicalize_name(path.stem) != path.stem:
@@ -69,36 +147,36 @@ class Catalogue:
 
     def pins(self, target: Target) -> list[Pin]:
         """The target's packages in the order in which they are built; a version that does not fit is refused."""
-        torch = target.packages.get("torch")
-        pins = {}
-        for name, version in target.packages.items():
-            where = f"{self.targets_file} [{target.name}.packages] {name}"
-            if name not in self.packages:
-                raise Refusal(f"{where}: no recipe{suggestion(name, self.packages)}; add recipes/packages/{name}.toml.")
-            releases = [release for release in self.packages[name].release if release.version == version]
-            if not releases:
-                known = [release.version for release in self.packages[name].release]
-                nearest = suggestion(version, known)
-                raise Refusal(f"{where}: no release {version}{nearest}; add it to recipes/packages/{name}.toml.")
-            fitting = [release for release in releases if release.obstacle(target, torch) is None]
-            if len(fitting) > 1:
-                raise Refusal(
-                    f"{where}: {len(fitting)} releases {version} fit; narrow their ranges in "
-                    f"recipes/packages/{name}.toml."
-                )
-            if not fitting:
-                raise Refusal(
-                    f"{where}: {name} {version} {releases[0].obstacle(target, torch)}; choose another "
-                    "version or target."
-                )
-            pins[name] = Pin(package=self.packages[name], release=fitting[0])
-        for pin in pins.values():
-            self._check_requirements(target, pin, pins)
-            if pin.release.kind == "wheel":
-                _check_wheel_name(target, pin)
-            if pin.release.kind == "source":
-                build_environment(pin, target)
+        pins = _each(target.packages, lambda name: self._pin(target, name))
+        _each(pins, lambda name: self._check_pin(target, pins[name], pins))
         return [pins[name] for name in self._build_order(pins)]
+
+    def _pin(self, target: Target, name: str) -> Pin:
+        """The release of a package that the target names and that fits it."""
+        torch, version = target.packages.get("torch"), target.packages[name]
+        where = f"{self.targets_file} [{target.name}.packages] {name}"
+        if name not in self.packages:
+            raise Refusal(f"{where}: no recipe{suggestion(name, self.packages)}; add recipes/packages/{name}.toml.")
+        releases = [release for release in self.packages[name].release if release.version == version]
+        if not releases:
+            known = [release.version for release in self.packages[name].release]
+            nearest = suggestion(version, known)
+            raise Refusal(f"{where}: no release {version}{nearest}; add it to recipes/packages/{name}.toml.")
+        fitting = [release for release in releases if release.obstacle(target, torch) is None]
+        if len(fitting) > 1:
+            raise Refusal(
+                f"{where}: {len(fitting)} releases {version} fit; narrow their ranges in recipes/packages/{name}.toml."
+            )
+        if not fitting:
+            raise Refusal(
+                f"{where}: {name} {version} {releases[0].obstacle(target, torch)}; choose another version or target."
+            )
+        return Pin(package=self.packages[name], release=fitting[0])
+
+    def _check_pin(self, target: Target, pin: Pin, pins: Mapping[str, Pin]) -> None:
+        self._check_requirements(target, pin, pins)
+        if pin.release.kind == "wheel":
+            _check_wheel_name(target, pin)
 
     def _check_requirements(self, target: Target, pin: Pin, pins: Mapping[str, Pin]) -> None:
         for requirement in map(Requirement, pin.release.requires):
@@ -134,15 +212,12 @@ def _check_wheel_name(target: Target, pin: Pin) -> None:
     """Refuse a wheel whose name says that it is another package or version, or is for another Python or machine."""
     file, where = str(pin.release.file), f"recipes/packages/{pin.name}.toml: release {pin.release.version}"
     try:
-        name, version, _, tags = parse_wheel_filename(file)
+        name, version, _, _ = parse_wheel_filename(file)
     except (InvalidWheelFilename, InvalidVersion) as error:
         raise Refusal(f"{where}: {file} is not the name of a wheel ({error}): correct it.") from None
     if (name, version) != (pin.name, Version(pin.release.metadata_version)):
         raise Refusal(f"{where}: {file} is a wheel of {name} {version}: correct the file or the version.")
-    python = tuple(map(int, target.python.split(".")))
-    fitting = {*cpython_tags(python, platforms=target.platforms)}
-    fitting |= {*compatible_tags(python, f"cp{python[0]}{python[1]}", target.platforms)}
-    if not tags & fitting:
+    if not target.takes(file):
         raise Refusal(
             f"{where}: {file} does not fit target {target.name} (Python {target.python}, x86-64, glibc "
             f"{target.glibc}): choose another file or target."
@@ -156,34 +231,48 @@ def what_if(target: Target, changes: Mapping[str, Any]) -> Target:
 
 def substitutions(target: Target) -> dict[str, str]:
     """The values that replace "{...}" in a [build.env] value."""
-    return {
-        "sm": ";".join(target.sm),
-        "sm_digits": ";".join(sm.replace(".", "") for sm in target.sm),
-        "cuda": target.cuda,
-        "site": "{site}",  # the build environment's site-packages, known when it is made
-    }
-
-
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+    digits = ";".join(sm.replace(".", "") for sm in target.sm)
+    # {site}, the build environment's site-packages, is known when that is made.
+    return dict(zip(PLACEHOLDERS, (";".join(target.sm), digits, target.cuda, "{site}"), strict=True))
 
 
 def build_environment(pin: Pin, target: Target) -> dict[str, str]:
     """The variables of the package's build: [build.env], then the release's own, with "{...}" filled in."""
     known = substitutions(target)
-
-    def value(key: str, text: str) -> str:
-        for name in _PLACEHOLDER.findall(text):
-            if name not in known:
-                raise Refusal(
-                    f"recipes/packages/{pin.name}.toml: {key} holds {{{name}}}{suggestion(name, known)}; "
-                    f"choose one of {', '.join(known)}."
-                )
-        return _PLACEHOLDER.sub(lambda match: known[match[1]], text)
-
-    return {key: value(key, text) for key, text in {**pin.build.env, **pin.release.env}.items()}
+    return {
+        key: re.sub(r"\{(\w+)\}", lambda match: known[match[1]], text)
+        for key, text in {**pin.build.env, **pin.release.env}.items()
+    }
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
+_Value = TypeVar("_Value")
+
+
+def _each(names: Iterable[str], make: Callable[[str], _Value]) -> dict[str, _Value]:
+    """What is made of each name; the refusals of all of them are raised together."""
+    made, refusals = {}, []
+    for name in names:
+        try:
+            made[name] = make(name)
+        except Refusal as refusal:
+            refusals.append(refusal)
+    if refusals:
+        raise Refusal.of_all(refusals)
+    return made
+
+
+def _unquoted(key: str, table: object) -> Iterator[str]:
+    """The names that a target written without quotes was meant to have: [cu12.4-torch2.6] is cu12, 4-torch2, then 6."""
+    if isinstance(table, dict) and table and not set(table) & set(Target.model_fields):
+        for name, inner in table.items():
+            if isinstance(inner, dict):
+                path = f"{key}.{name}"
+                yield from [path] if set(inner) & set(Target.model_fields) else _unquoted(path, inner)
+
+
+def _others(names: list[str]) -> str:
+    return f", and so for {', '.join(names)}" if names else ""
 
 
 def _table(value: object, key: str, path: Path) -> dict[str, Any]:
@@ -195,16 +284,27 @@ def _table(value: object, key: str, path: Path) -> dict[str, Any]:
 
 
 def validated(model: type[_Model], data: dict[str, Any], path: Path | str, *prefix: str) -> _Model:
-    """The validated model; the first fault is refused with its file and key."""
+    """The validated model; all faults are refused together, each with its file and key."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        faults = error.errors(include_url=False)
-        missing = [_key(*prefix, *fault["loc"]) for fault in faults if fault["type"] == "missing"]
-        if faults[0]["type"] == "missing" and len(missing) > 1:
-            listed = f"{', '.join(missing[:-1])} and {missing[-1]}"
-            raise Refusal(f"{path}: {listed} are missing: add them.") from None
-        raise Refusal(f"{path}: {_fault(model, faults[0], _key(*prefix, *faults[0]['loc']))}.") from None
+        raise Refusal(f"{path}: {'; also, '.join(_faults(model, error, prefix))}.") from None
+
+
+def _faults(model: type[BaseModel], error: ValidationError, prefix: tuple[str, ...]) -> Iterator[str]:
+    """What is wrong, key by key; keys that are missing are told together, and not where another key is their typo."""
+    faults = error.errors(include_url=False)
+    unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
+    mistyped = {(*fault["loc"][:-1], nearest) for fault in unknown if (nearest := _nearest(model, fault["loc"]))}
+    absent = [fault["loc"] for fault in faults if fault["type"] == "missing" and fault["loc"] not in mistyped]
+    missing = [_key(*prefix, *location) for location in absent]
+    if len(missing) > 1:
+        yield f"{', '.join(missing[:-1])} and {missing[-1]} are missing: add them"
+    elif missing:
+        yield f"{missing[0]} is missing: add it"
+    for fault in faults:
+        if fault["type"] != "missing":
+            yield _fault(model, fault, prefix)
 
 
 def missing_keys(model: type[BaseModel], data: dict[str, Any], path: Path, *prefix: str) -> list[str]:
@@ -214,7 +314,7 @@ def missing_keys(model: type[BaseModel], data: dict[str, Any], path: Path, *pref
     except ValidationError as error:
         faults = error.errors(include_url=False)
         if other := next((fault for fault in faults if fault["type"] != "missing"), None):
-            raise Refusal(f"{path}: {_fault(model, other, _key(*prefix, *other['loc']))}.") from None
+            raise Refusal(f"{path}: {_fault(model, other, prefix)}.") from None
         return [_key(*prefix, *fault["loc"]) for fault in faults]
     return []
 
@@ -224,20 +324,29 @@ def _key(*location: int | str) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
-def _fault(model: type[BaseModel], fault: Any, key: str) -> str:
+def _fault(model: type[BaseModel], fault: Any, prefix: tuple[str, ...]) -> str:
+    location, value = fault["loc"], fault["input"]
+    is_of_key = location[-1:] == ("[key]",)  # a name of the file's own, such as a variable's
+    key = _key(*prefix, *(location[:-1] if is_of_key else location))
     match fault["type"]:
         case "extra_forbidden":
-            nearest = suggestion(str(fault["loc"][-1]), _fields(model, fault["loc"][:-1]))
-            return f"{key} is not a known key{nearest}: remove or rename it"
-        case "missing":
-            return f"{key} is missing: add it"
+            nearest = _nearest(model, location)
+            known = f" (did you mean {nearest!r}?)" if nearest else ""
+            return f"{key} is not a known key{known}: remove or rename it"
         case "string_pattern_mismatch":
             pattern = fault["ctx"]["pattern"]
-            return f"{key} is {json.dumps(fault['input'])[:80]}, which does not match {pattern}: correct it"
+            subject = f"the name of {key}" if is_of_key else f"{key} is {json.dumps(value)[:80]}, which"
+            return f"{subject} does not match {pattern}: correct it"
         case "value_error":
             return f"{key or 'the file'}: {fault['ctx']['error']}; correct it"
         case _:
-            return f"{key} is {_kind(fault['input'])}: {fault['msg'][0].lower()}{fault['msg'][1:]}; correct it"
+            return f"{key} is {_kind(value)}: {fault['msg'][0].lower()}{fault['msg'][1:]}; correct it"
+
+
+def _nearest(model: type[BaseModel], location: tuple[int | str, ...]) -> str | None:
+    """The known key that is nearest to the unknown one at that place."""
+    match = difflib.get_close_matches(str(location[-1]), list(_fields(model, location[:-1])), n=1)
+    return match[0] if match else None
 
 
 def _fields(model: Any, location: Iterable[int | str]) -> Iterator[str]:
@@ -257,8 +366,3 @@ def _inner_model(annotation: Any) -> Any:
 def _kind(value: object) -> str:
     names = {str: "a string", int: "an integer", float: "a float", bool: "a boolean", list: "an array", dict: "a table"}
     return names.get(type(value), "a date or time")
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    match = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {match[0]!r}?)" if match else ""

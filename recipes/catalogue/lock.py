@@ -43,6 +43,12 @@ _LOCKED = re.compile(
 )
 
 
+def locked_names(path: Path) -> set[str]:
+    """The distributions of a lock; a line that is none is left to `Lock.read` to refuse."""
+    matches = map(_LOCKED.match, path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return {match["name"] for match in matches if match}
+
+
 @dataclass(frozen=True)
 class Lock:
     """A file of recipes/lock/, one wheel by sha256 each: TARGET.txt, every dependency of a target, or

@@ -112,8 +112,11 @@ def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: s
     patches = {pin.name: patch.selected(catalogue.root, pin, target) for pin in pins}
     path = catalogue.root / "recipes" / "lock" / f"{name}.txt"
     lock = Lock.read(path, target) if path.exists() and target.python == declared.python else None
-    held = limits.facts(target, lock, {})
+    held = limits.facts(target, lock, {}, catalogue.learned.base)
     limits.refuse(limits.judge(catalogue.limits, held, held))
+    listed = catalogue.learned.releases.get("sm", target.sm)
+    if strange := [architecture for architecture in target.sm if architecture not in listed]:
+        raise Refusal(f"There is no GPU architecture {strange[0]}: choose one of {', '.join(listed)}.")
     beside = path.with_suffix(".toolkit.txt")
     toolkit = Lock.read(beside, target) if lock and beside.exists() else None
     return Plan(catalogue.root, target, pins, patches, lock, toolkit)

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Annotated, Literal, NamedTuple, Self
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.tags import compatible_tags, cpython_tags
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from recipes.errors import suggestion
 
 
 def is_version(text: str) -> bool:
@@ -45,6 +50,29 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         raise ValueError(str(error)) from None
 
 
+def _one_line(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError("it is not one line of text")
+    return text
+
+
+def _braces(*known: str) -> AfterValidator:
+    """A validator that keeps a text whose braces are placeholders of these names."""
+
+    def check(text: str) -> str:
+        for name in re.findall(r"\{(\w+)\}", text):
+            if name not in known:
+                listed = ", ".join(f"{{{placeholder}}}" for placeholder in known)
+                raise ValueError(f"it holds {{{name}}}{suggestion(name, known)}; choose one of {listed}")
+        if re.search(r"[{}]", re.sub(r"\{\w+\}", "", text)):
+            raise ValueError("it holds a brace that is not of a placeholder")
+        return text
+
+    return AfterValidator(check)
+
+
+PLACEHOLDERS = ("sm", "sm_digits", "cuda", "site")  # what "{...}" may name in a [build.env] value
+
 Specifier = Annotated[str, _parsed_by(SpecifierSet, 'a version range such as ">=2.0,<2.4"')]
 CudaRange = Annotated[
     str, _parsed_by(lambda text: text == "none" or SpecifierSet(text), 'a version range such as ">=11.8", or "none"')
@@ -53,12 +81,20 @@ VersionText = Annotated[str, _parsed_by(Version, 'a version such as "2.8.3"')]
 RequirementText = Annotated[str, _parsed_by(Requirement, 'a requirement such as "numpy>=1.17"')]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-Text = Annotated[str, Field(min_length=1)]
 Pattern = Annotated[str, Field(min_length=1), _parsed_by(_compiled, "a regular expression")]
+Text = Annotated[str, AfterValidator(_one_line)]
+Distribution = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]  # its normalized name
+Module = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")]
+Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+/-]*$")]  # of git
+Address = Annotated[str, Field(pattern=r"^https://[^\s/{}]+\.[^\s/{}]+(/[^\s{}]*)?$")]
+Hardware = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 -]*$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # of a folder, an image tag
 ImageName = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
 Repository = Annotated[str, Field(pattern=r"^https://[^/]+(/\w[\w.-]*)+$")]
-Variables = dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$")]]
+Variables = dict[
+    Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")],
+    Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]*$"), _braces(*PLACEHOLDERS)],
+]
 MiB = Annotated[int, Field(ge=0, le=2**24)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
@@ -128,15 +164,15 @@ class Target(Strict):
     gcc: Annotated[str, Field(pattern=r"^\d+$")] | None = None
     toolkit: VersionText | None = None
     sm: list[Annotated[str, Field(pattern=r"^\d+\.\d+$")]]
-    proves_on: Annotated[list[Text], Field(min_length=1)]
+    proves_on: Annotated[list[Hardware], Field(min_length=1)]
     publish: bool
     unpublished: Text | None = None
     runner: Name | None = None
     base: Base
-    packages: Annotated[dict[Text, VersionText], Field(min_length=1)]
+    packages: Annotated[dict[Distribution, VersionText], Field(min_length=1)]
     options: dict[Text, Text] = {}
-    variables: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Text] = {}
     unproven_in_image: dict[Text, Text] = {}
+    variables: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Annotated[Text, _braces("site")]] = {}
 
     @model_validator(mode="after")
     def _options_are_of_its_packages(self) -> Self:
@@ -181,11 +217,28 @@ class Target(Strict):
         older = ["manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64"]
         return [f"manylinux_2_{minor}_x86_64" for minor in range(newest, 4, -1)] + older
 
+    def takes(self, file: str) -> bool:
+        """Whether a wheel runs in the target, by the tags in its name; a name that is no wheel's has none."""
+        return _takes(file, self.python, tuple(self.platforms))
+
     def applies(self, requirement: Requirement) -> bool:
         """Whether the requirement's marker, if it has one, holds for this target."""
         if requirement.marker is None:
             return True
         return requirement.marker.evaluate(dict(self.marker_environment))
+
+
+@cache  # the compatibility matrix asks the same question thousands of times
+def _takes(file: str, python: str, platforms: tuple[str, ...]) -> bool:
+    try:
+        tags = parse_wheel_filename(file)[3]
+    except (InvalidWheelFilename, InvalidVersion):
+        return False
+    version = tuple(map(int, python.split(".")))
+    own = cpython_tags(version, platforms=platforms)
+    return any(tag in tags for tag in own) or any(
+        tag in tags for tag in compatible_tags(version, f"cp{version[0]}{version[1]}", platforms)
+    )
 
 
 class Build(Strict):
@@ -197,8 +250,8 @@ class Build(Strict):
     default all of it is that); `mib_per_job` is one job's memory.
     """
 
-    requires: list[RequirementText] = []
-    needs: list[Text] = []
+    requires: Annotated[list[RequirementText], Field(min_length=1)]
+    needs: list[Distribution] = []
     compiler: Literal["none", "c++", "nvcc"]
     core_seconds: Seconds
     longest_seconds: Seconds | None = None
@@ -245,10 +298,10 @@ class Source(Strict):
     wheel_version: VersionText | None = None
     file: FileName | None = None
     sha256: Sha256 | None = None
-    index: Annotated[str, Field(pattern=r"^https://")] | None = None
+    index: Address | None = None
     repository: Repository | None = None
     commit: Commit | None = None
-    tag: Text | None = None
+    tag: Tag | None = None
     submodules: list[Submodule] = []
     without: list[Folder] = []
 
@@ -323,6 +376,13 @@ class Release(Source):
             return Obstacle(f"needs CUDA {self.cuda}", target.cuda)
         return None
 
+    def unfit(self, target: Target, torch: str | None) -> Obstacle | None:
+        """The same, and whether its wheel's tags are of another Python or of a newer C library."""
+        obstacle = self.obstacle(target, torch)
+        if obstacle is None and self.kind == "wheel" and not target.takes(str(self.file)):
+            return Obstacle(f"is {self.file}", f"Python {target.python} and glibc {target.glibc}")
+        return obstacle
+
 
 class Package(Strict):
     """A distribution: what is imported, how it is built, which releases are pinned.
@@ -332,7 +392,7 @@ class Package(Strict):
     """
 
     name: Text
-    module: Text
+    module: Module
     summary: Text
     build: Build | None = None
     proved_on: list[Source] = []
@@ -381,15 +441,36 @@ class Pin(Strict):
 class Limit(Strict):
     """`versions` of `package` need `needs`; `thread` is the report or the upstream file where that was learned.
 
-    `symptom` is a pattern in the text of the error that follows where the limit is broken all the same.
+    A need is a range, or "none" of what cannot be installed beside the package. It is a need of what is there; where
+    `required` is true, a target without that is refused too. `symptom` is a pattern in the text of the error that
+    follows where the limit is broken all the same.
     """
 
     package: Text
     versions: Specifier
-    needs: Annotated[dict[Text, Specifier], Field(min_length=1)]
+    needs: Annotated[dict[Text, CudaRange], Field(min_length=1)]
     reason: Text
-    thread: Annotated[str, Field(pattern=r"^https://")]
+    thread: Address
+    required: bool = False
     symptom: Pattern | None = None
+
+
+class Tried(Strict):
+    """`versions` of `package` were built, run or published `beside` these ranges; a version outside is not refused."""
+
+    package: Text
+    versions: Specifier
+    beside: Annotated[dict[Text, Specifier], Field(min_length=1)]
+    thread: Address
+
+
+class BaseFacts(Strict):
+    """What base images have whose names begin or end with one of `images`."""
+
+    images: Annotated[list[Text], Field(min_length=1)]
+    driver: Annotated[str, Field(pattern=r"^\d+$")] | None = None
+    cudnn: VersionText | None = None
+    gcc: Annotated[str, Field(pattern=r"^\d+$")] | None = None
 
 
 class Symptom(Strict):
@@ -414,6 +495,9 @@ class Symptoms(Strict):
 
 
 class Limits(Strict):
-    """limits.toml."""
+    """limits.toml. `releases` are the versions that exist, of packages whose every version no recipe lists."""
 
     limit: list[Limit]
+    tried: list[Tried] = []
+    base: list[BaseFacts] = []
+    releases: dict[Distribution, list[VersionText]] = {}

@@ -18,9 +18,9 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from recipes.catalogue.load import Catalogue, missing_keys, suggestion
+from recipes.catalogue.load import Catalogue, missing_keys
 from recipes.catalogue.schema import Package, Target
-from recipes.errors import Refusal
+from recipes.errors import Refusal, suggestion
 from recipes.files import read_text, write_text
 from recipes.make import metadata
 from recipes.make.bump import inline

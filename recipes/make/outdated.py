@@ -172,8 +172,9 @@ def _verdict(
     """What is known of a release in a target: whether a file of it fits, then what limits and recipes say."""
     if pin.release.file and (obstacle := _obstacle(pin, target, links)):
         return "refused", (f"{pin.name} {version} {obstacle}",)
-    verdict = consider(catalogue, target, {pin.name: version})
-    return verdict.word, tuple(map(str, verdict.reasons))
+    verdict = consider(catalogue, target, {pin.name: version}, published=(pin.name,))
+    known = verdict.reasons if verdict.word != "unknown" else ()  # what is not known is `plan --with`'s to tell
+    return verdict.word, tuple(map(str, known))
 
 
 def _obstacle(pin: Pin, target: Target, links: list[Link]) -> str | None:

@@ -7,6 +7,7 @@ patches, comparisons of trainings, and tests of the tool.
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,8 +20,8 @@ from pydantic import Field, model_validator
 from recipes.catalogue import patch
 from recipes.catalogue.load import validated
 from recipes.catalogue.schema import Strict, Text
-from recipes.errors import Refusal
-from recipes.files import ROOT, read_json, read_toml
+from recipes.errors import Refusal, suggestion
+from recipes.files import ROOT, read_json, read_text, read_toml
 from recipes.measure import results
 from recipes.measure.results import Number, Row
 from recipes.prove import proofs
@@ -37,6 +38,9 @@ DOCUMENTS = {
 IDS = tuple(f"{letter}{number:02}" for letter, (_, last) in DOCUMENTS.items() for number in range(1, last + 1))
 
 
+Arm = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 .,_-]*$")]
+
+
 class Statement(Strict):
     """A statement of a document, and what answers it.
 
@@ -51,8 +55,8 @@ class Statement(Strict):
     seeds: Annotated[list[Text], Field(min_length=1)]
     says: Text
     cells: list[Text] = Field(default=[])
-    arm: Text | None = None
-    over: Text | None = None
+    arm: Arm | None = None
+    over: Arm | None = None
     least: float | None = None
     most: float | None = None
     rising: list[Text] = Field(default=[])
@@ -145,7 +149,10 @@ def answers(root: Path) -> list[Answer]:
     """Each statement with its answers: one for each file of rows, or each comparison, that answers it."""
     measured = [(path.stem.replace("--", ", "), results.read(path)[1]) for path in results.committed(root)]
     every, code = [], proofs.code(root)
+    arms = {name for _, cells in measured for row in cells for name in row["arms"]}
+    words = set(re.findall(r"\w+", " ".join([*arms, *map(read_text, (root / "smoke_tests" / "bench").glob("*.py"))])))
     for statement in load(root):
+        _refuse_unknown_arms(statement, arms, words)
         if statement.patch:
             answers_to_it = [_proved(root, statement, statement.patch, code)]
         elif statement.parity:
@@ -161,6 +168,16 @@ def answers(root: Path) -> list[Answer]:
             answers_to_it = [answer for place, cells in measured for answer in _measured(statement, place, cells)]
         every += answers_to_it or [Answer(statement, where=_places(statement.cells))]
     return every
+
+
+def _refuse_unknown_arms(statement: Statement, arms: set[str], words: set[str]) -> None:
+    """Refuse a statement about an arm of which a word is neither measured nor in the code: nothing would answer it."""
+    for key, name in (("arm", statement.arm), ("over", statement.over)):
+        if name and name not in arms and not words.issuperset(re.findall(r"\w+", name)):
+            raise Refusal(
+                f"recipes/seeds.toml: {key} {name!r} of {', '.join(statement.seeds)} is no arm of a cell"
+                f"{suggestion(name, arms)}: correct it."
+            )
 
 
 def trainings(root: Path) -> Iterator[tuple[str, str, str, str, dict[str, Any]]]:

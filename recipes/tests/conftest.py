@@ -354,7 +354,7 @@ class Tiny(Checkout):
 
     def plant(
         self, name: str, source: Mapping[str, str | bytes] | None = None, *, identity: str = "",
-        requires: tuple[str, ...] = (), compiler: str = "none", build_requires: tuple[str, ...] = (),
+        requires: tuple[str, ...] = (), compiler: str = "none", build_requires: tuple[str, ...] = ("pip",),
     ) -> None:  # fmt: skip
         """Write a package's recipe, and its sdist (or its wheel, without a source) on the shelf."""
         if source and not identity:

@@ -187,6 +187,12 @@ def test_a_patch_answers_with_what_its_proof_ran_on() -> None:
         ("::test_a_moved_tag_is_refused", "", "does not match"),
         ("0001-cache-with-lru-cache.patch", "0001-no.patch", "there is no patches/transformer-engine/0001-no.patch"),
         ("least = 1.28\n", "leest = 1.28\n", "leest is not a known key"),
+        (
+            'over = "attention fused"',
+            'over = "atention fused"',
+            "over 'atention fused' of A01, A28 is no arm",
+        ),
+        ('arm = "fp8 te.delayed"', 'arm = "/etc/passwd"', 'arm is "/etc/passwd", which does not match'),
     ],
 )
 def test_a_statement_without_an_answer_is_refused(checkout: Checkout, old: str, new: str, words: str) -> None:

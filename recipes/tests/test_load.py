@@ -18,6 +18,7 @@ from recipes.files import ROOT
 from recipes.tests.conftest import Checkout, Tiny
 
 TARGETS, RECIPE = "recipes/targets.toml", "recipes/packages/deepspeed.toml"
+LIMITS = "recipes/limits.toml"
 
 # (the file, a text of it, what stands there instead, what the sentence must name)
 TEXTS = {
@@ -98,6 +99,66 @@ TEXTS = {
         RECIPE, '"torch>=2.0.0"', '"torch<2"', ("deepspeed 0.19.8", "torch<2", "torch 2.13.0+cpu"),
     ),
     "two-releases-fit": (RECIPE, "[[release]]", None, ("deepspeed", "2 releases")),
+    "module-of-two-lines": (RECIPE, 'module = "deepspeed"', 'module = "a\\nb"', ("deepspeed.toml", "module is")),
+    "module-that-is-a-path": (
+        RECIPE, 'module = "deepspeed"', 'module = "/etc/passwd"',
+        ("deepspeed.toml", "module is"),
+    ),
+    "module-that-is-a-template": (RECIPE, 'module = "deepspeed"', 'module = "{sm}"', ("deepspeed.toml", "module is")),
+    "summary-of-two-lines": (
+        RECIPE, 'summary = "DeepSpeed', 'summary = "a\\nDeepSpeed', ("deepspeed.toml", "summary", "one line"),
+    ),
+    "need-that-is-a-path": (
+        RECIPE, 'needs = ["torch"]', 'needs = ["/etc/passwd"]',
+        ("deepspeed.toml", "build.needs[0]"),
+    ),
+    "emptied-requires": (
+        RECIPE, 'requires = ["setuptools", "wheel", "ninja", "py-cpuinfo"]', "requires = []",
+        ("deepspeed.toml", "build.requires is an array"),
+    ),
+    "no-requires": (
+        RECIPE, 'requires = ["setuptools", "wheel", "ninja", "py-cpuinfo"]', "",
+        ("deepspeed.toml", "build.requires is missing"),
+    ),
+    "open-brace-in-variable": (RECIPE, '"AVX256"', '"{sm"', ("deepspeed.toml", "build.env.DS_SIMD_WIDTH", "brace")),
+    "empty-braces-in-variable": (RECIPE, '"AVX256"', '"{}"', ("deepspeed.toml", "build.env.DS_SIMD_WIDTH", "brace")),
+    "variable-with-a-bad-name": (
+        RECIPE, 'DS_SIMD_WIDTH = ', '"DS WIDTH" = ',
+        ("deepspeed.toml", "the name of build.env.DS WIDTH does not match"),
+    ),
+    "hardware-that-is-a-path": (
+        TARGETS, 'proves_on = ["x86-64"]', 'proves_on = ["/etc/passwd"]',
+        ("cpu.proves_on[0]",),
+    ),
+    "package-that-is-a-path": (TARGETS, 'torchao = "0.18.0"', '"../torchao" = "0.18.0"', ("cpu.packages.../torchao",)),
+    "runner-that-is-a-template": (TARGETS, 'runner = "ubuntu-24.04"', 'runner = "{runner}"', ("cpu.runner",)),
+    "address-that-is-a-template": (
+        "recipes/packages/torch.toml", "https://download.pytorch.org/whl/cpu", "https://{host}/whl/cpu",
+        ("torch.toml", "index is"),
+    ),
+    "every-fault-of-a-table": (
+        TARGETS, 'python = "3.11"\ncuda = "none"', 'python = "3"\ncuda = 1', ("cpu.python", "cpu.cuda", "; also, "),
+    ),
+    "a-typo-is-told-once": (TARGETS, "publish = true", "publsh = true", ("cpu.publsh is not a known key",)),
+    "target-without-quotes": (
+        TARGETS, '["cu13.0-torch2.11"]', "[cu13.0-torch2.11]",
+        ('[cu13.0-torch2.11] is read as tables inside one another', '["cu13.0-torch2.11"], with the quotes'),
+    ),
+    "limit-of-a-misspelt-package": (
+        LIMITS, 'package = "torchao"', 'package = "torcha0"', ("limits.toml", "limit[", "torcha0", "'torchao'"),
+    ),
+    "limit-on-a-misspelt-package": (
+        LIMITS, 'needs = { torch = "<2.2" }', 'needs = { tourch = "<2.2" }',
+        ("limits.toml", "limit[", "(ms-amp <=0.4.0) names tourch", "'torch'"),
+    ),
+    "limit-with-an-underscore": (
+        LIMITS, 'package = "flash-attn"', 'package = "flash_attn"',
+        ("limits.toml: limit[", "names flash_attn", "'flash-attn'"),
+    ),
+    "limit-on-a-capital": (
+        LIMITS, "needs = { cuda =", "needs = { CUDA =", ("limits.toml: limit[", "names CUDA", "'cuda'"),
+    ),
+    "limit-with-a-misspelt-key": (LIMITS, "reason = ", "raeson = ", ("limit[0].raeson", "'reason'")),
 }  # fmt: skip
 
 
@@ -111,6 +172,22 @@ def test_wrong_data_is_refused_with_file_and_key(checkout: Checkout, case: str) 
     else:
         checkout.edit(path, old, new)
     checkout.refuse("plan", "cpu", naming=naming)
+
+
+def test_all_faults_of_a_catalogue_are_told_at_once(checkout: Checkout) -> None:
+    """In three files, and two in one of them."""
+    checkout.edit(checkout.targets, "publish = true", 'publish = "yes"')
+    checkout.edit(checkout.recipe("deepspeed"), 'module = "deepspeed"', 'module = "a b"')
+    checkout.edit(checkout.recipe("torchao"), 'summary = "', 'sumary = "')
+    checkout.edit(checkout.root / LIMITS, "versions = ", "version = ")
+    naming = ("cpu.publish", "deepspeed.toml: module", "torchao.toml: sumary", "limits.toml: limit[0].version")
+    checkout.refuse("plan", "cpu", naming=naming)
+
+
+def test_all_wrong_pins_of_a_target_are_told_at_once(checkout: Checkout) -> None:
+    checkout.edit(checkout.targets, 'transformers = "4.40.2"', 'transformers = "4.40.9"')
+    checkout.edit(checkout.targets, 'deepspeed = "0.19.8"', 'deepsped = "0.19.8"')
+    checkout.refuse("plan", "cpu", naming=("transformers: no release 4.40.9", "deepsped: no recipe"))
 
 
 BYTES: dict[str, tuple[Callable[[str], bytes], str]] = {

@@ -12,6 +12,7 @@ from recipes.catalogue.compatibility import consider
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import changed
 from recipes.catalogue.plan import plan as plan_of
+from recipes.catalogue.solve import instead
 from recipes.errors import Refusal
 from recipes.files import disk_named, remove
 from recipes.make import costs, environment, export, resolve, toolkit
@@ -64,10 +65,10 @@ def plan(options: argparse.Namespace) -> int:
             say(line)
         return 0
     target = changed(catalogue.target(options.target), options.sm, options.python)
-    verdict = consider(catalogue, target, dict(map(limits.what_if, options.replaced)))
-    limits.refuse(verdict)
-    unknown = ("nobody has declared whether these fit: try, and add what you learn to limits.toml",)
-    for reason in verdict.reasons or unknown:
+    replaced = dict(map(limits.what_if, options.replaced))
+    verdict = consider(catalogue, target, replaced)
+    limits.refuse(verdict, lambda: instead(catalogue, target, replaced))
+    for reason in verdict.reasons:
         say(f"{verdict.word}: {reason}")
     return 0 if verdict.word == "allowed" else 3
 
