@@ -133,6 +133,20 @@ def publish(session, target):
     recipes(session, "publish", target, *session.posargs)
 
 
+# `nox -s wheels -- --for torch==2.11.0` asks once for all targets.
+@verb()
+@(nox.parametrize("target", ["cpu"], ids=["all"]) if "--for" in sys.argv else for_each_target)
+def wheels(session, target):
+    """Collect the wheels that the target builds or patches; or: nox -s wheels -- --for torch==2.11.0 --python 3.12."""
+    recipes(session, "wheels", target, *session.posargs)
+
+
+@verb()
+def index(session):
+    """Make a static package index of all collected wheels in build/index; -- [--into DIR] [--from DIR]."""
+    recipes(session, "index", *session.posargs)
+
+
 @verb()
 @for_each_target
 def promote(session, target):

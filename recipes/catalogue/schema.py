@@ -339,6 +339,7 @@ class Release(Source):
 
     `provided` comes with the base image. `python`, `torch` and `cuda` are the ranges it needs, `requires` its run-time
     dependencies, `subfolder` the part of the tree that is built, `build` what differs from the package's [build].
+    `uncollected` is why `nox -s wheels` leaves its wheel out.
     """
 
     kind: Literal["source", "wheel", "provided"]
@@ -349,6 +350,7 @@ class Release(Source):
     requires: list[RequirementText]
     env: Variables = {}
     build: BuildChanges = BuildChanges()
+    uncollected: Text | None = None
     mib: Size
 
     @model_validator(mode="after")

@@ -94,6 +94,12 @@ class Extension:
             and (versions is None or versions.get_symbol(index)["ndx"] in ("VER_NDX_GLOBAL", "VER_NDX_LOCAL"))
         }
 
+    @cached_property
+    def libraries(self) -> set[str]:
+        """The libraries that it names to be loaded with it."""
+        section = self.elf.get_section_by_name(".dynamic")
+        return {tag.needed for tag in section.iter_tags("DT_NEEDED")} if section else set()
+
     @property
     def _dynamic(self) -> Any:
         return self.elf.get_section_by_name(".dynsym")

@@ -17,7 +17,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TypeVar, cast
@@ -158,6 +158,10 @@ class Downloads:
             return self._adopt(path, artifact)
         link = self._find(artifact)
         return self._download(link.url_without_fragment, link.filename, artifact)
+
+    def place(self, artifact: Artifact, name: str) -> str:
+        """The URL of the file of that name on pip's configured index, or on the artifact's own."""
+        return str(self._find(replace(artifact, file=name)).url_without_fragment)
 
     def _adopt(self, path: Path, artifact: Artifact) -> Path:
         partial = self._partial(artifact)

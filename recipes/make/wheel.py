@@ -1,4 +1,4 @@
-"""A wheel with some of its files changed: the same archive, its RECORD renewed.
+"""A wheel with some of its files changed, added or renamed: the same archive, its RECORD renewed.
 
 What did not change is copied as it lies there, compressed, so a wheel of 2 GB takes seconds and no memory. What did is
 stored uncompressed: its bytes then depend on no machine's zlib, and the same patch makes the same wheel everywhere.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import io
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from recipes.errors import Refusal
 from recipes.make.audit import opened
@@ -35,13 +36,62 @@ def repack(wheel: Path, tree: Path, files: Iterable[str], final: Path) -> None:
         changed = {name: (tree / name).read_bytes() for name in files}
         record = _record_of(wheel, archive)
         changed[record] = _renewed(wheel, archive, record, changed)
-        starts = sorted(info.header_offset for info in archive.infolist())
-        ends = dict(zip(starts, [*starts[1:], archive.start_dir], strict=True))
+        ends = _ends(archive)
         for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
             if info.filename in changed:
-                made.writestr(_like(info), changed[info.filename])
+                made.writestr(_like(info, info.filename), changed[info.filename])
             else:
                 _copy(source, info, ends[info.header_offset], made)
+
+
+def relabel(wheel: Path, final: Path, renamed: Callable[[str], str], changed: Mapping[str, bytes]) -> None:
+    """Write `wheel` anew as `final`: its entries under new names, these files changed or added, RECORD written anew.
+
+    `changed` names files as they are called in `final`; those that the wheel lacks come last, before RECORD. A hash in
+    the old RECORD that is not its file's is refused.
+    """
+    with opened(wheel) as archive, wheel.open("rb") as source, zipfile.ZipFile(final, "w") as made:
+        record = _record_of(wheel, archive)
+        signatures = {f"{record}.jws", f"{record}.p7s"}  # of the old RECORD
+        rows = csv.reader(archive.read(record).decode("utf-8").splitlines())
+        listed = {name: digest for name, digest, _ in rows if digest.startswith("sha256=")}
+        ends = _ends(archive)
+        entries: dict[str, list[str]] = {}
+        for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
+            old, end = info.filename, ends[info.header_offset]
+            if old in {record, *signatures}:
+                continue
+            new = renamed(old)
+            with archive.open(info) as file:
+                entry = _entry_of(file)
+            if listed.get(old, entry[0]) != entry[0]:
+                raise Refusal(
+                    f"{wheel.name}: its RECORD says {listed[old]} of {old}, which has {entry[0]}: build it again."
+                )
+            if new in changed:
+                entry = _entry(changed[new])
+                made.writestr(_like(info, new), changed[new])
+            elif new != old:
+                made.writestr(_like(info, new), archive.read(info))
+            else:
+                _copy(source, info, end, made)
+            if not info.is_dir():
+                entries[new] = entry
+        kind = archive.getinfo(record)
+        for name in sorted(changed.keys() - entries.keys()):
+            made.writestr(_like(kind, name), changed[name])
+            entries[name] = _entry(changed[name])
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(
+            [*([name, *entry] for name, entry in entries.items()), [renamed(record), "", ""]]
+        )
+        made.writestr(_like(kind, renamed(record)), text.getvalue())
+
+
+def _ends(archive: zipfile.ZipFile) -> dict[int, int]:
+    """Where each entry ends, by where it starts."""
+    starts = sorted(info.header_offset for info in archive.infolist())
+    return dict(zip(starts, [*starts[1:], archive.start_dir], strict=True))
 
 
 def _record_of(wheel: Path, archive: zipfile.ZipFile) -> str:
@@ -76,13 +126,20 @@ def _renewed(wheel: Path, archive: zipfile.ZipFile, record: str, changed: Mappin
 
 def _entry(data: bytes) -> list[str]:
     """Hash and size as RECORD has them (PEP 376, PEP 427)."""
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-    return [f"sha256={digest}", str(len(data))]
+    return _entry_of(io.BytesIO(data))
 
 
-def _like(info: zipfile.ZipInfo) -> zipfile.ZipInfo:
-    """An entry of the same name, date and mode, uncompressed."""
-    made = zipfile.ZipInfo(info.filename, info.date_time)
+def _entry_of(file: IO[bytes]) -> list[str]:
+    digest, count = hashlib.sha256(), 0
+    while chunk := file.read(2**20):
+        digest.update(chunk)
+        count += len(chunk)
+    return [f"sha256={base64.urlsafe_b64encode(digest.digest()).rstrip(b'=').decode()}", str(count)]
+
+
+def _like(info: zipfile.ZipInfo, name: str) -> zipfile.ZipInfo:
+    """An entry of that name with the same date and mode, uncompressed."""
+    made = zipfile.ZipInfo(name, info.date_time)
     for name in ("create_system", "external_attr", "internal_attr"):
         setattr(made, name, getattr(info, name))
     return made

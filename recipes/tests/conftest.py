@@ -25,6 +25,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import docker
@@ -224,13 +225,15 @@ def entry(data: bytes) -> str:
 
 
 def wheel(
-    folder: Path, name: str, requires: tuple[str, ...] = (), payload: bytes = b"value = 1\n", version: str = "1.0"
-) -> Path:
-    """Write NAME-VERSION-py3-none-any.whl, a distribution of one module."""
+    folder: Path, name: str, requires: tuple[str, ...] = (), payload: bytes = b"value = 1\n", version: str = "1.0",
+    more: Mapping[str, bytes] = MappingProxyType({}),
+) -> Path:  # fmt: skip
+    """Write NAME-VERSION-py3-none-any.whl, a distribution of one module and of the files in `more`."""
     path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
     needed = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
     files = {
         f"{name}.py": payload,
+        **more,
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
@@ -274,6 +277,18 @@ SOURCE = {
     "backend.py": BACKEND,
     "tinypkg.py": '"""Tiny."""\n\nvalue = 1\n',
 }
+# A compiled package.
+SETUP = """
+from setuptools import Extension, setup
+flags = ["-O2", "-march=x86-64-v3"]
+setup(name="tinypkg", version="1.0", install_requires=["tinydep"],
+      ext_modules=[Extension("tinypkg", ["tinypkg.c"], extra_compile_args=flags)])
+"""
+MODULE = """
+#include <Python.h>
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "tinypkg", 0, -1, 0};
+PyMODINIT_FUNC PyInit_tinypkg(void) { return PyModule_Create(&definition); }
+"""
 PATCH = """\
 Description: Say two
  > value is 1
@@ -448,6 +463,17 @@ def _version(name: str) -> str:
 def tiny(tmp_path: Path, wheels: Path) -> Tiny:
     """A temporary copy of the checkout with the target `tiny` planted; pip is configured to find its files."""
     return Tiny(tmp_path, wheels)
+
+
+@pytest.fixture
+def compiled(tiny: Tiny) -> Tiny:
+    """`tiny` with one compiled package."""
+    project = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+    source = {"setup.py": SETUP, "tinypkg.c": MODULE, "pyproject.toml": project}
+    (tiny.root / "patches" / "tinypkg" / "0001-say-two.patch").unlink()
+    tiny.plant("tinypkg", source, requires=("tinydep",), compiler="c++", build_requires=("setuptools",))
+    tiny.lock("setuptools")
+    return tiny
 
 
 @pytest.fixture(scope="session")

@@ -13,17 +13,6 @@ from recipes.files import ROOT
 from recipes.make import ccache
 from recipes.tests.conftest import Tiny
 
-SETUP = """
-from setuptools import Extension, setup
-flags = ["-O2", "-march=x86-64-v3"]
-setup(name="tinypkg", version="1.0", install_requires=["tinydep"],
-      ext_modules=[Extension("tinypkg", ["tinypkg.c"], extra_compile_args=flags)])
-"""
-MODULE = """
-#include <Python.h>
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "tinypkg", 0, -1, 0};
-PyMODINIT_FUNC PyInit_tinypkg(void) { return PyModule_Create(&definition); }
-"""
 # Says where it keeps objects, notes each compilation beside itself, and compiles.
 STANDIN = """#!/bin/sh
 if [ "$1" = --get-config ]; then echo /objects; exit; fi
@@ -40,17 +29,6 @@ def standin(tmp_path: Path) -> Path:
     path.write_text(STANDIN)
     path.chmod(0o755)
     return path
-
-
-@pytest.fixture
-def compiled(tiny: Tiny) -> Tiny:
-    """`tiny` with one compiled package."""
-    project = '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
-    source = {"setup.py": SETUP, "tinypkg.c": MODULE, "pyproject.toml": project}
-    (tiny.root / "patches" / "tinypkg" / "0001-say-two.patch").unlink()
-    tiny.plant("tinypkg", source, requires=("tinydep",), compiler="c++", build_requires=("setuptools",))
-    tiny.lock("setuptools")
-    return tiny
 
 
 def wheels(tiny: Tiny) -> dict[str, bytes]:

@@ -1,0 +1,112 @@
+"""Which targets have wheels for a torch, a Python and a CUDA, and what it costs to make those that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.version import Version
+
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import Plan, plan
+from recipes.catalogue.schema import Target
+from recipes.errors import Refusal
+from recipes.make import costs
+from recipes.ship import index
+from recipes.ship.wheels import LIST, collected, folder, version_of
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the wheels are to run beside; Python or CUDA is None if any will do."""
+
+    torch: Requirement
+    python: str | None
+    cuda: str | None
+
+    @classmethod
+    def read(cls, torch: str, python: str | None, cuda: str | None) -> Wanted:
+        """Of the command line; what is not a requirement on torch is refused."""
+        try:
+            asked = Requirement(torch)
+        except InvalidRequirement:
+            raise Refusal(f"--for {torch!r} is not a requirement: write torch==VERSION.") from None
+        if asked.name != "torch":
+            raise Refusal(f"--for {torch!r} is not about torch: write torch==VERSION.")
+        return cls(asked, python, cuda)
+
+    def lacks(self, target: Target) -> list[str]:
+        """In what the target differs: "Python 3.12", empty where it fits."""
+        torch = target.packages.get("torch")
+        differences = []
+        if torch is None or not self.torch.specifier.contains(Version(torch).public, prereleases=True):
+            differences.append(f"torch {torch or 'none'}")
+        if self.python not in (None, target.python):
+            differences.append(f"Python {target.python}")
+        if self.cuda not in (None, target.cuda):
+            differences.append(f"CUDA {target.cuda}")
+        return differences
+
+    def distance(self, target: Target) -> tuple[int, int]:
+        """How far the target is from what is wanted: in how many things it differs, and by how many minor versions."""
+        asked = next((Version(bound.version.removesuffix(".*")) for bound in self.torch.specifier), Version("0"))
+        has = Version(target.packages.get("torch", "0"))
+        return len(self.lacks(target)), abs(100 * (asked.major - has.major) + asked.minor - has.minor)
+
+
+def answer(catalogue: Catalogue, wanted: Wanted) -> Iterator[str]:
+    """A line for each wheel that fits: where it is, or what building it takes; else the targets that come nearest."""
+    if fits(catalogue, wanted):
+        for target in catalogue.targets.values():
+            if not wanted.lacks(target):
+                yield from _wheels(catalogue, plan(catalogue, target.name))
+        return
+    plans = [plan(catalogue, name) for name in catalogue.targets]
+    ranked = sorted(filter(collected, plans), key=lambda chosen: wanted.distance(chosen.target))
+    yield "no target fits"
+    for chosen in ranked[:3]:
+        has = " and ".join(wanted.lacks(chosen.target))
+        yield f"nearest: {chosen.target.name}, which has {has}; building it takes {_minutes(chosen)}"
+    yield f"write a target for it with `nox -s new-target -- NAME --like {ranked[0].target.name}`"
+
+
+def fits(catalogue: Catalogue, wanted: Wanted) -> bool:
+    """Whether a target fits."""
+    return any(not wanted.lacks(target) for target in catalogue.targets.values())
+
+
+def _wheels(catalogue: Catalogue, chosen: Plan) -> Iterator[str]:
+    site = catalogue.root / "build" / "index"
+    there = {
+        (entry.target, entry.package, entry.version): (files, entry)
+        for listed, files in ((site, site / "files"), (folder(chosen), folder(chosen)))
+        if (listed / LIST).exists()
+        for entry in index.read(listed)
+    }
+    proofs, missing = index.Proofs(catalogue), False
+    for pin in collected(chosen):
+        made = there.get((chosen.target.name, pin.name, version_of(chosen, pin)))
+        if made:
+            place, entry = made
+            proof = proofs.of(entry)
+            yield f"{place / entry.file}: {proof}"
+            continue
+        missing = True
+        if pin.release.kind == "source":
+            seconds = costs.build_seconds(pin, chosen.target)
+            yield f"{pin.name} {version_of(chosen, pin)}: to be built, about {_spoken(seconds)} on this machine"
+        else:
+            yield f"{pin.name} {version_of(chosen, pin)}: to be patched and collected"
+    if missing:
+        yield f'collect them with `nox -s "wheels({chosen.target.name})"`, {_minutes(chosen)} without a cache'
+
+
+def _minutes(chosen: Plan) -> str:
+    """How long it takes to build all packages of a target here."""
+    built = [pin for pin in chosen.pins if pin.release.kind == "source"]
+    return f"about {_spoken(sum(costs.build_seconds(pin, chosen.target) for pin in built))}"
+
+
+def _spoken(seconds: float) -> str:
+    return f"{max(1, round(seconds / 60))} min"

@@ -1,0 +1,332 @@
+"""A static package index of all collected wheels, for any web server or a folder.
+
+    index.html                       every package, for people
+    packages/NAME.html               its wheels: torch, CUDA, Python, GPUs, and how each is proved
+    simple/[NAME/]index.html         the simple API (PEP 503; PEP 592, 658, 708, 714, 792)
+    simple/[NAME/]index.json         the same as JSON (PEP 691, 700), for servers that negotiate
+    targets/TARGET/                  requirements.txt and pylock.toml of a target's newest wheels
+    files/                           the wheels, and the METADATA of each beside it
+    evidence/                        the outcomes and raw logs that the pages link to
+    wheels.json                      all of it as data, which the next index reads: old wheels stay
+
+A wheel is yanked while a claim about its package is refuted. The index names no other index as the same project's
+(PEP 708), so that an installer does not mix them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+import jinja2
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import Plan, plan
+from recipes.catalogue.schema import FileName, Sha256
+from recipes.errors import Refusal
+from recipes.files import disk_named, read_json, remove, sha256_of, sync_tree, write_json, write_text
+from recipes.make import audit
+from recipes.prove import evidence
+from recipes.prove.claims import Room
+from recipes.ship import locks
+from recipes.ship.wheels import LIST, version_of
+
+API = "1.4"  # of the simple API, by PEP 792
+MEDIA = "application/vnd.pypi.simple.v1"  # +html, +json
+
+
+class Proof(BaseModel):
+    """How a wheel is proved: "proved" where all claims about its package hold for these bytes, else "built".
+
+    `text` says so for a reader, `runs` names the files of evidence/, and `yanked` is why no one should install it.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    word: Literal["proved", "built"] = "built"
+    text: str = "no claim has run with it"
+    runs: list[str] = []
+    yanked: str | None = None
+
+    def __str__(self) -> str:
+        return f"yanked: {self.yanked}" if self.yanked else f"{self.word}: {self.text}"
+
+
+class Entry(BaseModel):
+    """One wheel of the index, as `nox -s wheels` described it."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    file: FileName
+    sha256: Sha256
+    size: int
+    package: str
+    version: str
+    summary: str
+    requires_python: str | None
+    target: str
+    python: str
+    cuda: str
+    torch: str | None
+    torch_patches: list[str]
+    sm: list[str]
+    tags: list[str]
+    patches: list[str]
+    release: str
+    source: str | None
+    made_from: Sha256
+    option: str | None
+    metadata_sha256: Sha256 | None = None
+    proof: Proof = Proof()
+
+    @property
+    def order(self) -> tuple[str, Version, str]:
+        return self.package, Version(self.version), self.file
+
+
+def write(catalogue: Catalogue, into: Path, sources: Iterable[Path], url: str | None = None) -> list[Entry]:
+    """Write the index of what is in `into` already and of these folders of collected wheels; return its wheels.
+
+    `url` is where the wheels will be, with their .metadata beside them, if not in the index's own files/.
+    """
+    sources = list(sources)
+    placed = _entries([into, *sources])
+    if not placed:
+        raise Refusal('There is no collected wheel: run `nox -s "wheels(TARGET)"` first.')
+    partial, replaced = (into.with_name(f".{into.name}.{os.getpid()}{end}") for end in ("", ".old"))
+    with disk_named(into):
+        into.parent.mkdir(parents=True, exist_ok=True)
+        for left in into.parent.glob(f".{into.name}.*"):  # of a killed run
+            remove(left)
+        try:
+            partial.mkdir()
+            proofs = Proofs(catalogue)
+            entries = [
+                entry.model_copy(
+                    update={"metadata_sha256": _take(path, entry, partial / "files"), "proof": proofs.of(entry)}
+                )
+                for entry, path in sorted(placed.values(), key=lambda pair: pair[0].order)
+            ]
+            for run in sorted({run for entry in entries for run in entry.proof.runs}):
+                _take_evidence(
+                    run, [catalogue.root / "smoke_tests" / "evidence", into / "evidence"], partial / "evidence"
+                )
+            _write_pages(partial, entries, url, proofs.current)
+            targets = _newest([into, *sources])
+            for target, (rows, beside) in targets.items():
+                base = url.rstrip("/") if url else "../../files"
+                own = [(row.model_dump(), f"{base}/{quote(row.file) if url else row.file}") for row in rows]
+                locks.write(partial / "targets" / target, target, rows[0].python, own, beside)
+            last = {
+                target: {
+                    "files": [row.file for row in rows],
+                    "dependencies": [dependency.model_dump() for dependency in beside],
+                }
+                for target, (rows, beside) in targets.items()
+            }
+            write_json(partial / LIST, {"wheels": [entry.model_dump() for entry in entries], "targets": last})
+            sync_tree(partial)
+            if into.exists():
+                into.rename(replaced)
+            partial.rename(into)
+        finally:
+            for left in into.parent.glob(f".{into.name}.*"):
+                remove(left)
+    return entries
+
+
+def collected_in(root: Path) -> list[Path]:
+    """The folders of collected wheels below build/."""
+    return sorted(path.parent for path in root.glob(f"build/*/wheels/{LIST}"))
+
+
+def read(folder: Path) -> list[Entry]:
+    """The wheels that a folder's list describes; a damaged list is refused."""
+    path = folder / LIST
+    try:
+        return [Entry.model_validate(row) for row in read_json(path)["wheels"]]
+    except (KeyError, TypeError):
+        raise Refusal(f"{path} is not a list of wheels: bring it again, or run `nox -s wheels`.") from None
+    except ValidationError as error:
+        raise Refusal(
+            f"{path} is damaged ({evidence.fault_of(error)}): bring it again, or run `nox -s wheels`."
+        ) from None
+
+
+def _newest(folders: Iterable[Path]) -> dict[str, tuple[list[Entry], list[locks.Dependency]]]:
+    """The wheels of each target that were collected last, and what they were proved beside."""
+    newest = {}
+    for folder in folders:
+        if not (folder / LIST).exists():
+            continue
+        listed, entries = read_json(folder / LIST), read(folder)
+        if "targets" in listed:  # an index
+            for target, its in listed["targets"].items():
+                rows = [entry for entry in entries if entry.file in its["files"]]
+                newest[target] = rows, [locks.Dependency.model_validate(row) for row in its["dependencies"]]
+        elif entries:
+            beside = [locks.Dependency.model_validate(row) for row in listed.get("dependencies", [])]
+            newest[entries[0].target] = entries, beside
+    return newest
+
+
+def _entries(folders: Iterable[Path]) -> dict[str, tuple[Entry, Path]]:
+    """Every wheel by its file name, with where it is. Two of one name must be the same bytes."""
+    placed: dict[str, tuple[Entry, Path]] = {}
+    for folder in folders:
+        if not (folder / LIST).exists():
+            continue
+        for entry in read(folder):
+            path = next((path for path in (folder / entry.file, folder / "files" / entry.file) if path.exists()), None)
+            if path is None or sha256_of(path) != entry.sha256:
+                fault = "is missing" if path is None else "does not have the sha256 of its list"
+                again = f'`nox -s "wheels({entry.target})"`'
+                raise Refusal(f"{path or folder / entry.file} {fault}: bring it again, or run {again}.")
+            other = placed.get(entry.file)
+            if other and other[0].sha256 != entry.sha256:
+                raise Refusal(
+                    f"{entry.file} is in the index with other bytes, and a published file never changes: run "
+                    f'`nox -s "wheels({entry.target})" -- --build 2`, which gives the new one another name.'
+                )
+            placed.setdefault(entry.file, (entry, path))
+    return placed
+
+
+def _take(path: Path, entry: Entry, into: Path) -> str:
+    """Bring a wheel and its METADATA into the index; return the METADATA's sha256."""
+    into.mkdir(exist_ok=True)
+    try:
+        (into / entry.file).hardlink_to(path)
+    except OSError:  # another disk
+        shutil.copyfile(path, into / entry.file)
+    metadata = audit.described(path, "METADATA")
+    (into / f"{entry.file}.metadata").write_bytes(metadata)
+    return hashlib.sha256(metadata).hexdigest()
+
+
+def _take_evidence(run: str, places: list[Path], into: Path) -> None:
+    into.mkdir(exist_ok=True)
+    place = next((place for place in places if (place / f"{run}.json").exists()), None)
+    for name in (f"{run}.json", f"{run}.log"):
+        if place and (place / name).exists():
+            shutil.copyfile(place / name, into / name)
+
+
+class Proofs:
+    """What the committed evidence says of collected wheels."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self.catalogue = catalogue
+        self.room = Room(catalogue.root)
+        self.plan = cache(self._plan)
+
+    def _plan(self, target: str) -> Plan | None:
+        try:
+            return plan(self.catalogue, target)
+        except Refusal:  # the target is gone, or cannot be built any more
+            return None
+
+    def current(self, entry: Entry) -> bool:
+        """Whether the wheel is of a release that its target still pins."""
+        planned = self.plan(entry.target)
+        pin = next((pin for pin in planned.pins if pin.name == entry.package), None) if planned else None
+        if planned is None or pin is None:
+            return False
+        return entry.version == version_of(planned, pin) or entry.version.startswith(f"{version_of(planned, pin)}.sm")
+
+    def of(self, entry: Entry) -> Proof:
+        """How the wheel is proved now. What an older index says of a wheel that is no longer current, stays."""
+        planned = self.plan(entry.target)
+        if planned is None or not self.current(entry):
+            return entry.proof
+        runs, texts, reasons, proved = [], [], [], False
+        for run in evidence.promoted(self.catalogue.root, entry.target):
+            rows = [row for row in run["claims"] if row["package"] == entry.package]
+            if not rows:
+                continue
+            ran_as, machine = evidence.built_for(planned, run), evidence.machine_name(run["hardware"])
+            states = [(row, evidence.state(ran_as, self.room, run, row)) for row in rows]
+            same = run["packages"].get(entry.package, {}).get("sha256") == entry.made_from
+            words = {state for _, state in states}
+            counts = ", ".join(f"{sum(s == word for _, s in states)} {word}" for word in sorted(words))
+            of_what = "" if same else "another build of the same source: "
+            texts.append(f"{of_what}{counts} on {machine}")
+            reasons += [f"refuted on {machine}: {_claim(row)}" for row, state in states if state == "refuted"]
+            proved |= same and words == {"proved"}
+            runs.append(run["name"])
+        if not texts:
+            return Proof()
+        yanked = next(iter(dict.fromkeys(reasons)), None)
+        word: Literal["proved", "built"] = "proved" if proved and not yanked else "built"
+        return Proof(word=word, text="; ".join(texts), runs=runs, yanked=yanked)
+
+
+def _claim(row: Mapping[str, Any]) -> str:
+    """The sentence of a row, and with which parameters it ran."""
+    _, bracket, parameters = row["id"].partition("[")
+    return f"{row['claim']} ({parameters.rstrip(']')})" if bracket else str(row["claim"])
+
+
+def _write_pages(into: Path, entries: list[Entry], url: str | None, current: Any) -> None:
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=True,
+    )
+    simple, package, front = (
+        templates.get_template(f"{name}.html.template") for name in ("simple", "package", "packages")
+    )
+    packages: dict[str, list[Entry]] = {}
+    for entry in entries:
+        packages.setdefault(canonicalize_name(entry.package), []).append(entry)
+    write_text(into / "index.html", front.render(packages=packages))
+    projects = [{"name": name} for name in packages]
+    meta = {"api-version": API}
+    write_text(into / "simple" / "index.html", simple.render(api=API, name=None, links=projects, status=None))
+    write_json(into / "simple" / "index.json", {"meta": meta, "projects": projects})
+    base = url.rstrip("/") if url else "../../files"
+    for name, wheels in packages.items():
+        status = "active" if any(map(current, wheels)) else "archived"
+        links = [_link(entry, base) for entry in wheels]
+        page = simple.render(api=API, name=name, links=links, status=status)
+        write_text(into / "simple" / name / "index.html", page)
+        write_json(
+            into / "simple" / name / "index.json",
+            {
+                "meta": meta | {"tracks": []},
+                "name": name,
+                "project-status": {"status": status},
+                "alternate-locations": [],
+                "versions": list(dict.fromkeys(entry.version for entry in wheels)),
+                "files": links,
+            },
+        )
+        text = package.render(name=name, wheels=wheels, status=status, files="../files" if url is None else base)
+        write_text(into / "packages" / f"{name}.html", text)
+
+
+def _link(entry: Entry, base: str) -> dict[str, Any]:
+    """A file as the simple API describes it; what no value is known for is left out."""
+    metadata = {"sha256": entry.metadata_sha256}
+    described = {
+        "filename": entry.file,
+        "url": f"{base}/{quote(entry.file)}",
+        "hashes": {"sha256": entry.sha256},
+        "requires-python": entry.requires_python,
+        "core-metadata": metadata,
+        "dist-info-metadata": metadata,
+        "yanked": entry.proof.yanked or False,
+        "size": entry.size,
+    }
+    return {key: value for key, value in described.items() if value is not None}

@@ -1,0 +1,361 @@
+"""Collected wheels: their names, tags, requirements, SBOM and RECORD, and the index of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+import time
+import zipfile
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packaging.requirements import Requirement
+from packaging.utils import parse_wheel_filename
+from packaging.version import Version
+
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import plan
+from recipes.files import ROOT, sha256_of, write_json
+from recipes.make.environment import Wheel
+from recipes.prove.claims import Room
+from recipes.ship import sbom
+from recipes.ship import wheels as collecting
+from recipes.tests.conftest import PYTHON, Checkout, Tiny, entry, spoil
+from recipes.tests.shop import SHOPPED, shop_in
+
+LOCAL = "cputorch1.0.tiny"
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory, wheels: Path) -> Tiny:
+    """A checkout whose wheels are collected and indexed; tests leave it as it is."""
+    return shop_in(tmp_path_factory.mktemp("shop"), wheels)
+
+
+@pytest.fixture
+def shop(collected: Tiny, tmp_path: Path) -> Tiny:
+    """A copy of it, with its build/ and its cache, to be changed."""
+    other = collected.copy(tmp_path)
+    shutil.copytree(collected.root / "build", other.root / "build")
+    shutil.copytree(collected.cache, other.cache)
+    return other
+
+
+def folder(tiny: Tiny) -> Path:
+    return tiny.root / "build" / "tiny" / "wheels"
+
+
+def wheel_of(tiny: Tiny, name: str) -> Path:
+    return next(folder(tiny).glob(f"{name}-*.whl"))
+
+
+def part(path: Path, name: str) -> str:
+    """A file of the wheel's .dist-info folder."""
+    with zipfile.ZipFile(path) as archive:
+        (name_in_wheel,) = [file for file in archive.namelist() if file.endswith(f".dist-info/{name}")]
+        return archive.read(name_in_wheel).decode()
+
+
+def metadata(path: Path) -> Message:
+    return HeaderParser().parsestr(part(path, "METADATA"))
+
+
+def hashes(tiny: Tiny) -> dict[str, str]:
+    return {path.name: sha256_of(path) for path in folder(tiny).iterdir()}
+
+
+def test_what_was_built_or_patched_is_collected(collected: Tiny) -> None:
+    names = sorted(path.name for path in folder(collected).glob("*.whl"))
+    assert [name.split("-")[0] for name in names] == ["tinypkg", "tinywheel"]  # torch is the user's own
+    assert names[1] == f"tinywheel-1.0+{LOCAL}-py3-none-any.whl"
+    assert metadata(wheel_of(collected, "tinywheel"))["Version"] == f"1.0+{LOCAL}"
+
+
+def test_the_platform_is_the_one_that_auditwheel_finds(collected: Tiny) -> None:
+    path = wheel_of(collected, "tinypkg")
+    *_, tags = parse_wheel_filename(path.name)
+    assert all(tag.platform.startswith("manylinux") for tag in tags)
+    assert {str(tag) for tag in tags} == set(re.findall(r"^Tag: (.*)$", part(path, "WHEEL"), re.MULTILINE))
+    assert "Root-Is-Purelib: false" in part(path, "WHEEL")
+
+
+def test_the_requirements_name_torch_the_own_wheels_and_the_libraries(collected: Tiny) -> None:
+    needs = {
+        asked.name: asked.specifier
+        for asked in map(Requirement, metadata(wheel_of(collected, "tinypkg")).get_all("Requires-Dist", []))
+    }
+    assert needs["torch"].contains("1.0") and needs["torch"].contains("1.0+cpu")
+    assert not any(needs["torch"].contains(wrong) for wrong in ("1.0.1", "1.1", "1.0+cu130", "1.0+rocm6.4", "0.9"))
+    assert str(needs["tinywheel"]) == f"==1.0+{LOCAL}"
+    assert str(needs["nvidia-tiny"]) == "<14,>=13.0"
+    assert "tinydep" in needs
+
+
+def test_record_lists_every_file_as_it_is(collected: Tiny) -> None:
+    for path in folder(collected).glob("*.whl"):
+        stem = "-".join(path.name.split("-")[:2])
+        with zipfile.ZipFile(path) as archive:
+            assert archive.testzip() is None
+            rows = {row[0]: ",".join(row[1:]) for row in csv.reader(io.StringIO(part(path, "RECORD")))}
+            own = f"{stem}.dist-info/RECORD"
+            assert rows == {name: entry(archive.read(name)) for name in archive.namelist() if name != own} | {own: ","}
+            assert all(name.startswith(f"{stem}.dist-info/") for name in archive.namelist() if ".dist-info/" in name)
+
+
+def test_the_sbom_names_source_and_patches(collected: Tiny) -> None:
+    for path in folder(collected).glob("*.whl"):
+        text = part(path, "sboms/fusebox.cdx.json")
+        assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
+        assert str(collected.root) not in text and "timestamp" not in text
+    main = json.loads(part(wheel_of(collected, "tinywheel"), "sboms/fusebox.cdx.json"))["metadata"]["component"]
+    assert main["version"] == f"1.0+{LOCAL}"
+    (source,), (patch,) = main["pedigree"]["ancestors"], main["pedigree"]["patches"]
+    assert source["hashes"][0]["content"] == sha256_of(collected.shelf / "tinywheel-1.0-py3-none-any.whl")
+    assert "+value = 2" in patch["diff"]["text"]["content"]
+    assert patch["resolves"][0]["id"] == "patches/tinywheel/0001-say-two.patch"
+
+
+def test_the_sboms_of_all_sources_are_valid() -> None:
+    """Submodules, several patches, commits: whatever the checkout pins."""
+    catalogue = Catalogue()
+    for name in ("cu12.1-torch2.1", "cu13.0-torch2.11", "ms-amp"):
+        planned = plan(catalogue, name)
+        for pin in collecting.own(planned):
+            text = sbom.text(planned, pin, Wheel(pin, ROOT, "0" * 64, {}), collecting.version_of(planned, pin))
+            assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None, pin.label
+            bundled = {part["version"] for part in json.loads(text).get("components", [])}
+            assert bundled == {part.commit for part in pin.release.submodules}
+
+
+def test_the_same_wheels_give_the_same_bytes(shop: Tiny) -> None:
+    first = hashes(shop)
+    time.sleep(2.1)  # a zip archive counts two seconds at a time
+    shutil.rmtree(shop.root / "build")
+    shop.succeed("wheels", "tiny", TZ="Asia/Tokyo")
+    assert hashes(shop) == first
+
+
+def test_a_build_number_gives_a_replaced_wheel_a_name_of_its_own(shop: Tiny) -> None:
+    shop.succeed("wheels", "tiny", "--build", "2")
+    path = wheel_of(shop, "tinywheel")
+    assert path.name == f"tinywheel-1.0+{LOCAL}-2-py3-none-any.whl" and "Build: 2\n" in part(path, "WHEEL")
+    assert parse_wheel_filename(path.name)[2] == (2, "")
+    wrong = shop.run("wheels", "tiny", "--build", "0")
+    assert wrong.returncode == 2 and "0 is not a number from 1 on" in wrong.stderr
+
+
+def test_a_killed_run_leaves_the_former_wheels(shop: Tiny) -> None:
+    before = hashes(shop)
+    with shop.start("wheels", "tiny") as process:
+        while not list(folder(shop).parent.glob(".wheels.*")) and process.poll() is None:
+            time.sleep(0.001)
+        process.kill()
+    assert hashes(shop) == before
+    shop.succeed("wheels", "tiny")  # which finds no leftovers at its end
+    assert hashes(shop) == before
+
+
+def test_a_library_that_nobody_brings_is_refused(shop: Tiny) -> None:
+    shop.edit(shop.root / "recipes" / "lock" / "tiny.txt", "nvidia", "# nvidia")
+    output = shop.refuse("wheels", "tiny", naming=("tinypkg 1.0",))
+    assert "libtinyrt.so.13" in output or "undefined symbol" in output or "did not build" in output
+
+
+def test_a_wheel_that_must_not_have_a_local_part_is_left_out(shop: Tiny) -> None:
+    shop.edit(shop.recipe("tinywheel"), "python =", 'uncollected = "it counts the letters of its version"\npython =')
+    output = shop.succeed("wheels", "tiny")
+    assert "left out: tinywheel 1.0: it counts the letters of its version" in output
+    assert [path.name.split("-")[0] for path in folder(shop).glob("*.whl")] == ["tinypkg"]
+    needs = metadata(wheel_of(shop, "tinypkg")).get_all("Requires-Dist", [])
+    assert "tinywheel" in needs  # as upstream says it
+
+
+def test_a_target_without_wheels_of_its_own_is_refused(shop: Tiny) -> None:
+    for name in ("tinypkg", "tinywheel"):
+        shop.edit(shop.recipe(name), "python =", 'uncollected = "a test"\npython =')
+    shop.refuse("wheels", "tiny", naming=("tiny",))
+
+
+@pytest.mark.parametrize(
+    ("target", "package", "version", "sm"),
+    [
+        ("cu13.0-torch2.11", "flash-attn", "2.8.3+cu130torch2.11", None),
+        ("cu13.0-torch2.11", "apex", "25.9+52.g6424da3b.cu130torch2.11", None),
+        ("cu13.0-torch2.11-fa4", "flash-attn-4", "4.0.0b36+cu130torch2.11.fa4", None),
+        ("cu12.1-torch2.1", "flash-attn", "2.5.8+cu121torch2.1", ["8.0", "9.0"]),
+        ("cu12.1-torch2.1", "flash-attn", "2.5.8+cu121torch2.1.sm90", ["9.0"]),
+        ("ms-amp", "flash-attn", "2.3.3+cu121torch2.1.ms.amp", None),
+        ("cpu", "deepspeed", "0.19.8+cputorch2.13", None),
+    ],
+)
+def test_versions(target: str, package: str, version: str, sm: list[str] | None) -> None:
+    planned = plan(Catalogue(), target, sm)
+    (pin,) = [pin for pin in planned.pins if pin.name == package]
+    assert collecting.version_of(planned, pin) == version == str(Version(version))
+
+
+@pytest.mark.parametrize(
+    ("target", "right", "wrong"),
+    [
+        ("cu13.0-torch2.11", ["2.11.0", "2.11.0+cu130"], ["2.11.1", "2.11.0+cu126", "2.11.0+cpu", "2.12.0"]),
+        ("cu12.1-torch2.1", ["2.1.2", "2.1.2+cu121"], ["2.1.2+cu118", "2.1.1", "2.2.0"]),
+        ("cu11.4-torch2.0", ["2.0.1", "2.0.1+cu117"], ["2.0.1+cu118", "2.0.0"]),
+        ("cu11.4-torch1.12", ["1.12.1+cu113"], ["1.12.1", "1.12.1+cu116"]),
+        ("cpu", ["2.13.0+cpu"], ["2.13.0", "2.13.0+cu130"]),
+    ],
+)
+def test_which_torch_is_required(target: str, right: list[str], wrong: list[str]) -> None:
+    asked = Requirement(str(collecting.torch_requirement(plan(Catalogue(), target))))
+    assert all(asked.specifier.contains(version) for version in right)
+    assert not any(asked.specifier.contains(version) for version in wrong)
+
+
+def index(tiny: Tiny) -> Path:
+    return tiny.root / "build" / "index"
+
+
+def page(tiny: Tiny, name: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((index(tiny) / "simple" / name / "index.json").read_text())
+    return read
+
+
+def test_the_index_describes_each_file(collected: Tiny) -> None:
+    listed = json.loads((index(collected) / "simple" / "index.json").read_text())
+    assert listed["projects"] == [{"name": name} for name in SHOPPED]
+    for name in SHOPPED:
+        described = page(collected, name)
+        assert described["meta"] == {"api-version": "1.4", "tracks": []} and described["alternate-locations"] == []
+        assert described["project-status"] == {"status": "active"}
+        (file,) = described["files"]
+        path = (index(collected) / "simple" / name / file["url"].replace("%2B", "+")).resolve()
+        beside = path.with_name(f"{path.name}.metadata")
+        assert file["hashes"] == {"sha256": sha256_of(path)} and file["size"] == path.stat().st_size
+        assert file["core-metadata"] == {"sha256": sha256_of(beside)} == file["dist-info-metadata"]
+        assert beside.read_text() == part(path, "METADATA")
+        assert file["yanked"] is False
+        html = (index(collected) / "simple" / name / "index.html").read_text()
+        assert f'href="{file["url"]}#sha256={file["hashes"]["sha256"]}"' in html
+        assert f'data-core-metadata="sha256={sha256_of(beside)}"' in html and "data-yanked" not in html
+        human = (index(collected) / "packages" / f"{name}.html").read_text()
+        assert described["versions"][0] in human and "built" in human and str(collected.root) not in human
+
+
+def run_of(shop: Tiny, outcome: str) -> None:
+    """Evidence of a run in which one claim about tinywheel had that outcome, with the wheel that was collected."""
+    planned = plan(Catalogue(shop.root), "tiny")
+    log = shop.root / "smoke_tests" / "evidence" / "tiny--x86-64.log"
+    log.write_text("a log\n")
+    (row,) = [
+        row for row in json.loads((folder(shop) / "wheels.json").read_text())["wheels"] if row["package"] == "tinywheel"
+    ]
+    identity = "test_environment.py::test_files_are_the_pinned_bytes"
+    claim = {
+        "id": f"{identity}[tinywheel]", "claim": "two is two", "package": "tinywheel", "outcome": outcome, "seed": [],
+        "seconds": 1.0, "reason": "", "measured": {}, "key": Room(shop.root).key(identity),
+    }  # fmt: skip
+    write_json(
+        log.with_suffix(".json"),
+        {
+            "target": "tiny", "stack": planned.stack, "name": "tiny--x86-64", "started": "2026", "commit": "0" * 12,
+            "hardware": {"name": "x86-64", "arch": "x86-64", "cpu": "a", "gpus": []}, "claims": [claim], "files": {},
+            "definitions": {}, "log_sha256": sha256_of(log),
+            "packages": {"tinywheel": {"built_with": {}, "sha256": row["made_from"]}},
+        },
+    )  # fmt: skip
+
+
+def test_a_proved_wheel_says_where_and_links_the_evidence(shop: Tiny) -> None:
+    run_of(shop, "proved")
+    assert "proved: 1 proved on x86-64" in shop.succeed("index")
+    human = (index(shop) / "packages" / "tinywheel.html").read_text()
+    for name in ("tiny--x86-64.json", "tiny--x86-64.log"):
+        assert f'href="../evidence/{name}"' in human and (index(shop) / "evidence" / name).is_file()
+
+
+def test_a_refuted_wheel_is_yanked_with_the_reason_and_stays_so(shop: Tiny) -> None:
+    run_of(shop, "refuted")
+    shop.succeed("index")
+    (file,) = page(shop, "tinywheel")["files"]
+    assert file["yanked"] == "refuted on x86-64: two is two (tinywheel)"
+    assert f'data-yanked="{file["yanked"]}"' in (index(shop) / "simple" / "tinywheel" / "index.html").read_text()
+    assert "yanked: refuted" in (index(shop) / "packages" / "tinywheel.html").read_text()
+    assert page(shop, "tinypkg")["files"][0]["yanked"] is False
+    shop.edit(shop.targets, 'tinywheel = "1.0"\n', "")  # the target has it no more
+    shop.edit(shop.recipe("tinypkg"), '"tinywheel"', '"tinydep"')
+    shop.succeed("index")
+    assert page(shop, "tinywheel")["files"][0]["yanked"] == file["yanked"]
+    assert page(shop, "tinywheel")["project-status"] == {"status": "archived"}
+
+
+def test_what_is_in_the_index_stays_and_never_changes(shop: Tiny) -> None:
+    old = page(shop, "tinywheel")["files"]
+    shop.succeed("wheels", "tiny", "--build", "2")
+    shop.succeed("index")
+    both = page(shop, "tinywheel")["files"]
+    assert len(both) == 2 and all(file in both for file in old)
+    rows = json.loads((folder(shop) / "wheels.json").read_text())
+    path = wheel_of(shop, "tinywheel")
+    other = path.read_bytes() + b"\0"
+    path.unlink()  # of which the index has a link
+    path.write_bytes(other)
+    next(row for row in rows["wheels"] if row["file"] == path.name)["sha256"] = sha256_of(path)
+    write_json(folder(shop) / "wheels.json", rows)
+    before = {file: sha256_of(file) for file in index(shop).rglob("*") if file.is_file()}
+    shop.refuse("index", naming=(path.name, "--build"))
+    assert {file: sha256_of(file) for file in index(shop).rglob("*") if file.is_file()} == before
+
+
+def test_wheels_from_elsewhere_join_the_index(shop: Tiny, tmp_path: Path) -> None:
+    folder(shop).rename(tmp_path / "brought")
+    shutil.rmtree(index(shop))
+    shop.refuse("index", naming=("wheels(TARGET)",))
+    shop.succeed(
+        "index", "--from", tmp_path / "brought", "--into", tmp_path / "site", "--files-url", "https://example.org/f/"
+    )
+    described = json.loads((tmp_path / "site" / "simple" / "tinywheel" / "index.json").read_text())
+    assert described["files"][0]["url"] == f"https://example.org/f/tinywheel-1.0%2B{LOCAL}-py3-none-any.whl"
+
+
+def test_which_wheels_there_are_for_a_torch(shop: Tiny) -> None:
+    words = ("wheels", "--for", "torch==1.0", "--python", PYTHON, "--cuda", "none")
+    output = shop.succeed(*words)
+    assert "tinywheel-1.0+cputorch1.0.tiny-py3-none-any.whl: built: no claim has run with it" in output
+    for path in (folder(shop), index(shop)):
+        shutil.rmtree(path)
+    output = shop.succeed(*words)
+    assert f"tinypkg 1.0+{LOCAL}: to be built, about 1 min on this machine" in output
+    assert f"tinywheel 1.0+{LOCAL}: to be patched and collected" in output and "wheels(tiny)" in output
+
+
+def test_for_a_torch_that_no_target_has_the_nearest_is_named(checkout: Checkout) -> None:
+    done = checkout.run("wheels", "--for", "torch==2.11.0", "--python", "3.13", "--cuda", "13.0")
+    assert done.returncode == 3
+    assert "nearest: cu13.0-torch2.11, which has Python 3.12; building it takes about" in done.stdout
+    assert "nox -s new-target -- NAME --like cu13.0-torch2.11" in done.stdout
+    for words in (("--for", "torch=2"), ("--for", "numpy==2"), ("--python", "3.12")):
+        checkout.refuse("wheels", *words, naming=("--for",))
+
+
+@pytest.mark.parametrize("fault", ["truncated", "spoiled", "missing", "list", "key"])
+def test_a_damaged_wheel_or_list_is_refused(shop: Tiny, fault: str) -> None:
+    path, listed = wheel_of(shop, "tinywheel"), folder(shop) / "wheels.json"
+    shutil.rmtree(index(shop))
+    if fault == "truncated":
+        os.truncate(path, 100)
+    elif fault == "spoiled":
+        spoil(path)
+    elif fault == "missing":
+        path.unlink()
+    else:
+        listed.write_text("[]" if fault == "list" else listed.read_text().replace('"sha256"', '"sha"'))
+    shop.refuse("index", naming=("tinywheel" if fault in ("truncated", "spoiled", "missing") else "wheels.json",))
+    assert not index(shop).exists()

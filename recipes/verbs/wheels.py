@@ -1,0 +1,89 @@
+"""Verbs that hand out wheels: collect a target's own, and make an index of all that were collected."""
+
+from __future__ import annotations
+
+import argparse
+
+from recipes.catalogue.load import Catalogue
+from recipes.errors import Refusal
+from recipes.make import environment, resolve
+from recipes.make.build import Builder
+from recipes.make.cache import Cache
+from recipes.process import held
+from recipes.progress import Steps, say
+from recipes.ship import fitting, locks
+from recipes.ship import index as indexing
+from recipes.ship import wheels as collecting
+from recipes.verbs.arguments import Verbs, chosen, folder, place
+
+
+def register(verbs: Verbs) -> None:
+    """Add these verbs with their arguments."""
+    collected = verbs.add("wheels", wheels, mirror=True, sm=True)
+    collected.add_argument(
+        "--build", type=number, metavar="N", help="the wheels' build number, for a wheel that replaces a published one"
+    )
+    collected.add_argument(
+        "--lock", action="store_true", help="also write pylock.toml; pip's index is asked where each dependency is"
+    )
+    collected.add_argument(
+        "--for", dest="torch", metavar="torch==VERSION", help="only say which wheels there are for this torch"
+    )
+    collected.add_argument("--python", help="with --for: for this Python, such as 3.12")
+    collected.add_argument("--cuda", help="with --for: for this CUDA, such as 13.0, or none")
+    made = verbs.add("index", index, target=False)
+    made.add_argument("--into", type=place, help="the folder of the index (default: build/index)")
+    made.add_argument(
+        "--from", dest="folders", type=folder, action="append", default=[], metavar="DIR",
+        help="a folder of collected wheels from elsewhere; repeat for several",
+    )  # fmt: skip
+    made.add_argument("--files-url", help="where the wheels will be, if not beside the index")
+
+
+def number(value: str) -> int:
+    """A number from 1 on."""
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not a number from 1 on")
+    return int(value)
+
+
+def wheels(options: argparse.Namespace) -> int:
+    """Collect the wheels that a target builds or patches, ready to be installed elsewhere; or say what there is."""
+    if options.torch:
+        return _answer(fitting.Wanted.read(options.torch, options.python, options.cuda))
+    if options.python or options.cuda:
+        raise Refusal("--python and --cuda choose among wheels for a torch: add --for torch==VERSION.")
+    plan, cache = chosen(options), Cache()
+    resolve.check(plan)
+    place_of_target = environment.folder(plan.root, plan.target)
+    with Steps() as steps, held(place_of_target, steps.wait), cache.held(steps.wait):
+        builder = Builder(plan, cache, steps, options.mirror)
+        locked, built = builder.wheels()
+        names = {pin.name for pin in collecting.collected(plan)}
+        beside = locks.dependencies(locked, built, names, builder.downloads, places=options.lock)
+        into = collecting.collect(plan, locked, built, beside, steps, options.build)
+    for pin in collecting.own(plan):
+        if pin.release.uncollected:
+            say(f"left out: {pin.label}: {pin.release.uncollected}")
+    say(f"The wheels are in {into}")
+    return 0
+
+
+def _answer(wanted: fitting.Wanted) -> int:
+    catalogue = Catalogue()
+    for line in fitting.answer(catalogue, wanted):
+        say(line)
+    return 0 if fitting.fits(catalogue, wanted) else 3
+
+
+def index(options: argparse.Namespace) -> int:
+    """Make a static package index of all collected wheels; what it holds already stays."""
+    catalogue = Catalogue()
+    into = options.into or catalogue.root / "build" / "index"
+    with Steps() as steps, Cache().held(steps.wait):  # as long as `wheels` writes what is read here
+        sources = [*indexing.collected_in(catalogue.root), *options.folders]
+        entries = indexing.write(catalogue, into, sources, options.files_url)
+    for entry in entries:
+        say(f"{entry.file}: {entry.proof}")
+    say(f"The index of {len(entries)} wheels is in {into}")
+    return 0
