@@ -31,6 +31,7 @@ from recipes.ship.image import Options, buildx, engine, last_words
 # HOST[:PORT][/PATH]; a first part without a dot or a port is a path, which has small letters only.
 REGISTRY = r"([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:)|[a-z0-9-]+)(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
 PROVING = "fusebox.proving"  # the label of a container that proves an image, with the target
+EPOCH = 315532800  # 1980-01-01, the time of every file in a layer, as docker/build-wheel.sh has it for wheels
 PARTS = ("docker", "patches", "pyproject.toml", "recipes", "smoke_tests")  # what an image is made from
 
 
@@ -141,12 +142,12 @@ def _refuse_unpublishable(plan: Plan, registry: str) -> None:
 
 
 def _build(plan: Plan, options: Options, commit: Commit, oci: Path) -> None:
-    """Build the image into an OCI layout. Times come from the commit, so that the same commit makes the same bytes."""
+    """Build the image into an OCI layout. Labels alone name the commit, so that the next one keeps the layers."""
     labels = {"revision": commit.sha, "created": commit.time.isoformat()}
     labelled = [f"--label=org.opencontainers.image.{key}={value}" for key, value in labels.items()]
     buildx(
         plan, options, *labelled, f"--label=fusebox.stack={plan.stack}",
-        f"--build-arg=SOURCE_DATE_EPOCH={commit.seconds}",
+        f"--build-arg=SOURCE_DATE_EPOCH={EPOCH}",
         f"--output=type=oci,dest={oci},tar=false,rewrite-timestamp=true",
     )  # fmt: skip
 

@@ -31,6 +31,9 @@ def register(verbs: Verbs) -> None:
         )
         added.add_argument("--ca", type=place, help="a file of certificates, for a machine behind a proxy")
         added.add_argument(
+            "--pip-conf", type=place, help="a configuration of pip for the steps that fetch; it stays out of the image"
+        )
+        added.add_argument(
             "--network", help='the network of the steps that fetch, such as "host" (default: that of the builder)'
         )
 
@@ -64,6 +67,7 @@ def _options(options: argparse.Namespace) -> images.Options:
         mirror=options.mirror,
         wheelcache=options.wheelcache,
         ca=options.ca,
+        pip_conf=options.pip_conf,
         sm=tuple(options.sm or ()),
         network=options.network,
     )
