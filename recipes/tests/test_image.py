@@ -20,7 +20,7 @@ from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan, plan
 from recipes.errors import Refusal
 from recipes.files import ROOT, sha256_of
-from recipes.ship import dockerfile, image, publish
+from recipes.ship import dockerfile, image, publish, registry
 from recipes.tests.conftest import SOURCE, Checkout, Tiny, wheel
 from recipes.tests.objects import CUBIN, PORTABLE, fatbin, library
 
@@ -197,7 +197,8 @@ def test_a_wheel_compiled_on_a_standin_has_another_key(tiny: Tiny, tmp_path: Pat
     assert keys == {"base": tiny.declared.base.wheels.reference, "standin": "here/base@sha256:0"}
     wheels = tmp_path / "wheels" / "tinypkg"
     wheels.mkdir(parents=True)
-    wheel(wheels, "tinypkg", ("tinydep",))
+    with zipfile.ZipFile(wheel(wheels, "tinypkg", ("tinydep",)), "a") as archive:
+        archive.write(library(tmp_path, "op", "void op() {}", *PORTABLE), "op.so")
     (wheels / "compiler.txt").write_text("")
     tiny.succeed(*audited(tmp_path / "standin", tmp_path))
     manifest = json.loads((tmp_path / "install" / "fusebox" / "manifest.json").read_text())
@@ -417,7 +418,7 @@ def test_a_later_commit_keeps_the_layers_that_it_does_not_change(tiny: Tiny, sta
         commit = publish.Commit(name * 40, seconds)
         publish._build(plan(Catalogue(tiny.root), "tiny"), options, commit, tmp_path / name)
         blobs = tmp_path / name / "blobs" / "sha256"
-        digest = publish.digest_in(tmp_path / name)
+        digest = registry.digest_in(tmp_path / name)
         manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_text())
         return digest, [layer["digest"] for layer in manifest["layers"]]
 
