@@ -148,14 +148,14 @@ def promote(session, target):
 
 @verb()
 def changes(session):
-    """List what has changed since each committed run of claims and proof of a patch, and which of them that affects."""
+    """List what has changed since each committed run, record and proof, and what that affects."""
     recipes(session, "changes", *session.posargs)
 
 
 @verb()
 @for_each_target
 def mutants(session, target):
-    """Plant faults to see that the claims catch them, and try 100 seeds on correct code; -- [--seeds N] [--compile]."""
+    """Plant faults to see if the claims catch them, and try 100 seeds on correct code; -- [--seeds N] [--compile]."""
     recipes(session, "mutants", target, *session.posargs)
 
 
@@ -204,7 +204,7 @@ def bump(session):
 
 @verb()
 def outdated(session):
-    """Ask upstream what is newer than each pin, and what limits and patches say of it; -- [TARGET] [--json FILE]."""
+    """Ask upstream what is newer than each pin, and what limits and patches say about it; -- [TARGET] [--json FILE]."""
     recipes(session, "outdated", *session.posargs)
 
 
@@ -216,7 +216,7 @@ def new_package(session):
 
 @verb(name="new-target")
 def new_target(session):
-    """Write a target like another one: -- NAME --like TARGET [--without PACKAGE] [--reason TEXT]."""
+    """Copy a target under another name: -- NAME --like TARGET [--without PACKAGE] [--reason TEXT]."""
     recipes(session, "new-target", *session.posargs)
 
 
@@ -234,7 +234,7 @@ def render(session):
 
 @verb()
 def cache(session):
-    """Take built wheels to another machine: nox -s cache -- export DIR, there nox -s cache -- import DIR."""
+    """Copy built wheels to another machine: nox -s cache -- export DIR here, nox -s cache -- import DIR there."""
     recipes(session, "cache", *session.posargs)
 
 

@@ -107,7 +107,7 @@ LABEL fusebox.cuda="12.1"
 LABEL fusebox.driver="525"
 LABEL fusebox.packages="torch 2.1.0a0+fe05266, transformers 4.40.2, flash-attn 2.5.8, transformer-engine 1.8.0"
 LABEL fusebox.option.flash-attn="head sizes 64 and 128 only (they serve 33 to 64 and 97 to 128); another is refused"
-LABEL fusebox.option.transformer-engine="imports beside torch 2.1.2 and beside one without the function that patch 0011 is about; on this base it was never tried"
+LABEL fusebox.option.transformer-engine="not tried on this base: it was imported only with torch 2.1.2, and with a torch that lacks the function which patch 0011 avoids"
 ARG SM=
 LABEL fusebox.sm="${SM:-9.0}"
 USER 10001:10001

@@ -30,7 +30,20 @@ import types
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 from unittest import mock
 
 import pytest
@@ -45,6 +58,7 @@ from smoke_tests.faults.survivors import WHY
 from smoke_tests.operators import bounds, kernels
 from smoke_tests.operators import table as fused_ops
 from smoke_tests.operators.samples import sample_for, scaled_mm, scaled_mm_arguments
+from smoke_tests.operators.torch_adapter import version_of_torch
 from smoke_tests.training import faults as of_training
 from smoke_tests.training.models import Shape
 from smoke_tests.training.options import Options
@@ -65,6 +79,7 @@ SHAPE = Shape(layers=1, head_size=64, hidden=832) if CUDA else Shape(layers=1)
 # training, which takes minutes, nor what is marked as long in other files.
 LONG = {"test_environment.py", "test_training.py", "test_torchtitan.py", "test_two_hosts.py"}
 CLEAN: Dict[str, Any] = {"seeds": 0, "claims": 0, "alarms": []}  # before the first seed
+ALARM = 1  # the exit code of a whole run with a false alarm
 NUMERIC = sorted({path.name for path in ROOM.glob("test_*.py")} - LONG)
 
 
@@ -187,10 +202,18 @@ def noticed_in_a_call(operator: str, column: str) -> Optional[str]:
 def losses_with(operator: str, column: str) -> List[float]:
     """The losses of twenty steps of training with this implementation."""
     if column == of_training.TRAINING:  # its claims run on a CPU
-        ours = Run(Options(precision="float32", ops="naive", batch_size=2, warmup=2, device="cpu"))
-        return [ours.update(step)["loss"] for step in range(20)]
+        with adamw_on_a_cpu():
+            ours = Run(Options(precision="float32", ops="naive", batch_size=2, warmup=2, device="cpu"))
+            return [ours.update(step)["loss"] for step in range(20)]
     columns = {**{name: columns_of(name)[0] for name in LLAMA}, "linear": "torch"}
     return train({**columns, operator: column}, 0, DEVICE, SHAPE, steps=20)
+
+
+def adamw_on_a_cpu() -> ContextManager[Any]:
+    """The context in which torch's AdamW runs on a CPU: before torch 2.4 only the unfused one does."""
+    if version_of_torch() >= (2, 4):
+        return contextlib.nullcontext()
+    return in_table("adamw", lambda _: torch.optim.AdamW)("torch")
 
 
 # --- the mutants ---
@@ -446,8 +469,11 @@ def try_mutants(outcomes: Dict[str, Any], mutants: List[Mutant], options: argpar
         if mutant.origin == "compiled" and mutant.name != options.name:
             assert options.out, "compiled faults are tried in processes of their own, which write to --out"
             alone = ["--processes", "1", "--seeds", "0", "--name", mutant.name]
-            subprocess.run([*THIS, *alone], check=True)
+            code = subprocess.run([*THIS, *alone], check=False).returncode
             outcomes.update(json.loads(options.out.read_text(encoding="utf-8")))
+            planted = any(list(mutant[:5]) == [row[key] for key in Mutant._fields[:5]] for row in outcomes["mutants"])
+            if code not in (0, ALARM) or not planted:
+                stop(f"the process of {mutant.name!r} ended with code {code}: read what it printed, and run again")
             continue
         row = outcome_of(mutant, set(outcomes["failing"]))
         print("{outcome:9} {column:20} {operator:14} {name}: {by} {said}".format(**row), flush=True)
@@ -478,9 +504,9 @@ def begun(options: argparse.Namespace) -> Dict[str, Any]:
         try:
             run = json.loads(written.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            sys.exit(f"mutants: {written} holds no outcomes of the claims ({error}): leave --claims out to run them")
+            stop(f"{written} holds no outcomes of the claims ({error}): leave --claims out to run them")
     if any(run.get(key) != value for key, value in outcomes.items()):
-        sys.exit(f"mutants: {written} tells of other tests, packages or hardware: leave --claims out to run the claims")
+        stop(f"{written} tells of other tests, packages or hardware: leave --claims out to run the claims")
     claims = run["claims"]
     failing = [claim["id"] for claim in claims if claim["outcome"] == "refuted"]
     print(len(claims), "claims on correct code; without a mutant these fail:", failing, flush=True)
@@ -505,8 +531,8 @@ def in_processes(outcomes: Dict[str, Any], options: argparse.Namespace) -> Dict[
     command = [*THIS, "--processes", "1"]
     running = [subprocess.Popen([*command, "--out", str(path), *task]) for path, task in zip(shares, tasks)]
     codes = [process.wait() for process in running]
-    if max(codes) > 1 or min(codes) < 0:
-        sys.exit(f"a process ended with {codes}: read what it printed and run again, it goes on")
+    if not set(codes) <= {0, ALARM}:
+        stop(f"the processes ended with codes {codes}: read what they printed, and run again to continue")
     parts = [json.loads(path.read_text(encoding="utf-8")) for path in shares]
     rows = {tuple(row[key] for key in Mutant._fields[:5]): row for part in parts for row in part["mutants"]}
     order = [tuple(mutant[:5]) for mutant in selected(options)]
@@ -556,7 +582,13 @@ def main() -> int:
         try_mutants(outcomes, selected(options), options)
     counts = collections.Counter(row["outcome"] for row in outcomes["mutants"])
     print(", ".join(f"{count} {word}" for word, count in counts.most_common()))
-    return 1 if outcomes.get("clean", {}).get("alarms") else 0
+    return ALARM if outcomes.get("clean", {}).get("alarms") else 0
+
+
+def stop(sentence: str) -> NoReturn:
+    """End this process with a sentence that says why."""
+    print(f"mutants: {sentence}", file=sys.stderr)
+    sys.exit(2)
 
 
 def keep(path: Optional[Path], outcomes: Dict[str, Any]) -> None:

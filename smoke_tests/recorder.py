@@ -1,7 +1,8 @@
 """Record which functions of smoke_tests each claim runs: in this process, in pytest's workers, and in their children.
 
 Python 3.12 and newer report this through `sys.monitoring`, in every thread; older ones through coverage.py, with a
-context per claim. Before 7.13 coverage.py does not start in other processes by itself, and nothing is recorded.
+context per claim. coverage.py slows imports by a third, so it is suspended while a package from elsewhere is imported.
+Before 7.13 it does not start in other processes by itself, and nothing is recorded.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 import atexit
 import hashlib
+import importlib.machinery
 import inspect
 import os
 import re
@@ -93,6 +95,27 @@ class Coverage:
             file.writelines("{}\t{}\t{}\n".format(COMPILED, *code) for code in compiled())
 
 
+def suspend_in_imports() -> None:
+    """Suspend coverage.py while Python runs a module that is not of this folder, with all that the module imports."""
+    loader: Any = importlib.machinery.SourceFileLoader
+    run = loader.exec_module
+
+    def run_unseen(self: Any, module: Any) -> None:
+        trace = sys.gettrace()
+        if trace is None or module.__name__.partition(".")[0] == ROOM.name:
+            run(self, module)
+            return
+        sys.settrace(None)
+        try:
+            run(self, module)
+        finally:
+            sys.settrace(trace)
+
+    # A warning about an import is attributed to the code that imports: Python skips frames of importlib, by their file.
+    run_unseen.__code__ = run_unseen.__code__.replace(co_filename="<frozen importlib._bootstrap>")
+    loader.exec_module = run_unseen
+
+
 def compiled() -> Iterator[Tuple[str, str]]:
     """The functions of this folder that torch.compile has compiled in this process; they call others unseen."""
     tracker = getattr(sys.modules.get("torch._dynamo.convert_frame"), "input_codes", None)
@@ -116,14 +139,22 @@ def is_possible() -> bool:
 def begin(folder: Path) -> None:
     """Record this process and all that it starts from now on into an empty folder."""
     os.environ[FOLDER], os.environ[CLAIM] = str(folder), ""
-    if MONITORED:  # Python imports sitecustomize.py when it starts
-        beside = str(ROOM / "recorded")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PYTHONPATH", ""))))
-    else:
+    beside = str(ROOM / "recorded")  # Python imports its sitecustomize.py when it starts
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PYTHONPATH", ""))))
+    if not MONITORED:
         settings = folder / "coveragerc"
         settings.write_text(SETTINGS.format(folder=folder, room=ROOM), encoding="utf-8")
         os.environ["COVERAGE_PROCESS_START"] = str(settings)
+        suspend_in_imports()
     join()
+
+
+def begin_child() -> None:
+    """Record a process that has just started; before Python 3.12 coverage.py already does."""
+    if MONITORED:
+        join()
+    elif os.environ.get(FOLDER):
+        suspend_in_imports()
 
 
 def join() -> None:

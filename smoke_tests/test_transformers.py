@@ -61,7 +61,9 @@ def assert_bit_equal(actual: Dict[str, torch.Tensor], expected: Dict[str, torch.
 
 
 @pytest.mark.parametrize("safetensors", [True, False], ids=["safetensors", "bin"])
-@proves("a model with non-tensor extra state is saved with all its tensors and without that state", seed="A10")
+@proves(
+    "a model with non-tensor extra state is saved with all its tensors and without that state", seed="A10", until="5"
+)
 def test_extra_state_is_left_out_on_save(model: MistralWithState, safetensors: bool, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path, safe_serialization=safetensors)
     if safetensors:
@@ -69,6 +71,17 @@ def test_extra_state_is_left_out_on_save(model: MistralWithState, safetensors: b
     else:
         saved = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
     assert_bit_equal(saved, tensors_of(model))
+
+
+@proves(
+    "a model with non-tensor extra state is saved as safetensors, the only form since 5, with all its tensors and "
+    "without that state",
+    seed="A10",
+    since="5",
+)
+def test_extra_state_is_left_out_of_safetensors(model: MistralWithState, tmp_path: Path) -> None:
+    model.save_pretrained(tmp_path)
+    assert_bit_equal(load_file(tmp_path / "model.safetensors"), tensors_of(model))
 
 
 @pytest.mark.parametrize("safetensors", [True, False], ids=["safetensors", "bin"])

@@ -31,7 +31,7 @@ def consider(catalogue: Catalogue, target: Target, replaced: Mapping[str, str]) 
         if not releases:
             continue
         if all(met):
-            obstacles += [Reason(recipe, f"{package} {version} {one}") for one in met[:1]]
+            obstacles += [Reason(recipe, f"{package} {version} {obstacle}") for obstacle in met[:1]]
         elif package in replaced:
             fitting.append(Reason(recipe, f"{package} {version} fits this target by its ranges"))
     if obstacles:

@@ -54,18 +54,18 @@ def facts(target: Target, lock: Lock | None, replaced: Mapping[str, str]) -> dic
 
 def judge(limits: list[Limit], held: Facts, about: Collection[str]) -> Verdict:
     """Refused if a limit on these things is broken, allowed if limits cover them and none is broken, else unknown."""
-    cited = [one for limit in limits for one in _applied(limit, held) if {limit.package, one.thing} & set(about)]
-    broken = tuple(one.reason for one in cited if not one.kept)
+    cited = [need for limit in limits for need in _applied(limit, held) if {limit.package, need.thing} & set(about)]
+    broken = tuple(need.reason for need in cited if not need.holds)
     if broken:
         return Verdict("refused", broken)
-    return Verdict("allowed", tuple(one.reason for one in cited)) if cited else Verdict("unknown")
+    return Verdict("allowed", tuple(need.reason for need in cited)) if cited else Verdict("unknown")
 
 
 def refuse(verdict: Verdict) -> None:
     """Raise a refusal with every reason of the verdict, if it is refused."""
     if verdict.word == "refused":
-        said = "; also, ".join(map(str, verdict.reasons))
-        raise Refusal(f"{said}; choose another version of one of them.")
+        reasons = "; also, ".join(map(str, verdict.reasons))
+        raise Refusal(f"{reasons}; choose another version of one of them.")
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Cited:
     """A need of a limit that the facts answer."""
 
     thing: str
-    kept: bool
+    holds: bool
     reason: Reason
 
 
@@ -84,25 +84,25 @@ def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
     for thing, need in limit.needs.items():
         theirs = held.get(thing, [])
         if theirs:
-            kept = all(_within(version, need) for version in theirs)
+            holds = all(_within(version, need) for version in theirs)
             side = f"{limit.package} {', '.join(mine)} needs {thing} {need}"
             here = f"{side}, and the target has {thing} {', '.join(theirs)}"
             rule = f"{limit.reason} ({limit.thread})"
-            yield _Cited(thing, kept, Reason(rule, here))
+            yield _Cited(thing, holds, Reason(rule, here))
 
 
 def constraints(limits: list[Limit], target: Target) -> list[str]:
     """What the limits require of distributions that the target does not pin; its lock has to keep to these."""
     held = facts(target, None, {})
     beside = {"python", "cuda", "cudnn", "driver", "gcc", "glibc", "sm"} | set(target.packages)
-    found = {
+    required = {
         f"{thing}{need}"
         for limit in limits
         if held.get(limit.package) and all(_within(version, limit.versions) for version in held[limit.package])
         for thing, need in limit.needs.items()
         if thing not in beside
     }
-    return sorted(found)
+    return sorted(required)
 
 
 @cache  # the compatibility matrix asks the same question tens of thousands of times

@@ -251,7 +251,7 @@ def _fields(model: Any, location: Iterable[int | str]) -> Iterator[str]:
 def _inner_model(annotation: Any) -> Any:
     if hasattr(annotation, "model_fields"):
         return annotation
-    return next((found for inner in getattr(annotation, "__args__", ()) if (found := _inner_model(inner))), None)
+    return next((model for inner in getattr(annotation, "__args__", ()) if (model := _inner_model(inner))), None)
 
 
 def _kind(value: object) -> str:

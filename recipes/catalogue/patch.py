@@ -183,7 +183,7 @@ def _requirement(text: str) -> Requirement | None:
 def _lines(path: Path, text: str, applies_to: Requirement, diff: str) -> dict[Version, tuple[int, ...]]:
     """X-Lines: one version a line, then the old-side start of each hunk in it."""
     own = tuple(int(match[1]) for match in re.finditer(HUNK, diff, re.MULTILINE))
-    found: dict[Version, tuple[int, ...]] = {}
+    lines: dict[Version, tuple[int, ...]] = {}
     for line in text.splitlines():
         version, *starts = line.split() or [""]
         if not is_version(version) or not all(start.isdecimal() for start in starts) or len(starts) != len(own):
@@ -191,37 +191,37 @@ def _lines(path: Path, text: str, applies_to: Requirement, diff: str) -> dict[Ve
                 f"{path}: X-Lines {line.strip()!r} is not a version and the first line of each of {len(own)} hunks, "
                 'as in "4.36.2 3898": correct it.'
             )
-        if Version(version) in found:
+        if Version(version) in lines:
             raise Refusal(f"{path}: X-Lines names {version} twice: remove one.")
         if not applies_to.specifier.contains(version, prereleases=True):
             raise Refusal(f"{path}: X-Lines names {version}, outside X-Applies-To: widen that, or remove the line.")
-        found[Version(version)] = tuple(map(int, starts))
-    if own not in found.values():
+        lines[Version(version)] = tuple(map(int, starts))
+    if own not in lines.values():
         raise Refusal(
             f"{path}: its hunks start at {own}, which X-Lines lists for no version: correct X-Lines or the hunks."
         )
-    return found
+    return lines
 
 
 def _needs(path: Path, text: str, chain: tuple[Path, ...]) -> tuple[Requirement | Patch, ...]:
     """X-Needs: requirements on packages of the target, or names of patches, with ", or " between them."""
-    found: list[Requirement | Patch] = []
-    for one in (part.strip() for part in " ".join(text.split()).split(", or ")):
-        if one.startswith("patches/"):
-            other = path.parents[2] / one
+    needs: list[Requirement | Patch] = []
+    for need in (part.strip() for part in " ".join(text.split()).split(", or ")):
+        if need.startswith("patches/"):
+            other = path.parents[2] / need
             if not other.is_file():
-                raise Refusal(f"{path}: X-Needs names {one}, which does not exist: correct the name.")
+                raise Refusal(f"{path}: X-Needs names {need}, which does not exist: correct the name.")
             if other in chain:
-                raise Refusal(f"{path}: X-Needs forms a circle through {one}: break it.")
-            found.append(read(other, chain))
-        elif requirement := _requirement(one):
-            found.append(requirement)
+                raise Refusal(f"{path}: X-Needs forms a circle through {need}: break it.")
+            needs.append(read(other, chain))
+        elif requirement := _requirement(need):
+            needs.append(requirement)
         else:
             raise Refusal(
-                f'{path}: X-Needs {one!r} is neither a requirement such as "torch >=2.0" nor a patch '
+                f'{path}: X-Needs {need!r} is neither a requirement such as "torch >=2.0" nor a patch '
                 '("patches/torch/0001-....patch"): correct it.'
             )
-    return tuple(found)
+    return tuple(needs)
 
 
 def every(root: Path) -> list[Patch]:

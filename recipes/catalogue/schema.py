@@ -101,7 +101,7 @@ class Base(Strict):
     @property
     def unresolved(self) -> list[str]:
         """The images whose digest is not resolved yet."""
-        return list(dict.fromkeys(one.image for one in (self.wheels, self.runtime) if one.digest == "unresolved"))
+        return list(dict.fromkeys(image.image for image in (self.wheels, self.runtime) if image.digest == "unresolved"))
 
 
 class Target(Strict):
@@ -343,11 +343,11 @@ class Package(Strict):
     def _sources_can_be_built(self) -> Self:
         if self.build is None and any(release.kind == "source" for release in self.release):
             raise ValueError('a release of kind "source" needs a [build] table')
-        for release in [one for one in self.release if one.kind == "source"]:
+        for release in [source for source in self.release if source.kind == "source"]:
             build = self.build_of(release)
             if (build.longest_seconds or 0) > build.core_seconds:
                 raise ValueError(f"release {release.version}: longest_seconds is more than core_seconds")
-        if unknown := [one.version for one in self.proved_on if one._is_file == one._is_git]:
+        if unknown := [source.version for source in self.proved_on if source._is_file == source._is_git]:
             raise ValueError(f'proved_on {unknown[0]} needs either "file" and "sha256" or "repository" and "commit"')
         return self
 

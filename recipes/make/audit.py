@@ -154,13 +154,13 @@ def audit(wheel: Path, pin: Pin, target: Target, beside: Path | None, glibc: str
 
     `beside` is the site-packages that it was compiled beside, `glibc` the C library that it has to run on.
     """
-    found = extensions(wheel)
-    if pin.build.compiler != "none" and not found:
+    compiled = extensions(wheel)
+    if pin.build.compiler != "none" and not compiled:
         raise Refusal(
             f"{pin.label}: {wheel.name} holds no compiled extension: the build left them out; see its log "
             "and the recipe's env."
         )
-    for extension in found:
+    for extension in compiled:
         refuse_unportable(pin.label, extension)
         if extension.glibc > Version(glibc):
             raise Refusal(
@@ -168,23 +168,23 @@ def audit(wheel: Path, pin: Pin, target: Target, beside: Path | None, glibc: str
                 f"{glibc}: build it on the declared base."
             )
     if beside is not None:
-        _refuse_unresolved(pin, found, beside)
-        _refuse_other_bindings(pin, found, beside / "torch" / "lib" / "libtorch_python.so")
-    gpus = {"sm": check_architectures(pin, target, found)} if pin.build.compiler == "nvcc" else {}
+        _refuse_unresolved(pin, compiled, beside)
+        _refuse_other_bindings(pin, compiled, beside / "torch" / "lib" / "libtorch_python.so")
+    gpus = {"sm": check_architectures(pin, target, compiled)} if pin.build.compiler == "nvcc" else {}
     return {
-        "extensions": sorted(extension.name for extension in found),
-        "march": sorted(set().union(*(extension.cpus for extension in found))),
-        "glibc": str(max((extension.glibc for extension in found), default="none")),
+        "extensions": sorted(extension.name for extension in compiled),
+        "march": sorted(set().union(*(extension.cpus for extension in compiled))),
+        "glibc": str(max((extension.glibc for extension in compiled), default="none")),
         **gpus,
     }
 
 
-def check_architectures(pin: Pin, target: Target, found: Iterable[Extension]) -> dict[str, list[str]]:
+def check_architectures(pin: Pin, target: Target, compiled: Iterable[Extension]) -> dict[str, list[str]]:
     """Refuse a CUDA wheel with an extension that lacks a target architecture; return those of each extension.
 
     More architectures than the target's are allowed: some packages cannot be narrowed (transformer-engine before 1.11).
     """
-    gpus = {extension.name: sorted(extension.gpus) for extension in found if extension.gpus is not None}
+    gpus = {extension.name: sorted(extension.gpus) for extension in compiled if extension.gpus is not None}
     if not gpus:
         raise Refusal(
             f"{pin.label}: its wheel holds no GPU code at all: set FORCE_CUDA or its like in the recipe's env."
@@ -212,12 +212,12 @@ def refuse_unportable(label: str, extension: Extension) -> None:
         )
 
 
-def _refuse_unresolved(pin: Pin, found: Iterable[Extension], beside: Path) -> None:
-    own = set().union(*(extension.defined for extension in found))
+def _refuse_unresolved(pin: Pin, compiled: Iterable[Extension], beside: Path) -> None:
+    own = set().union(*(extension.defined for extension in compiled))
     # torch's first: nearly all are there; then cuBLAS and its kin, and the libraries of packages it was built beside.
     named = (path for path in beside.rglob("*.so*") if re.search(r"\.so(\.\d+)*$", path.name))
     libraries = sorted(named, key=lambda path: (path.parent != beside / "torch" / "lib", path))
-    for extension in found:
+    for extension in compiled:
         wanted = {name for name in extension.wanted - own if not re.match(r"_?Py", name)}
         for library in libraries:
             if wanted:
@@ -231,12 +231,12 @@ def _refuse_unresolved(pin: Pin, found: Iterable[Extension], beside: Path) -> No
             )
 
 
-def _refuse_other_bindings(pin: Pin, found: Iterable[Extension], torch: Path) -> None:
+def _refuse_other_bindings(pin: Pin, compiled: Iterable[Extension], torch: Path) -> None:
     if not torch.exists():
         return
     with torch.open("rb") as file:
         ours = Extension(torch.name, ELFFile(file)).bindings
-    for extension in found:
+    for extension in compiled:
         if ours and (strange := extension.bindings - ours):
             raise Refusal(
                 f"{pin.label}: {extension.name} was compiled with {min(strange)}, and this torch with {min(ours)}: "
@@ -266,4 +266,8 @@ def check_metadata(wheel: Path, pin: Pin, target: Target) -> None:
 
 def _normalised(requirements: Iterable[str], target: Target) -> set[str]:
     parsed = [Requirement(text) for text in requirements]
-    return {f"{canonicalize_name(one.name)}{one.specifier}" for one in parsed if target.applies(one)}
+    return {
+        f"{canonicalize_name(requirement.name)}{requirement.specifier}"
+        for requirement in parsed
+        if target.applies(requirement)
+    }

@@ -164,12 +164,12 @@ class Builder:
 
     def _kept(self, pin: Pin, inputs: dict[str, Any], make: Callable[[], None]) -> Wheel:
         """The cache's wheel for these inputs; it is built if the cache lacks it."""
-        found = self.cache.wheel(digest_of(inputs))
-        if found is None:
+        cached = self.cache.wheel(digest_of(inputs))
+        if cached is None:
             make()
-            found = self.cache.wheel(digest_of(inputs))
-        assert found is not None
-        path, record = found
+            cached = self.cache.wheel(digest_of(inputs))
+        assert cached is not None
+        path, record = cached
         return Wheel(pin, path, record["sha256"], record)
 
     def _repack(self, pin: Pin, came: Path, inputs: dict[str, Any]) -> None:
@@ -225,16 +225,16 @@ class Builder:
 
         Not what those require in turn: a lock written anew would compile everything again.
         """
-        imported = {canonicalize_name(Requirement(one).name) for one in pin.build.requires}
+        imported = {canonicalize_name(Requirement(each).name) for each in pin.build.requires}
         against = "nvidia-" if pin.build.compiler != "none" else None  # these wheels hold headers and libraries
         beside: dict[str, Any] = {
-            one.name: one.sha256
-            for one in self.plan.locked.artifacts
-            if one.name in imported or (against and one.name.startswith(against))
+            each.name: each.sha256
+            for each in self.plan.locked.artifacts
+            if each.name in imported or (against and each.name.startswith(against))
         }
-        for one in self.plan.pins:
-            if one.name in pin.build.needs and one.name != "torch":
-                beside[one.name] = [one.release.identity, [patch.sha256 for patch in self.plan.patches[one.name]]]
+        for each in self.plan.pins:
+            if each.name in pin.build.needs and each.name != "torch":
+                beside[each.name] = [each.release.identity, [patch.sha256 for patch in self.plan.patches[each.name]]]
         return beside
 
     @property
@@ -243,12 +243,12 @@ class Builder:
 
     def _compiler(self, pin: Pin) -> str:
         """The versions of a package's compilers, as the compilers report them."""
-        if (found := shutil.which("c++")) is None:
+        if (compiler := shutil.which("c++")) is None:
             raise Refusal(
                 f"{pin.label} is compiled and there is no c++ on the PATH: install one (Debian, "
                 "Ubuntu: apt-get install g++)."
             )
-        compilers = [_version_of(found)]
+        compilers = [_version_of(compiler)]
         if pin.build.compiler == "nvcc":
             compilers.append(
                 toolkit.pinned_nvcc(self.plan) or _version_of(str(self._machines_toolkit / "bin" / "nvcc"))

@@ -103,7 +103,7 @@ class Bump:
         if not first:
             raise Refusal(f"{self._recipe} has no line [[release]]: write its releases as tables that begin with it.")
         write_text(self._recipe, f"{head}{first}{self._release(pin.release, identity, requires)}\n{first}{rest}")
-        return [f"{self._recipe}: {one}" for one in todo]
+        return [f"{self._recipe}: {line}" for line in todo]
 
     def _published(self, pin: Pin, builder: Builder) -> tuple[str, Message]:
         """The file of an index: its name and sha256, and what it says of itself."""
@@ -126,13 +126,15 @@ class Bump:
         source = Source(
             version=self.version, repository=current.repository, commit=commit, tag=tag, without=current.without
         )
-        left_out = {one.path: one.without for one in current.submodules}
-        found = builder.git.submodules(label, source)
-        if found:
+        left_out = {submodule.path: submodule.without for submodule in current.submodules}
+        submodules = builder.git.submodules(label, source)
+        if submodules:
             entries = []
-            for one in found:
-                parts = f'path = "{one.path}", repository = "{one.repository}", commit = "{one.commit}"'
-                if without := left_out.get(one.path):
+            for submodule in submodules:
+                parts = (
+                    f'path = "{submodule.path}", repository = "{submodule.repository}", commit = "{submodule.commit}"'
+                )
+                if without := left_out.get(submodule.path):
                     parts += f", without = {json.dumps(without)}"
                 entries.append(f"  {{ {parts} }},")
             lines += ["submodules = [", *entries, "]"]
@@ -143,11 +145,11 @@ class Bump:
     def _release(self, current: Release, identity: str, requires: list[str]) -> str:
         """The new table: identity and requirements are the new version's, the rest is the current release's."""
         identifying = {*Source.model_fields, "kind", "requires", "mib"}
-        kept = current.model_dump(exclude_defaults=True, exclude=identifying)
+        settings = current.model_dump(exclude_defaults=True, exclude=identifying)
         lines = [f'version = "{self.version}"', f'kind = "{current.kind}"', identity.rstrip()]
-        for key, value in kept.items():
+        for key, value in settings.items():
             lines.append(f"{key} = {inline(value)}")
-        listed = "".join(f"  {json.dumps(one)},\n" for one in requires)
+        listed = "".join(f"  {json.dumps(requirement)},\n" for requirement in requires)
         lines.append(f"requires = [\n{listed}]" if requires else "requires = []")
         lines.append(f"mib = {inline(current.mib.model_dump())}")
         return "\n".join(lines) + "\n"
@@ -158,25 +160,25 @@ class Bump:
         package = catalogue.packages[self.package]
         used = {id(pin.release) for target in catalogue.targets.values() for pin in _pins(catalogue, target, package)}
         head, *blocks = self._recipe.read_text(encoding="utf-8").split("[[release]]\n")
-        kept = [block for block, release in zip(blocks, package.release, strict=True) if id(release) in used]
+        remaining = [block for block, release in zip(blocks, package.release, strict=True) if id(release) in used]
         for release in package.release:
             if id(release) not in used:
                 steps.say("bump", f"{package.name} {release.version}", "no target has it now: removed from the recipe")
-        write_text(self._recipe, "[[release]]\n".join([head, *kept]).rstrip("\n") + "\n")
+        write_text(self._recipe, "[[release]]\n".join([head, *remaining]).rstrip("\n") + "\n")
 
     # --- the patches
 
     def _standings(self, chosen: Plan, cache: Cache, steps: Steps, mirror: Path | None) -> list[str]:
         """What becomes of each patch that the target had, or that is for the new version."""
         pin = next(pin for pin in chosen.pins if pin.name == self.package)
-        patches = [one for one in patch.of_package(self.root, self.package) if chosen.target.applies(one.applies_to)]
+        patches = [each for each in patch.of_package(self.root, self.package) if chosen.target.applies(each.applies_to)]
         if not patches:
             return []
         builder = Builder(chosen, cache, steps, mirror)
         with cache.scratch("bump") as scratch:
-            touched = [file for one in patches for file in one.files]
+            touched = [file for each in patches for file in each.files]
             tree = builder.pristine(pin, touched, scratch / "pristine")
-            return [f"{one.name}: {_standing(one, self.version, tree, scratch)}" for one in patches]
+            return [f"{each.name}: {_standing(each, self.version, tree, scratch)}" for each in patches]
 
 
 def _pins(catalogue: Catalogue, target: Target, package: Package) -> list[Pin]:
@@ -200,29 +202,29 @@ def _restored(*paths: Path) -> Iterator[None]:
         raise
 
 
-def _standing(one: Patch, version: str, tree: Path, scratch: Path) -> str:
+def _standing(candidate: Patch, version: str, tree: Path, scratch: Path) -> str:
     """Whether a patch stays, retires or has to be renewed, tried on the files that it touches."""
-    if since := one.in_upstream(version):
+    if since := candidate.in_upstream(version):
         return f"retires: upstream since {since}; delete it with its proof once no target needs it"
-    if missing := next((file for file in one.files if not (tree / file).is_file()), None):
+    if missing := next((file for file in candidate.files if not (tree / file).is_file()), None):
         return f"renew it: {missing} is gone in {version}"
-    copy = scratch / one.path.stem / tree.name
-    for file in one.files:
+    copy = scratch / candidate.path.stem / tree.name
+    for file in candidate.files:
         (copy / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(tree / file, copy / file)
     try:
-        known = one.at(version)
+        known = candidate.at(version)
     except Refusal:
-        known = one
+        known = candidate
     try:
         apply(known, copy)
     except Refusal as refusal:
         if "already in" in str(refusal):
             return "retires: its change is in this version; delete it with its proof once no target needs it"
-        return f"renew it: {str(refusal).removeprefix(f'{one.name} ')}"
-    if known is one and one.lines:
+        return f"renew it: {str(refusal).removeprefix(f'{candidate.name} ')}"
+    if known is candidate and candidate.lines:
         return f"fits: add {version} to X-Lines and run its proof again"
-    return "stays" if one.covers(version) else f"fits: widen X-Applies-To to {version} and run its proof again"
+    return "stays" if candidate.covers(version) else f"fits: widen X-Applies-To to {version} and run its proof again"
 
 
 def _requires(current: Release, described: Message | None) -> tuple[list[str], list[str]]:

@@ -22,10 +22,10 @@ def program(variables: Mapping[str, str] = os.environ) -> Path | None:
     named = variables.get("FUSEBOX_CCACHE")
     if not named:
         return None
-    found = shutil.which(named, path=variables.get("PATH"))
-    if found is None:
+    path = shutil.which(named, path=variables.get("PATH"))
+    if path is None:
         raise Refusal(f"FUSEBOX_CCACHE is {named!r}, which is not a program: install ccache, or unset the variable.")
-    return Path(found).absolute()
+    return Path(path).absolute()
 
 
 def settings(ccache: Path, root: Path, folder: Path, variables: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -48,8 +48,8 @@ def show(chosen: Plan, cache: Cache) -> None:
     target = chosen.target
     cuda = "no CUDA" if target.cuda == "none" else f"CUDA {target.cuda}, sm {' '.join(target.sm)}"
     driver = f", driver {target.driver} or newer" if target.driver else ""
-    said = f": Python {target.python}, {cuda}{driver}. {target.reason}."
-    say(Text.assemble((target.name, "bold"), said))
+    about = f": Python {target.python}, {cuda}{driver}. {target.reason}."
+    say(Text.assemble((target.name, "bold"), about))
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("step", "package", "what"):
         table.add_column(column, overflow="fold")
@@ -82,8 +82,8 @@ def _steps(chosen: Plan, cache: Cache) -> Iterator[tuple[str, str, str, str]]:
             size(chosen.lock.bytes),
         )
     for pin in chosen.pins:
-        for one in chosen.patches[pin.name]:
-            yield "patch", pin.label, escape(f"{one.path.name[:4]}: {one.summary}"), ""
+        for applied in chosen.patches[pin.name]:
+            yield "patch", pin.label, escape(f"{applied.path.name[:4]}: {applied.summary}"), ""
     for pin in chosen.pins:
         if pin.release.kind == "source":
             compiler = "no compiler" if pin.build.compiler == "none" else f"{pin.build.compiler}, {jobs(pin)} jobs"

@@ -65,7 +65,7 @@ def _published(target: Target, name: str, version: str, from_source: bool, cache
     links = [each.link for each in every if each.version and Version(each.version) == Version(version)]
     if not links:
         known = [Version(each.version) for each in every if each.version]
-        newest = max(known, key=lambda one: (not one.is_prerelease, one), default="none")
+        newest = max(known, key=lambda release: (not release.is_prerelease, release), default="none")
         raise Refusal(
             f"{name} has no release {version} on pip's configured index (the newest is {newest}): correct it."
         )
@@ -85,25 +85,26 @@ def _module(file: Path) -> str | None:
     """The one module or package at the top of a wheel; None where there are several, and of an sdist."""
     if file.suffix != ".whl":
         return None
-    found = set()
+    modules = set()
     with zipfile.ZipFile(file) as archive:
         for name in archive.namelist():
             top, *below = PurePosixPath(name).parts
             if not top.endswith((".dist-info", ".data")) and re.search(r"\.(py|so)$", name):
-                found.add(top if below else top.partition(".")[0])
-    found -= {"test", "tests", "docs", "examples"}
-    return found.pop() if len(found) == 1 else None
+                modules.add(top if below else top.partition(".")[0])
+    modules -= {"test", "tests", "docs", "examples"}
+    return modules.pop() if len(modules) == 1 else None
 
 
 def _build(catalogue: Catalogue, sdist: Path) -> Table:
     """What an sdist says of its build: what that imports, and by the files in it the compiler."""
+    with tarfile.open(sdist) as tar:
+        project = metadata.of_sdist(tar, "pyproject.toml")
+        suffixes = {PurePosixPath(name).suffix for name in tar.getnames()}
     try:
-        system = tomllib.loads(metadata.of_sdist(sdist, "pyproject.toml").decode()).get("build-system", {})
+        system = tomllib.loads(project.decode()).get("build-system", {})
         named = {canonicalize_name(Requirement(text).name): text for text in system.get("requires", ["setuptools"])}
     except (ValueError, AttributeError, TypeError, InvalidRequirement) as error:
         raise Refusal(f"{sdist.name}: its pyproject.toml cannot be read ({error}): write the recipe by hand.") from None
-    with tarfile.open(sdist) as tar:
-        suffixes = {PurePosixPath(name).suffix for name in tar.getnames()}
     compiler = next((name for name, those in COMPILED.items() if suffixes & set(those)), "none")
     recipes = catalogue.root / "recipes" / "packages"
     ours = {str(name) for name in named if (recipes / f"{name}.toml").exists()}
@@ -118,7 +119,14 @@ def _release(file: Path, version: str, described: Any) -> Table:
     dynamic = {value.lower() for value in described.get_all("Dynamic", [])}
     # A wheel without a requirement has none; of an sdist, that may be known only after its build.
     requires = metadata.requires(described) or ([] if wheel else None)
-    torch = next((one for one in map(Requirement, requires or []) if canonicalize_name(one.name) == "torch"), None)
+    torch = next(
+        (
+            requirement
+            for requirement in map(Requirement, requires or [])
+            if canonicalize_name(requirement.name) == "torch"
+        ),
+        None,
+    )
     mib: Table = {"download": _mib(file.stat().st_size)}
     if wheel:
         with zipfile.ZipFile(file) as archive:
@@ -135,10 +143,10 @@ def _release(file: Path, version: str, described: Any) -> Table:
     }
 
 
-def _python(file: Path, said: str) -> str:
+def _python(file: Path, declared: str) -> str:
     """The range of Python that a file is for: by its metadata, and for a wheel by its tags."""
     tags = parse_wheel_filename(file.name)[3] if file.suffix == ".whl" else ()
-    ranges = {said} - {""}
+    ranges = {declared} - {""}
     for tag in tags:
         if match := re.fullmatch(r"cp3(\d+)", tag.interpreter):
             ranges = ranges | {f">=3.{match[1]}"} if tag.abi == "abi3" else {f"==3.{match[1]}.*"}
@@ -161,7 +169,7 @@ def _lines(table: Table) -> list[str]:
     lines = []
     for key, value in table.items():
         if key == "requires" and value and len(inline(value)) > 100:
-            lines += [f"{key} = [", *(f"  {json.dumps(one, ensure_ascii=False)}," for one in value), "]"]
+            lines += [f"{key} = [", *(f"  {json.dumps(item, ensure_ascii=False)}," for item in value), "]"]
         elif value is not None:
             text = json.dumps(value, ensure_ascii=False) if isinstance(value, str) else inline(value)
             lines.append(f"{key} = {text}")
@@ -176,7 +184,7 @@ def target(catalogue: Catalogue, name: str, like: str, without: list[str], reaso
     other, path = catalogue.target(like), catalogue.targets_file
     if name in catalogue.targets:
         raise Refusal(f"{path} has a target {name} already: choose another name.")
-    if strangers := [one for one in without if one not in other.packages]:
+    if strangers := [package for package in without if package not in other.packages]:
         nearest = suggestion(strangers[0], other.packages)
         raise Refusal(f"--without {strangers[0]}: target {like} has no such package{nearest}; remove the option.")
     text = read_text(path)
@@ -186,8 +194,8 @@ def target(catalogue: Catalogue, name: str, like: str, without: list[str], reaso
         table = tomllib.loads(whole)[name]
     except (ValueError, LookupError) as error:
         raise Refusal(f"{path}: the table [{like}] cannot be copied ({error}): write [{name}] by hand.") from None
-    kept = {one: version for one, version in other.packages.items() if one not in without}
-    if table.get("packages") != kept:
+    remaining = {package: version for package, version in other.packages.items() if package not in without}
+    if table.get("packages") != remaining:
         raise Refusal(f"{path}: [{like}.packages] is not one package a line: write [{name}] by hand.")
     missing = missing_keys(Target, {"name": name, **table}, path, name)
     write_text(path, whole)

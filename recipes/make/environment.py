@@ -85,27 +85,27 @@ def run_variables(target: Target, environment: Path) -> dict[str, str]:
 def interpreter(target: Target, cache: Cache, steps: Steps) -> str:
     """The target's Python: one of this machine, else the build of it that uv pins by hash."""
     find = ("python", "find", "--system", "--no-python-downloads", target.python)
-    found = run_uv(cache, *find)
-    if found.returncode != 0 and (switched_off := _in_pyenv(target.python)):
+    done = run_uv(cache, *find)
+    if done.returncode != 0 and (switched_off := _in_pyenv(target.python)):
         return str(switched_off)
-    if found.returncode != 0:
+    if done.returncode != 0:
         with steps.step("fetch", f"Python {target.python}: none on this machine, uv brings one"):
             fetched = run_uv(cache, "python", "install", "--no-bin", target.python)
-            found = run_uv(cache, *find)
-            if found.returncode != 0:
-                said = (fetched.stderr.strip().splitlines() or ["no message"])[-1].strip().rstrip(".")
+            done = run_uv(cache, *find)
+            if done.returncode != 0:
+                message = (fetched.stderr.strip().splitlines() or ["no message"])[-1].strip().rstrip(".")
                 raise Refusal(
-                    f"No Python {target.python} is on this machine, and uv cannot provide one ({said}): install it "
+                    f"No Python {target.python} is on this machine, and uv cannot provide one ({message}): install it "
                     f"(a package such as python{target.python}) and run again."
                 )
-    return found.stdout.strip()
+    return done.stdout.strip()
 
 
 def _in_pyenv(version: str) -> Path | None:
     """pyenv's newest Python of that version; its shims only answer for versions that are switched on."""
     root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    found = [path for path in root.glob(f"versions/{version}.*/bin/python") if path.parts[-3][-1].isdigit()]
-    return max(found, key=lambda path: int(path.parts[-3].rpartition(".")[2]), default=None)
+    pythons = [path for path in root.glob(f"versions/{version}.*/bin/python") if path.parts[-3][-1].isdigit()]
+    return max(pythons, key=lambda path: int(path.parts[-3].rpartition(".")[2]), default=None)
 
 
 def create(
@@ -149,7 +149,7 @@ def check(path: Path, cache: Cache) -> None:
 
 def _uv_variables() -> dict[str, str]:
     """What uv runs with: of the caller's settings of it only those of the network and of where Python comes from."""
-    kept = (
+    prefixes = (
         "UV_PYTHON_INSTALL",
         "UV_HTTP",
         "UV_NATIVE_TLS",
@@ -158,7 +158,7 @@ def _uv_variables() -> dict[str, str]:
         "UV_KEYRING_PROVIDER",
     )
     apart = ("UV_", "VIRTUAL_ENV", "PYTHON")
-    ours = {key: text for key, text in os.environ.items() if key.startswith(kept) or not key.startswith(apart)}
+    ours = {key: text for key, text in os.environ.items() if key.startswith(prefixes) or not key.startswith(apart)}
     # It holds times: without it the same wheels are the same environment.
     return {**ours, "UV_NO_INSTALLER_METADATA": "1"}
 
@@ -173,11 +173,11 @@ def _uv(path: Path, cache: Cache, *arguments: str) -> None:
     done = run_uv(cache, *arguments)
     if done.returncode == 0:
         return
-    said = done.stderr.strip()
-    if "No space left" in said:
+    message = done.stderr.strip()
+    if "No space left" in message:
         raise disk_full(path, OTHER_CACHE if path.is_relative_to(cache.root) else OTHER_CHECKOUT)
     raise Refusal(
-        f"uv {' '.join(arguments[:2])} refused the environment ({' '.join(said.split())[:300]}): correct "
+        f"uv {' '.join(arguments[:2])} refused the environment ({' '.join(message.split())[:300]}): correct "
         "the recipe or write the lock again."
     )
 
@@ -294,7 +294,7 @@ def _distributions(python: Path, cache: Cache) -> dict[str, str]:
     listed = run_uv(cache, "pip", "list", "--format", "json", "--python", str(python))
     if listed.returncode != 0:
         raise Refusal(f"{python} cannot be read ({listed.stderr.strip()[:200]}): check that it is the base's Python.")
-    return {canonicalize_name(one["name"]): one["version"] for one in json.loads(listed.stdout)}
+    return {canonicalize_name(entry["name"]): entry["version"] for entry in json.loads(listed.stdout)}
 
 
 def _unmet(python: Path) -> set[str]:

@@ -15,10 +15,10 @@ from recipes.make.cache import Cache
 
 def export_wheels(cache: Cache, into: Path) -> int:
     """Copy every built wheel with its record to INTO/KEY/, and return how many there are."""
-    found = sorted(path.parent for path in cache.root.glob("wheels/*/wheel.json"))
+    folders = sorted(path.parent for path in cache.root.glob("wheels/*/wheel.json"))
     if into.exists() and not into.is_dir():
         raise Refusal(f"{into} is not a folder: choose another place.")
-    for folder in found:
+    for folder in folders:
         if cache.wheel(folder.name) is None:
             raise Refusal(
                 f"{folder} does not hold the bytes that its record names: build that wheel again, then export."
@@ -32,21 +32,21 @@ def export_wheels(cache: Cache, into: Path) -> int:
                     put(partial, into / folder.name)
                 finally:
                     shutil.rmtree(partial, ignore_errors=True)
-    return len(found)
+    return len(folders)
 
 
 def import_wheels(cache: Cache, source: Path) -> int:
     """Import wheels that `export_wheels` wrote; each is checked by key, hash and CPU before any is kept."""
-    found = sorted(path.parent for path in source.glob("*/wheel.json"))
-    if not found:
+    folders = sorted(path.parent for path in source.glob("*/wheel.json"))
+    if not folders:
         raise Refusal(f"{source} holds no exported wheels (KEY/wheel.json): choose a folder that `cache export` wrote.")
-    for folder in found:
+    for folder in folders:
         check_exported(folder)
-    for folder in found:
+    for folder in folders:
         with cache.scratch("import") as scratch:
             shutil.copytree(folder, scratch / folder.name)
             put(scratch / folder.name, cache.root / "wheels" / folder.name)
-    return len(found)
+    return len(folders)
 
 
 def check_exported(folder: Path) -> None:
@@ -61,9 +61,9 @@ def check_exported(folder: Path) -> None:
         raise Refusal(f"{folder}/wheel.json is not the record of a wheel: export it again.") from None
     if digest_of(inputs) != folder.name:
         raise Refusal(f"{label}: {folder} is not named after its inputs: export it again.")
-    if not wheel.is_file() or (found := sha256_of(wheel)) != sha256:
+    if not wheel.is_file() or (actual := sha256_of(wheel)) != sha256:
         raise Refusal(
-            f"{label}: {wheel} {f'has sha256 {found}' if wheel.is_file() else 'is missing'}, and its "
+            f"{label}: {wheel} {f'has sha256 {actual}' if wheel.is_file() else 'is missing'}, and its "
             f"record says {sha256}: export it again."
         )
     if "wheel" in inputs:

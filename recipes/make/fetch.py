@@ -60,8 +60,8 @@ class PipSettings:
             [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
         )
         if listing.returncode != 0:
-            said = (listing.stderr.strip().splitlines() or ["no message"])[-1].partition(". ")[0].rstrip(".")
-            raise Refusal(f"pip's configuration cannot be read ({said}): correct it, then run again.")
+            message = (listing.stderr.strip().splitlines() or ["no message"])[-1].partition(". ")[0].rstrip(".")
+            raise Refusal(f"pip's configuration cannot be read ({message}): correct it, then run again.")
         values: dict[str, str] = {}
         sections = ("global", "download", ":env:")
         lines = [line.partition(".") for line in listing.stdout.splitlines()]
@@ -163,9 +163,9 @@ class Downloads:
         partial = self._partial(artifact)
         with disk_named(partial):
             shutil.copyfile(path, partial)
-            kept = self.cache.keep_file(partial, path.name, artifact.sha256)
-        self._steps.say("fetch", artifact.label, f"{size(kept.stat().st_size)} from {self._mirror}")
-        return kept
+            cached = self.cache.keep_file(partial, path.name, artifact.sha256)
+        self._steps.say("fetch", artifact.label, f"{size(cached.stat().st_size)} from {self._mirror}")
+        return cached
 
     def _partial(self, artifact: Artifact) -> Path:
         return self.cache.partial / f"{artifact.name}-{artifact.version}"
@@ -185,10 +185,10 @@ class Downloads:
         same = next((link for link in links if link.filename == like), None)
         if same is None and like.endswith(".whl"):
             return self.choose(name, version)
-        found = same or next((link for link in links if link.filename.endswith(".tar.gz")), None)
-        if found is None:
+        chosen = same or next((link for link in links if link.filename.endswith(".tar.gz")), None)
+        if chosen is None:
             raise Refusal(f"{name} {version} has no sdist on pip's configured index: check the version.")
-        return self._download(found.url_without_fragment, found.filename, asked)
+        return self._download(chosen.url_without_fragment, chosen.filename, asked)
 
     def _links(self, artifact: Artifact, indexes: tuple[str, ...], find_links: tuple[str, ...] = ()) -> list[Link]:
         """The files of that version, best first: any file of a package, fitting files of a dependency."""
@@ -203,13 +203,13 @@ class Downloads:
         """Every file of a package, whatever it fits, that its publisher has not withdrawn; `index` is asked too."""
         settings, asked = self.settings, Artifact(name, "", "", index=index)
         indexes = settings.indexes + ((index,) if index else ())
-        found = self._ask(asked, indexes, settings.find_links, False, lambda finder: finder.find_all_packages(name))
-        if not found:
+        packages = self._ask(asked, indexes, settings.find_links, False, lambda finder: finder.find_all_packages(name))
+        if not packages:
             where = "pip's configured index" + (f" and {index}" if index else "")
             raise Refusal(
                 f"{name} has no file on {where}{self._heard.of(asked)}: check the network and `pip config list`."
             )
-        return found
+        return packages
 
     def _ask(
         self, artifact: Artifact, indexes: tuple[str, ...], find_links: tuple[str, ...], fitting: bool,
@@ -269,13 +269,13 @@ class Downloads:
         with self._steps.step("fetch", artifact.label) as step, disk_named(partial):
             try:
                 self._patiently(artifact, lambda: self._stream(url, partial, step))
-                found = sha256_of(partial)
-                if artifact.sha256 not in ("", found):
+                actual = sha256_of(partial)
+                if artifact.sha256 not in ("", actual):
                     raise Refusal(
-                        f"{artifact.label}: {name} has sha256 {found}, and {artifact.sha256} is pinned: it "
+                        f"{artifact.label}: {name} has sha256 {actual}, and {artifact.sha256} is pinned: it "
                         "is corrupted or was replaced; nothing was kept, try again or ask its publisher."
                     )
-                path = self.cache.keep_file(partial, name, found)
+                path = self.cache.keep_file(partial, name, actual)
                 step.note = size(path.stat().st_size)
             finally:
                 partial.unlink(missing_ok=True)
@@ -314,8 +314,8 @@ class _Heard(logging.Handler):
     def of(self, artifact: Artifact) -> str:
         """The warnings about a package, in brackets."""
         name = canonicalize_name(artifact.name)
-        said = dict.fromkeys(text.rstrip(".") for text in self._said if f"/{name}/" in text)
-        return f" ({'; '.join(said)})" if said else ""
+        messages = dict.fromkeys(text.rstrip(".") for text in self._said if f"/{name}/" in text)
+        return f" ({'; '.join(messages)})" if messages else ""
 
 
 def _reason(error: Exception) -> str:

@@ -66,8 +66,8 @@ class Git:
                 if not missing:
                     raise
                 listed = ", ".join(f"{place} (for {', '.join(labels)})" for place, labels in missing.items())
-                said = str(failure).removesuffix(".")
-                raise Refusal(f"{said}; neither the mirror nor the cache has {listed}.") from None
+                reason = str(failure).removesuffix(".")
+                raise Refusal(f"{reason}; neither the mirror nor the cache has {listed}.") from None
 
     def _missing(self, sources: list[tuple[str, Source]], beside: str) -> dict[Path, list[str]]:
         """The repositories whose needed commit is in neither the mirror nor the cache, and what needs it."""
@@ -128,8 +128,14 @@ class Git:
         if shutil.which("git") is None:
             raise Refusal(f"{label}: its source is a git repository and git is not installed: install git.")
         yield _Part(label, source.repository, source.commit, source.tag, without=tuple(source.without))
-        for one in source.submodules:
-            yield _Part(f"{label} {one.path}", one.repository, one.commit, path=one.path, without=tuple(one.without))
+        for submodule in source.submodules:
+            yield _Part(
+                f"{label} {submodule.path}",
+                submodule.repository,
+                submodule.commit,
+                path=submodule.path,
+                without=tuple(submodule.without),
+            )
 
     def commit_of(self, label: str, repository: str, tag: str) -> str:
         """The commit that a tag points to, in the mirror or upstream."""
@@ -151,16 +157,16 @@ class Git:
     def submodules(self, label: str, source: Source) -> list[Submodule]:
         """Every submodule that a git source names, nested ones included, except those in its `without`."""
         assert source.repository and source.commit
-        pending, found = [_Part(label, source.repository, source.commit, source.tag)], []
+        pending, submodules = [_Part(label, source.repository, source.commit, source.tag)], []
         while pending:
             part = pending.pop(0)
             bare = self._repository(part)
             urls = self._submodule_urls(part, bare)
             for path, commit in self._gitlinks(part, bare):
                 if path not in source.without:
-                    found.append(Submodule(path=path, repository=urls[path], commit=commit))
+                    submodules.append(Submodule(path=path, repository=urls[path], commit=commit))
                     pending.append(_Part(f"{label} {path}", urls[path], commit, path=path))
-        return found
+        return submodules
 
     def _submodule_urls(self, part: _Part, bare: Path) -> dict[str, str]:
         """The repository of each submodule by its path in the whole tree (gitmodules(5))."""
@@ -172,11 +178,11 @@ class Git:
             key, _, value = line.partition(" ")
             name, _, kind = key.rpartition(".")
             values.setdefault(name, {})[kind] = value
-        found = {}
-        for one in values.values():
-            url = urljoin(f"{part.repository}/", one["url"]).removesuffix(".git")  # "../other.git" is beside this one
-            found[(PurePosixPath(part.path) / one["path"]).as_posix()] = url
-        return found
+        urls = {}
+        for entry in values.values():
+            url = urljoin(f"{part.repository}/", entry["url"]).removesuffix(".git")  # "../other.git" is beside this one
+            urls[(PurePosixPath(part.path) / entry["path"]).as_posix()] = url
+        return urls
 
     @staticmethod
     def _place(repository: str) -> Path:
@@ -201,9 +207,11 @@ class Git:
         """A bare repository with that commit in it, and with the tag that still points there."""
         label, commit, tag = part.label, part.commit, part.tag
         place = self._place(part.repository)
-        kept, source = self.cache.root / place, part.repository
-        if self._points(kept, commit) == commit and (tag is None or self._points(kept, f"refs/tags/{tag}") == commit):
-            return kept
+        cached, source = self.cache.root / place, part.repository
+        if self._points(cached, commit) == commit and (
+            tag is None or self._points(cached, f"refs/tags/{tag}") == commit
+        ):
+            return cached
         if self.mirror and (self.mirror / place).is_dir():
             mirrored = (self.mirror / place).resolve()
             if self._points(mirrored, commit) != commit:
@@ -221,23 +229,23 @@ class Git:
         with self.steps.step("fetch", label), self.cache.scratch("git") as folder:
             # Into a copy, since a killed `git fetch` leaves its locks; objects are linked, for git rewrites none.
             bare = folder / "new.git"
-            if kept.is_dir():
-                shutil.copytree(kept, bare, ignore=shutil.ignore_patterns("FETCH_HEAD"), copy_function=os.link)
+            if cached.is_dir():
+                shutil.copytree(cached, bare, ignore=shutil.ignore_patterns("FETCH_HEAD"), copy_function=os.link)
             else:
                 self._git(label, "init", "--quiet", "--bare", bare)
             fetch = (f"--git-dir={bare}", "fetch", "--quiet", "--depth=1", source, commit, *refs)
             cure = "check the commit and the network, or pass --mirror DIR"
             try:
-                self._git(label, *options, *fetch, cure=f"{cure}, or remove {kept}" if kept.is_dir() else cure)
+                self._git(label, *options, *fetch, cure=f"{cure}, or remove {cached}" if cached.is_dir() else cure)
             except Failed as failure:
                 # If a repository answers with another commit, the recipe is wrong, not the network.
                 answered = re.search(r"not our ref|find remote ref|unadvertised object", str(failure))
                 failure.repository = "" if answered else part.repository
                 raise
             self._refuse_moved_tag(label, bare, commit, tag)
-            if kept.is_dir():
-                kept.rename(folder / "old.git")
-            return put(bare, kept)
+            if cached.is_dir():
+                cached.rename(folder / "old.git")
+            return put(bare, cached)
 
     def _points(self, bare: Path, name: str) -> str:
         """The commit that a name stands for in a repository, or nothing."""
@@ -260,20 +268,20 @@ class Git:
         environment = git_variables() | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"} | variables
         with group(["git", *map(str, arguments)], self.cache.partial, environment) as process:
             try:
-                said = process.communicate(timeout=self.seconds)[0].strip()
+                output = process.communicate(timeout=self.seconds)[0].strip()
             except subprocess.TimeoutExpired:
                 raise Failed(
                     f"{label}: git did not finish within {self.seconds} s: check the network, pass --mirror DIR, or "
                     "set FUSEBOX_GIT_SECONDS."
                 ) from None
-        if "No space left on device" in said:
+        if "No space left on device" in output:
             raise disk_full(self.cache.root)
         if process.returncode != 0:
             verb = next(word for word in arguments if word in ("init", "fetch", "checkout", "ls-remote"))
-            lines = said.splitlines() or ["no message"]
+            lines = output.splitlines() or ["no message"]
             why = next((line for line in lines if line.startswith("fatal: ")), lines[-1]).rstrip(".")
             raise Failed(f"{label}: git {verb} failed ({why}): {cure}.")
-        return said
+        return output
 
 
 def _seconds() -> int:

@@ -15,7 +15,11 @@ from recipes.make import audit
 
 def metadata(path: Path) -> Message:
     """The metadata of a wheel, or of an sdist (empty where that has none)."""
-    text = audit.described(path, "METADATA") if path.suffix == ".whl" else of_sdist(path, "PKG-INFO")
+    if path.suffix == ".whl":
+        text = audit.described(path, "METADATA")
+    else:
+        with tarfile.open(path) as tar:
+            text = of_sdist(tar, "PKG-INFO")
     return HeaderParser().parsestr(text.decode(errors="replace"))
 
 
@@ -25,12 +29,13 @@ def requires(described: Message) -> list[str] | None:
     if listed is None:
         return None
     parsed = [Requirement(text) for text in listed]
-    return [str(one) for one in parsed if not (one.marker and "extra" in str(one.marker))]
+    return [
+        str(requirement) for requirement in parsed if not (requirement.marker and "extra" in str(requirement.marker))
+    ]
 
 
-def of_sdist(sdist: Path, name: str) -> bytes:
-    """A file in the one folder of an sdist; empty where it is not there."""
-    with tarfile.open(sdist) as tar:
-        member = next((one for one in tar if re.fullmatch(rf"[^/]+/{re.escape(name)}", one.name)), None)
-        found = tar.extractfile(member) if member else None
-        return found.read() if found else b""
+def of_sdist(tar: tarfile.TarFile, name: str) -> bytes:
+    """A file in the one folder of an open sdist; empty if it is not there."""
+    member = next((entry for entry in tar if re.fullmatch(rf"[^/]+/{re.escape(name)}", entry.name)), None)
+    file = tar.extractfile(member) if member else None
+    return file.read() if file else b""

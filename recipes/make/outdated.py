@@ -112,11 +112,11 @@ def _answer(question: Question, downloads: Downloads, git: Git) -> Answer:
     try:
         if question.repository:
             return {tag: [] for tag in git.tags(question.repository, question.repository)}
-        found: dict[str, list[Link]] = {}
+        releases: dict[str, list[Link]] = {}
         for package in downloads.releases(question.package, question.own_index):
             if package.version and is_version(package.version):
-                found.setdefault(package.version, []).append(package.link)
-        return found
+                releases.setdefault(package.version, []).append(package.link)
+        return releases
     except Refusal as refusal:
         return refusal
 
@@ -138,9 +138,9 @@ def _standing(
     older = (version for version, word, _ in verdicts if word != "refused")
     fitting = newest if word != "refused" else next(older, None)
     patches = [
-        patch_standing(one, newest)
-        for one in patch.of_package(catalogue.root, pin.name)
-        if one.selects(release.version, target)
+        patch_standing(each, newest)
+        for each in patch.of_package(catalogue.root, pin.name)
+        if each.selects(release.version, target)
     ]
     return Standing(*about, newest, word, reasons, fitting, tuple(patches))
 
@@ -199,12 +199,12 @@ def _takes_python(link: Link, target: Target) -> bool:
         return True
 
 
-def patch_standing(one: Patch, version: str) -> PatchStanding:
+def patch_standing(candidate: Patch, version: str) -> PatchStanding:
     """What a patch says of itself for another release; only `bump` tries it on the files."""
-    if since := one.in_upstream(version):
-        return PatchStanding(one.name, "retires", f"upstream since {since}")
-    if not one.covers(version):
-        return PatchStanding(one.name, "ends", f"it is for {one.applies_to.specifier}")
-    if one.lines and Version(version) not in one.lines:
-        return PatchStanding(one.name, "ends", f"X-Lines does not have {version}")
-    return PatchStanding(one.name, "stays", f"it is for {one.applies_to.specifier}")
+    if since := candidate.in_upstream(version):
+        return PatchStanding(candidate.name, "retires", f"upstream since {since}")
+    if not candidate.covers(version):
+        return PatchStanding(candidate.name, "ends", f"it is for {candidate.applies_to.specifier}")
+    if candidate.lines and Version(version) not in candidate.lines:
+        return PatchStanding(candidate.name, "ends", f"X-Lines does not have {version}")
+    return PatchStanding(candidate.name, "stays", f"it is for {candidate.applies_to.specifier}")

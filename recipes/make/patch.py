@@ -43,15 +43,15 @@ def apply(patch: Patch, tree: Path) -> None:
         raise Refusal(f"{patch.name} has LF line ends, and {crlf} of {tree.name} has CRLF: unpack that source again.")
     before = {file: _hash_or_none(tree / file) for file in patch.files}
     done = _git_apply(patch, tree, "--verbose")
-    said = done.stderr.strip().splitlines() or ["no message"]
-    if any("No space left on device" in line for line in said):
+    messages = done.stderr.strip().splitlines() or ["no message"]
+    if any("No space left on device" in line for line in messages):
         raise disk_full(tree)
     if done.returncode != 0:
         raise Refusal(
-            f"{patch.name} does not apply to {tree.name} ({_first_error(said)}): renew it for this version "
+            f"{patch.name} does not apply to {tree.name} ({_first_error(messages)}): renew it for this version "
             "or bound X-Applies-To."
         )
-    if moved := next((line for line in said if re.search(r"\(offset|fuzz", line)), None):
+    if moved := next((line for line in messages if re.search(r"\(offset|fuzz", line)), None):
         raise Refusal(
             f"{patch.name} applies to {tree.name} only at another place ({moved.strip()}): renew its line numbers."
         )
@@ -75,9 +75,9 @@ def _git_apply(patch: Patch, tree: Path, *options: str) -> subprocess.CompletedP
     )
 
 
-def _first_error(said: list[str]) -> str:
-    errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
-    return next((error for error in errors if not error.startswith("while searching")), said[-1])
+def _first_error(messages: list[str]) -> str:
+    errors = [line.removeprefix("error: ") for line in messages if line.startswith("error: ")]
+    return next((error for error in errors if not error.startswith("while searching")), messages[-1])
 
 
 def apply_all(patches: list[Patch], tree: Path) -> None:

@@ -35,8 +35,12 @@ def requirements(plan: Plan) -> list[str]:
         wanted |= {*pin.release.requires, *(pin.build.requires if pin.release.kind == "source" else [])}
     own = {pin.name for pin in plan.pins}
     parsed = [Requirement(text) for text in wanted]
-    needed = [one for one in parsed if canonicalize_name(one.name) not in own and plan.target.applies(one)]
-    return sorted(str(one) for one in needed)
+    needed = [
+        requirement
+        for requirement in parsed
+        if canonicalize_name(requirement.name) not in own and plan.target.applies(requirement)
+    ]
+    return sorted(str(requirement) for requirement in needed)
 
 
 def inputs(plan: Plan) -> str:
@@ -85,7 +89,9 @@ def write(plan: Plan, cache: Cache, steps: Steps) -> Path:
         toolkit = []
         if plan.target.toolkit:  # its wheels keep to what the environment has, and are apart from it
             pinned = [f"{name}=={version}" for name, version in locked]
-            toolkit = [one for one in _resolve(plan, downloads, [_toolkit(plan)], pinned) if one not in locked]
+            toolkit = [
+                artifact for artifact in _resolve(plan, downloads, [_toolkit(plan)], pinned) if artifact not in locked
+            ]
     path = plan.root / "recipes" / "lock" / f"{plan.target.name}.txt"
     text = _text(plan, downloads, f"the dependencies of {plan.target.name}", inputs(plan), locked)
     if plan.target.toolkit:
@@ -155,7 +161,7 @@ def _resolve(plan: Plan, downloads: Downloads, wanted: list[str], kept_to: list[
         (scratch / "in.txt").write_text("\n".join(wanted) + "\n")
         # A dependency on one of the target's own packages is met by the target, never by the index.
         (scratch / "own.txt").write_text("".join(f"{pin.name}; sys_platform == 'never'\n" for pin in plan.pins))
-        (scratch / "constraints.txt").write_text("".join(f"{one}\n" for one in kept_to))
+        (scratch / "constraints.txt").write_text("".join(f"{constraint}\n" for constraint in kept_to))
         options = ["--constraints", str(scratch / "constraints.txt"), "--overrides", str(scratch / "own.txt")]
         options += ["--python-version", plan.target.python]
         options += ["--python-platform", f"x86_64-manylinux_{plan.target.glibc.replace('.', '_')}"]

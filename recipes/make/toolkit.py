@@ -40,7 +40,7 @@ def pinned_nvcc(plan: Plan) -> str | None:
 
 
 def state(plan: Plan) -> str:
-    """One line on the toolkit that a build on this machine would use; "" where it would use none."""
+    """One line about the toolkit that a build on this machine would use; "" if it would use none."""
     compiled = [pin for pin in plan.pins if needed_by(plan, pin)]
     if not compiled or plan.lock is None:
         return ""
@@ -56,7 +56,7 @@ def state(plan: Plan) -> str:
     return f"toolkit: {home} has what {len(compiled)} packages need"
 
 
-# --- where it is
+# --- find it
 
 
 def folder_in(site: Path, target: Target) -> Path:
@@ -76,30 +76,30 @@ def of_machine(target: Target, variables: Mapping[str, str] = os.environ) -> Pat
 
     nvcc itself says where it lies, since what the PATH names may be a link or a script that runs another one.
     """
-    found = shutil.which("nvcc", path=variables.get("PATH"))
-    if found is None:
+    program = shutil.which("nvcc", path=variables.get("PATH"))
+    if program is None:
         raise Refusal(
-            f"Target {target.name} is compiled with CUDA {target.cuda} and there is no nvcc on the PATH: install the "
-            f"toolkit, or put the folder of its nvcc on the PATH."
+            f"Target {target.name} is compiled with CUDA {target.cuda}, and there is no nvcc on the PATH: install the "
+            "CUDA toolkit, or put the folder that contains its nvcc on the PATH."
         )
-    nvcc = os.path.realpath(found)
+    nvcc = os.path.realpath(program)
     shown = _output([nvcc, "--dryrun", "probe.cu"], variables)
     top = re.search(r"^#\$ TOP=(.+)$", shown, re.MULTILINE)
     home = Path(os.path.realpath(top[1].strip())) if top else None
     if home is None or not (home / "bin" / "nvcc").exists():
         raise Refusal(
-            f"{found} does not say which CUDA toolkit it belongs to (`nvcc --dryrun` names no folder with bin/nvcc): "
+            f"{program} does not say which CUDA toolkit it belongs to (`nvcc --dryrun` names no folder with bin/nvcc): "
             "put the toolkit's own bin folder first on the PATH."
         )
     named = variables.get("CUDA_HOME")
     if named and os.path.realpath(named) != str(home):
         raise Refusal(
-            f"CUDA_HOME is {named}, and {found} hides it, which belongs to {home}: put {named}/bin first on the PATH, "
-            "or unset CUDA_HOME (env -u CUDA_HOME) to build with the other."
+            f"CUDA_HOME is {named}, but the first nvcc on the PATH, {program}, belongs to {home}: put {named}/bin "
+            f"first on the PATH, or unset CUDA_HOME (env -u CUDA_HOME) to build with {home}."
         )
     release = re.search(r"release (\d+\.\d+)", _output([str(home / "bin" / "nvcc"), "--version"], variables))
     if release is None or Version(release[1]).major != Version(target.cuda).major:
-        has = f"CUDA {release[1]}" if release else "of no CUDA version that it names"
+        has = f"CUDA {release[1]}" if release else "of an unknown CUDA version"
         raise Refusal(
             f"The toolkit {home} is {has}, and target {target.name} is compiled with CUDA {target.cuda}: put the bin "
             f"folder of a CUDA {target.cuda.partition('.')[0]} toolkit first on the PATH."
@@ -113,20 +113,20 @@ def _output(command: list[str], variables: Mapping[str, str]) -> str:
             command, env=dict(variables), capture_output=True, text=True, errors="replace", timeout=_SHOWN, check=False
         )
     except subprocess.TimeoutExpired:
-        raise Refusal(f"{' '.join(command)} did not end within {_SHOWN} s: check that it is CUDA's nvcc.") from None
+        raise Refusal(f"{' '.join(command)} did not finish within {_SHOWN} s: check that it is CUDA's nvcc.") from None
     except OSError as error:
-        raise Refusal(f"{command[0]} cannot be run ({error.strerror}): replace it by CUDA's nvcc.") from None
+        raise Refusal(f"{command[0]} cannot be run ({error.strerror}): replace it with CUDA's nvcc.") from None
     return done.stdout + done.stderr
 
 
-# --- whether it has what the packages need
+# --- check that it has what the packages need
 
 
 def probe(plan: Plan, pins: Iterable[Pin], home: Path, scratch: Path) -> None:
     """Compile and link one small file with every header and library that these pins need, for each GPU architecture.
 
     `home` is the toolkit's folder, `scratch` an empty one. What is missing is refused by name, with the packages that
-    need it; so is a host compiler that nvcc does not take.
+    need it; so is a host compiler that nvcc does not accept.
     """
     chosen = [*pins, *([plan.torch] if plan.torch else [])]
     headers, libraries = _needs(chosen, "headers"), _needs(chosen, "libraries")
@@ -136,11 +136,11 @@ def probe(plan: Plan, pins: Iterable[Pin], home: Path, scratch: Path) -> None:
         )
         + "__global__ void probe() {}\n"
     )
-    said = _compiled(includes, libraries, plan.target, home, scratch)
-    if "#error lacks" in said:  # then nothing was linked, and what is missing there is to be named too
-        said += _compiled("__global__ void probe() {}\n", libraries, plan.target, home, scratch)
-    if said:
-        raise _fault(plan, home, said, headers, libraries)
+    errors = _compiled(includes, libraries, plan.target, home, scratch)
+    if "#error lacks" in errors:  # then nothing was linked; name what is missing there as well
+        errors += _compiled("__global__ void probe() {}\n", libraries, plan.target, home, scratch)
+    if errors:
+        raise _fault(plan, home, errors, headers, libraries)
 
 
 def _compiled(text: str, libraries: Iterable[str], target: Target, home: Path, scratch: Path) -> str:
@@ -148,7 +148,7 @@ def _compiled(text: str, libraries: Iterable[str], target: Target, home: Path, s
     source = scratch / "probe.cu"
     source.write_text(f"{text}int main() {{ probe<<<1, 1>>>(); return 0; }}\n")
     codes = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (sm.replace(".", "") for sm in target.sm)]
-    # Else the linker leaves out, unseen, what nothing in the file calls.
+    # Otherwise the linker silently leaves out libraries that nothing in the file calls.
     links = ["-Xlinker", "--no-as-needed", *(f"-l{name}" for name in libraries)]
     command = [str(home / "bin" / "nvcc"), "-std=c++17", *codes, str(source), "-o", str(scratch / "probe"), *links]
     path = f"{home / 'bin'}:{os.environ.get('PATH') or os.defpath}"
@@ -169,31 +169,31 @@ def _needs(pins: Iterable[Pin], kind: str) -> dict[str, list[str]]:
 
 
 def _fault(
-    plan: Plan, home: Path, said: str, headers: Mapping[str, list[str]], libraries: Mapping[str, list[str]]
+    plan: Plan, home: Path, errors: str, headers: Mapping[str, list[str]], libraries: Mapping[str, list[str]]
 ) -> Refusal:
     """The sentence for what nvcc said."""
     target = plan.target
-    whole = "install the toolkit whole, or put the bin folder of one that is first on the PATH"
+    cure = "install the complete toolkit, or put the bin folder of a complete one first on the PATH"
     if plan.toolkit:
-        whole = f"add the wheels that hold them to {plan.toolkit.path} (EXTRAS in recipes/make/resolve.py)"
-    missing = {name: headers[name] for name in dict.fromkeys(re.findall(r"#error lacks (\S+)", said))}
-    missing |= {f"lib{name}.so": libraries[name] for name in re.findall(r"cannot find -l([\w.-]+)", said)}
+        cure = f"add the wheels that contain them to {plan.toolkit.path} (EXTRAS in recipes/make/resolve.py)"
+    missing = {name: headers[name] for name in dict.fromkeys(re.findall(r"#error lacks (\S+)", errors))}
+    missing |= {f"lib{name}.so": libraries[name] for name in re.findall(r"cannot find -l([\w.-]+)", errors)}
     if missing:
         listed = "; ".join(f"{name} (for {', '.join(labels)})" for name, labels in missing.items())
-        return Refusal(f"The CUDA toolkit {home} lacks {listed}: {whole}.")
-    if found := re.search(r"unsupported GNU version! (gcc versions later than \d+ are not supported)", said):
+        return Refusal(f"The CUDA toolkit {home} lacks {listed}: {cure}.")
+    if match := re.search(r"unsupported GNU version! (gcc versions later than \d+ are not supported)", errors):
         return Refusal(
-            f"The nvcc of {home} does not take this machine's C++ compiler ({found[1]}): install an older g++ and put "
-            "it first on the PATH."
+            f"The nvcc of {home} does not accept this machine's C++ compiler ({match[1]}): install an older g++ and "
+            "put it first on the PATH."
         )
-    if found := re.search(r"Unsupported gpu architecture '(compute_\d+)'", said):
+    if match := re.search(r"Unsupported gpu architecture '(compute_\d+)'", errors):
         return Refusal(
-            f"The nvcc of {home} does not compile for {found[1]}, and target {target.name} is for sm "
-            f"{', '.join(target.sm)}: pass --sm with those that it knows, or choose another toolkit."
+            f"The nvcc of {home} cannot compile for {match[1]}, and target {target.name} is for sm "
+            f"{', '.join(target.sm)}: pass --sm with architectures that it supports, or choose another toolkit."
         )
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
     why = next((line for line in lines if re.search(r"error|fatal|not found", line)), (lines or ["no output"])[-1])
     return Refusal(
-        f"The CUDA toolkit {home} does not compile a file with the headers of {target.name}'s packages "
+        f"The CUDA toolkit {home} cannot compile a file that includes the headers of {target.name}'s packages "
         f"({why[:200].rstrip('.')}): check the toolkit and the C++ compiler."
     )

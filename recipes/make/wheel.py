@@ -45,10 +45,10 @@ def repack(wheel: Path, tree: Path, files: Iterable[str], final: Path) -> None:
 
 
 def _record_of(wheel: Path, archive: zipfile.ZipFile) -> str:
-    found = [name for name in archive.namelist() if name.endswith(".dist-info/RECORD") and name.count("/") == 1]
-    if len(found) != 1:
-        raise Refusal(f"{wheel.name} has {len(found)} RECORD files, and a wheel has one: check the recipe's file.")
-    return found[0]
+    records = [name for name in archive.namelist() if name.endswith(".dist-info/RECORD") and name.count("/") == 1]
+    if len(records) != 1:
+        raise Refusal(f"{wheel.name} has {len(records)} RECORD files, and a wheel has one: check the recipe's file.")
+    return records[0]
 
 
 def _renewed(wheel: Path, archive: zipfile.ZipFile, record: str, changed: Mapping[str, bytes]) -> bytes:

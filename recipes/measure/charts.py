@@ -49,18 +49,18 @@ def picture(name: str, cells: list[Row]) -> str:
 
 def _block(cells: list[Row]) -> Any:
     """FP8 over bf16 by model size, sequence length and micro-batch; eager and as CUDA graphs."""
-    found = of(cells, "block/")
-    if not found:
+    rows = of(cells, "block/")
+    if not rows:
         return None
-    names = sorted({(row["facts"]["hidden"], row["facts"]["model"]) for row in found}, reverse=True)
-    places = sorted({(row["facts"]["length"], row["facts"]["batch"]) for row in found})
+    names = sorted({(row["facts"]["hidden"], row["facts"]["model"]) for row in rows}, reverse=True)
+    places = sorted({(row["facts"]["length"], row["facts"]["batch"]) for row in rows})
     size = (2.6 + 0.5 * len(places), 1.6 + 0.85 * len(names))
     figure, axes = pyplot.subplots(2, 1, figsize=size, squeeze=False, layout="constrained")
     for axis, arm, title in zip(
         axes[:, 0], ("fp8", "fp8 graph"), ("launched one by one", "as a CUDA graph"), strict=True
     ):
         grid = [[float("nan")] * len(places) for _ in names]
-        for row in found:
+        for row in rows:
             column = places.index((row["facts"]["length"], row["facts"]["batch"]))
             line = names.index((row["facts"]["hidden"], row["facts"]["model"]))
             if arm in valid(row) and "ratio" in row["arms"][arm]:
@@ -85,13 +85,13 @@ def _block(cells: list[Row]) -> Any:
 
 def _ablation(cells: list[Row]) -> Any:
     """Seconds of a step of 65,536 tokens by what is fused, and memory of a micro-batch."""
-    found = [row for row in of(cells, "ablation/") if not row["key"].startswith("ablation/step") and valid(row)]
-    if not found:
+    rows = [row for row in of(cells, "ablation/") if not row["key"].startswith("ablation/step") and valid(row)]
+    if not rows:
         return None
-    count = sum(len(valid(row)) + 1 for row in found)
+    count = sum(len(valid(row)) + 1 for row in rows)
     figure, axes = pyplot.subplots(1, 2, figsize=(10, 0.6 + 0.23 * count), sharey=True, layout="constrained")
     place, ticks, labels = 0.0, [], []
-    for row in found:
+    for row in rows:
         tokens = row["facts"]["tokens"]
         labels.append(f"{row['key'].removeprefix('ablation/')}:")
         ticks.append(place)
@@ -125,9 +125,9 @@ def _ablation(cells: list[Row]) -> Any:
 
 def _crossover(cells: list[Row]) -> Any:
     """FP8 over bf16 of one Linear by its size, with intervals."""
-    found = [row for row in of(cells, "linear/") if row["facts"]["way"] == "both"]
+    rows = [row for row in of(cells, "linear/") if row["facts"]["way"] == "both"]
     lines: dict[str, list[tuple[float, Row, bool]]] = {}
-    for row in found:
+    for row in rows:
         size = (row["facts"]["m"] * row["facts"]["k"] * row["facts"]["n"]) ** (1 / 3)
         for name, arm in valid(row).items():
             if arm["precision"] == "fp8" and "ratio" in arm:
@@ -172,20 +172,20 @@ def smoothed(xs: list[float], ys: list[float]) -> tuple[list[float], list[float]
 
 def _roof(cells: list[Row]) -> Any:
     """Each implementation's share of the measured ceiling, by operator and size."""
-    found = [row for row in of(cells, "operators/") if valid(row)]
-    if not found:
+    rows = [row for row in of(cells, "operators/") if valid(row)]
+    if not rows:
         return None
-    told = [shares(row) for row in found]
-    columns = sorted({name for reached in told for name in reached})
-    figure, axis = pyplot.subplots(figsize=(9, 0.9 + 0.22 * len(found)), layout="constrained")
+    measured = [shares(row) for row in rows]
+    columns = sorted({name for reached in measured for name in reached})
+    figure, axis = pyplot.subplots(figsize=(9, 0.9 + 0.22 * len(rows)), layout="constrained")
     for index, column in enumerate(columns):
-        points = [(reached[column], line) for line, reached in enumerate(told) if column in reached]
+        points = [(reached[column], line) for line, reached in enumerate(measured) if column in reached]
         hollow: dict[str, Any] = (
             {"facecolors": "none", "edgecolors": PALETTE[index % 8]} if index >= 8 else {"color": PALETTE[index % 8]}
         )
         reaches, places = zip(*points, strict=True)
         axis.scatter(reaches, places, marker=MARKERS[index % len(MARKERS)], s=22, label=column, **hollow)
-    axis.set_yticks(range(len(found)), [row["key"].removeprefix("operators/") for row in found], size=7)
+    axis.set_yticks(range(len(rows)), [row["key"].removeprefix("operators/") for row in rows], size=7)
     axis.invert_yaxis()
     axis.axvline(1, color="k", linewidth=0.8)
     axis.set_xlim(0, 1.1)
@@ -197,13 +197,13 @@ def _roof(cells: list[Row]) -> Any:
 
 def _models(cells: list[Row]) -> Any:
     """Sequences per second of whole models, naive or fused, bf16 or FP8."""
-    found = [row for row in of(cells, "models/") if valid(row)]
-    if not found:
+    rows = [row for row in of(cells, "models/") if valid(row)]
+    if not rows:
         return None
-    most = max(len(valid(row)) for row in found)
-    size = (3.4 * len(found), 0.8 + 0.3 * most)
-    figure, axes = pyplot.subplots(1, len(found), figsize=size, squeeze=False, layout="constrained")
-    for axis, row in zip(axes[0], found, strict=True):
+    most = max(len(valid(row)) for row in rows)
+    size = (3.4 * len(rows), 0.8 + 0.3 * most)
+    figure, axes = pyplot.subplots(1, len(rows), figsize=size, squeeze=False, layout="constrained")
+    for axis, row in zip(axes[0], rows, strict=True):
         arms = valid(row)
         rates = [row["facts"]["batch"] / arm["ms"] * 1e3 for arm in arms.values()]
         colours = [ORANGE if "fp8" in name else GREY if "naive" in name else BLUE for name in arms]
@@ -220,15 +220,15 @@ def _models(cells: list[Row]) -> Any:
 
 def _scaling(cells: list[Row]) -> Any:
     """Tokens per second and GPU of each job on several GPUs, and its memory."""
-    found = [row for row in of(cells, "scaling/") if valid(row)]
-    if not found:
+    rows = [row for row in of(cells, "scaling/") if valid(row)]
+    if not rows:
         return None
-    heights = [len(valid(row)) + 1 for row in found]
+    heights = [len(valid(row)) + 1 for row in rows]
     figure, axes = pyplot.subplots(
-        len(found), 1, figsize=(8, 0.5 + 0.28 * sum(heights)), squeeze=False, layout="constrained", sharex=True,
+        len(rows), 1, figsize=(8, 0.5 + 0.28 * sum(heights)), squeeze=False, layout="constrained", sharex=True,
         height_ratios=heights,
     )  # fmt: skip
-    for axis, row in zip(axes[:, 0], found, strict=True):
+    for axis, row in zip(axes[:, 0], rows, strict=True):
         arms, facts = valid(row), row["facts"]
         for place, arm in enumerate(arms.values()):
             rate, ratio = arm["tokens_per_second"], f"  {arm['ratio']:.2f}× {arm['base']}" if "ratio" in arm else ""

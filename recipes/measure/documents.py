@@ -119,13 +119,13 @@ def _below(first: Number, second: Number) -> bool | None:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found, as text, and where; `found` is empty if there is no answer yet.
+    """What was measured or tested, as text, and where; `result` is empty if there is no answer yet.
 
     holds: whether the statement holds; None if that is open.
     """
 
     statement: Statement
-    found: str = ""
+    result: str = ""
     where: str = ""
     holds: bool | None = None
 
@@ -267,7 +267,7 @@ def _outcome(statement: Statement, judged: list[bool | None], holds: bool | None
     """Whether a statement holds, and for how many numbers, as text; empty for a statement without a bound."""
     if not statement.bound:
         return ""
-    outcome = {True: "holds", False: "does not hold", None: "not told apart"}[holds]
+    outcome = {True: "holds", False: "does not hold", None: "inconclusive"}[holds]
     count = f"; {judged.count(True)} of {len(judged)} do, {judged.count(False)} do not" if len(judged) > 4 else ""
     return f"{outcome} ({statement.bound}{count}): "
 

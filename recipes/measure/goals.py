@@ -118,10 +118,10 @@ def verdict(number: Number, least: float, samples: int, exact: bool = False) -> 
     if exact:
         return (f"**{value:.3g}**", True) if value >= least else (f"{value:.3g}, not reached", False)
     if samples < FEWEST:
-        return f"{value:.3g} ({samples} samples: no interval), not told apart", None
+        return f"{value:.3g} ({samples} samples: no interval), inconclusive", None
     words = f"{value:.3g} ({low:.3g} to {high:.3g}, {samples})"
     met = True if low >= least else False if high < least else None
-    return f"**{words}**" if met else words + (", not told apart" if met is None else ", not reached"), met
+    return f"**{words}**" if met else words + (", inconclusive" if met is None else ", not reached"), met
 
 
 def _grid(goal: Goal, cells: list[Row]) -> str:

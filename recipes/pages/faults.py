@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recipes.pages.markdown import table
-from recipes.prove.mutants import COUNTED, Row, committed, keys_of
+from recipes.prove.mutants import COUNTED, Row, changed, committed
 
 
 def text(root: Path) -> str:
@@ -20,11 +20,10 @@ def _sections(root: Path, outcomes: Row) -> Iterator[str]:
     counts = collections.Counter(row["outcome"] for row in rows)
     caught = collections.Counter(row["origin"] for row in rows if row["outcome"] == "caught")
     yield f"### `{outcomes['target']}` on {outcomes['hardware']['name']} ({outcomes['hardware']['cpu']})"
-    changed = sum(not key or row.get("key") != key for row, key in zip(rows, keys_of(root, outcomes), strict=True))
-    if changed:
+    if number := len(changed(root, outcomes)):
         commit = outcomes.get("commit") or "no commit"
         since = f"{commit[:7]} ([diff](../../compare/{commit}...main))"
-        yield f"What decided {changed} of these {len(rows)} mutants has changed since {since}."
+        yield f"For {number} of these {len(rows)} mutants, code that decided the outcome has changed since {since}."
     yield (
         f"{sum(counts[word] for word in COUNTED)} mutants count: {counts['caught']} caught ({caught['rule']} of them "
         f"made by the rule, {caught['compiled']} compiled into upstream's code), {counts['survived']} survived, "
@@ -35,7 +34,7 @@ def _sections(root: Path, outcomes: Row) -> Iterator[str]:
         yield f"These claims fail without any mutant and so catch none: {', '.join(outcomes['failing'])}."
     yield (
         f"On correct code, {clean['seeds']} seeds, one after another in {clean['processes']} "
-        f"{'process' if clean['processes'] == 1 else 'processes'}: {clean['claims']} times a claim ran, "
+        f"{'process' if clean['processes'] == 1 else 'processes'}: claims ran {clean['claims']} times, with "
         f"{len(clean['alarms'])} false alarms."
     )
     yield table("survivor|implementation|why", _survivors(rows))

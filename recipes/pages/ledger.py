@@ -17,7 +17,7 @@ def claims(facts: Facts) -> str:
 def statements(facts: Facts) -> str:
     """The documents' other statements, and what answers them."""
     rows = [
-        [", ".join(answer.statement.seeds), answer.statement.says, answer.found or "not measured", answer.where]
+        [", ".join(answer.statement.seeds), answer.statement.says, answer.result or "not measured", answer.where]
         for answer in facts.statements
     ]
     return markdown.table("id|the document says|measured or tested here|where", rows)

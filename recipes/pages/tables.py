@@ -13,7 +13,7 @@ from typing import Any
 
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan
-from recipes.catalogue.schema import Pin
+from recipes.catalogue.schema import Image, Pin
 from recipes.errors import Refusal
 from recipes.measure import documents, results, runs
 from recipes.measure.goals import answered
@@ -92,38 +92,62 @@ def images(facts: Facts) -> str:
 
 def _state_of(facts: Facts, plan: Plan) -> str:
     """How many claims are in which state on each machine; for a target that never ran, how far it got."""
-    runs = [run for other, run in facts.runs if other is plan]
-    if not runs:
+    if not any(other is plan for other, _ in facts.runs):
         rungs = {row[3] for row in _not_run(facts, plan)} - {"declared"}
         return ", ".join([*sorted(rungs), "never run"])
-    states = []
-    for run in runs:
-        counts = facts.states(plan, run, run["claims"])
+    return "; ".join(
+        f"{', '.join(f'{count} {word}' for word, count in counts.items())} on {evidence.machine_name(run['hardware'])}"
+        for run, counts in _counts(facts, plan)
+    )
+
+
+def _counts(facts: Facts, plan: Plan) -> list[tuple[dict[str, Any], dict[str, int]]]:
+    """Each run of a target, and how many of its claims are in which state, those not run included."""
+    counted = []
+    for run in (run for other, run in facts.runs if other is plan):
         missing = len(evidence.missing_claims(plan, facts.room, run))
-        words = [f"{count} {word}" for word, count in (counts | ({"not run": missing} if missing else {})).items()]
-        states.append(f"{', '.join(words)} on {evidence.machine_name(run['hardware'])}")
-    return "; ".join(states)
+        counts = facts.states(plan, run, run["claims"]) | ({"not run": missing} if missing else {})
+        counted.append((run, counts))
+    return counted
 
 
 def targets(facts: Facts) -> str:
     """All targets in one table."""
     rows = []
     for plan in facts.plans:
-        target, image = plan.target, plan.target.base.wheels
+        target, base = plan.target, plan.target.base
         cuda = target.cuda if target.cuda == "none" else f"{target.cuda}, sm {' '.join(target.sm)}"
-        base = image.image + (" (digest unresolved)" if image.digest == "unresolved" else "")
-        rows.append([f"`{target.name}`", base, target.python, cuda, ", ".join(target.proves_on), target.reason])
-    return markdown.table("target|base|Python|CUDA|to be proved on|purpose", rows)
+        images = dict.fromkeys(map(_image, (base.wheels, base.runtime)))
+        rows.append([
+            f"[`{target.name}`](#{markdown.anchor(target.name)})", ", ".join(images),
+            target.python, cuda, ", ".join(target.proves_on), _proved_on(facts, plan), target.reason,
+        ])  # fmt: skip
+    return markdown.table(
+        "target|wheels compiled on, image runs on|Python|CUDA|to be proved on|proved on|purpose", rows
+    )
+
+
+def _image(image: Image) -> str:
+    return image.image + (" (digest unresolved)" if image.digest == "unresolved" else "")
+
+
+def _proved_on(facts: Facts, plan: Plan) -> str:
+    """The hardware whose committed evidence proves claims of this checkout, and how many others it does not prove."""
+    places = []
+    for run, counts in _counts(facts, plan):
+        if counts.pop("proved", 0):
+            others = ", ".join(f"{count} {word}" for word, count in counts.items())
+            places.append(evidence.machine_name(run["hardware"]) + (f" (except {others})" if others else ""))
+    return "; ".join(places)
 
 
 def packages(facts: Facts) -> str:
-    """A section per target: its packages with their patches, and how the target limits some of them."""
+    """A section per target: its packages with their patches, its limits, its Dockerfile and its outcomes."""
     sections = []
     for plan in facts.plans:
         target, rows = plan.target, []
         for pin in plan.pins:
-            patches = [f"[{patch.path.name[:4]}]({patch.name})" for patch in plan.patches[pin.name]]
-            rows.append([pin.name, pin.release.version, pin.release.kind, ", ".join(patches)])
+            rows.append([pin.name, pin.release.version, pin.release.kind, _patches(plan, pin)])
         sections += [f"## `{target.name}`", markdown.table("package|version|comes as|patches", rows)]
         sections += [f"Limited here: {name}, {limit}." for name, limit in target.options.items()]
         driver = f"needs NVIDIA driver {target.driver} or newer" if target.driver else ""
@@ -132,7 +156,22 @@ def packages(facts: Facts) -> str:
         sections.append(f"{'; '.join(notes)}.")
         if places := _compiled_on(facts, plan):
             sections.append(f"The evidence is of wheels that were compiled on {' and '.join(places)}.")
+        links = [f"[Dockerfile](docker/{target.name}.Dockerfile)"] + [
+            f"[outcomes on {evidence.machine_name(run['hardware'])}](smoke_tests/evidence/{run['name']}.json)"
+            for other, run in facts.runs
+            if other is plan
+        ]
+        sections.append(f"{', '.join(links)}.")
     return "\n\n".join(sections)
+
+
+def _patches(plan: Plan, pin: Pin) -> str:
+    """The patches of a package: the number and what it does, with a link to the reason."""
+    return "; ".join(
+        f"[{patch.path.name[:4]}](docs/status/patches.md#{markdown.anchor(f'{pin.name} {patch.path.name[:4]}')}) "
+        f"{patch.path.stem[5:].replace('-', ' ')}"
+        for patch in plan.patches[pin.name]
+    )
 
 
 def _compiled_on(facts: Facts, plan: Plan) -> list[str]:
@@ -307,7 +346,7 @@ def ids_by_answer(facts: Facts) -> dict[str, list[str]]:
         for seed in claim.seeds
         if "proved on" in states_of(facts, claim.id)
     }
-    statements = [answer.statement for answer in facts.statements if answer.found]
+    statements = [answer.statement for answer in facts.statements if answer.result]
     kinds = {
         "a claim is proved": proved,
         "measured, patched or tested": {seed for each in statements if not each.beyond for seed in each.seeds},

@@ -1,1 +1,1 @@
-"""What is proved: the claims' evidence, the patches' proofs, the planted faults, and what makes each of them stale."""
+"""What is proved: the evidence of claims, the proofs of patches, the planted faults, and what has changed since."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import hashlib
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +15,9 @@ from packaging.version import Version
 
 from recipes.catalogue.plan import Plan
 from recipes.files import sha256_of
+from recipes.process import git_variables
 from recipes.prove.definitions import Code, Recorded, unpacked
-from recipes.prove.parsing import Place, syntax
+from recipes.prove.parsing import Place, split, syntax, text_of
 
 HARNESS = ("conftest.py", "claims.py", "hardware.py", "pytest.ini")  # what selects, runs and judges every claim
 OUTSIDE = ("recorder.py", "printed.py")  # what records and shows a run, and affects no outcome
@@ -77,9 +80,13 @@ class Room:
         return Code(self.folder, HARNESS, OUTSIDE)
 
     def others_than(self, files: Mapping[str, str]) -> list[str]:
-        """Those of the given files (name -> sha256) that have changed since or are gone."""
+        """Those of the given files (name -> sha256) that are gone, or whose definitions have changed since.
+
+        Comments, docstrings and places do not count. The earlier text of a file is read from git's history; a file
+        whose earlier text was never committed has changed.
+        """
         paths = {name: self.folder / name for name in files}
-        return [name for name, path in paths.items() if not path.exists() or sha256_of(path) != files[name]]
+        return [name for name, path in paths.items() if not path.exists() or not _is_same_code(path, files[name])]
 
     @cached_property
     def claims(self) -> dict[str, Claim]:
@@ -143,6 +150,31 @@ class Room:
                 row = {name: _literal(value) for name, value in (defaults | given).items()}
                 implementations.setdefault(operator, {})[column] = row
         return implementations
+
+
+def _is_same_code(path: Path, sha256: str) -> bool:
+    """Whether a file holds the definitions that it held when it had this hash."""
+    if sha256_of(path) == sha256:
+        return True
+    if path.suffix != ".py" or (earlier := _committed_text(path, sha256)) is None:
+        return False
+    before, now = (split(text, str(path), path.name, frozenset()) for text in (earlier, text_of(path)))
+    return before == now
+
+
+def _committed_text(path: Path, sha256: str) -> str | None:
+    """The text with this hash that git's history has of a file; None if it has none."""
+
+    def git(*words: str) -> bytes:
+        command = ["git", "-C", str(path.parent), *words]
+        return subprocess.run(command, env=git_variables(), capture_output=True, check=False).stdout
+
+    versions = git("log", "-m", "--format=", "--raw", "--no-abbrev", "--no-renames", "--", path.name).decode()
+    for version in versions.splitlines():
+        content = git("cat-file", "blob", version.split()[3])  # :MODE MODE BLOB-BEFORE BLOB STATUS\tPATH
+        if hashlib.sha256(content).hexdigest() == sha256:
+            return content.decode()
+    return None
 
 
 def definitions_of(run: Mapping[str, Any], row: Mapping[str, Any]) -> Recorded:

@@ -1,9 +1,9 @@
-"""The one rule of staleness: the definitions that ran decide an outcome, each by the hash of its syntax tree.
+"""The rule of what has changed: an outcome depends on the definitions that ran, each by the hash of its syntax tree.
 
 A definition is a function (its nested functions are definitions of their own), the body of a class, a statement at the
-top of a module, an import from elsewhere, or a file of data. An outcome keeps their digests. It is fresh while all of
+top of a module, an import from elsewhere, or a file of data. An outcome keeps their digests. It counts while all of
 them are still in the checkout, in any file, and their names still refer to each other; comments, docstrings, places and
-module names do not count.
+module names do not matter.
 
 smoke_tests/recorder.py records what ran. If there is no record, `floor` takes all that the code can reach.
 """

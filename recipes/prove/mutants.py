@@ -85,9 +85,9 @@ def _key(wheel: Wheel, fault: CompiledFault) -> str:
 
 def _compile(builder: Builder, wheel: Wheel, faults: dict[Path, CompiledFault], members: dict[str, str]) -> None:
     changes = [(fault.file, fault.old, fault.new) for fault in faults.values()]
-    for (library, fault), changed in zip(faults.items(), builder.changed(wheel.pin, changes), strict=True):
+    for (library, fault), wheel_with_fault in zip(faults.items(), builder.changed(wheel.pin, changes), strict=True):
         member = members[fault.extension]
-        with audit.opened(changed) as archive, audit.opened(wheel.path) as correct:
+        with audit.opened(wheel_with_fault) as archive, audit.opened(wheel.path) as correct:
             content = archive.read(member)
             if content == correct.read(member):
                 raise Refusal(
@@ -178,6 +178,12 @@ def keys_of(root: Path, outcomes: Row) -> list[str | None]:
         known = _claims_are_there(code, row) and (planted or row["origin"] == "compiled")
         keys.append(key(frozenset([*_deciding(code, row), *planted])) if known else None)
     return keys
+
+
+def changed(root: Path, outcomes: Row) -> list[Row]:
+    """The mutants of a run for which something that decided the outcome has changed since, or is gone."""
+    rows = zip(outcomes["mutants"], keys_of(root, outcomes), strict=True)
+    return [row for row, key in rows if not key or row.get("key") != key]
 
 
 def _deciding(code: Code, row: Row) -> Iterator[Place]:

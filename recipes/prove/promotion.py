@@ -43,10 +43,16 @@ def _promotable(plan: Plan, path: Path) -> dict[str, Any]:
     """Evidence that its raw log contains line by line, with the commit of its tests."""
     run = read(path)
     runs = compare_log(path.with_suffix(".log"), run["claims"])
-    commit = run["commit"] or ("" if Room(plan.root).others_than(run["files"]) else commit_of(plan.root))
+    commit = run["commit"] or ("" if _is_of_other_tests(Room(plan.root), run) else commit_of(plan.root))
     if not commit:
         raise Refusal(f"{path} comes from tests that are not committed: commit smoke_tests/, and promote again.")
     return {**run, "commit": commit, **({"runs_in_log": runs} if runs > 1 else {})}
+
+
+def _is_of_other_tests(room: Room, run: Mapping[str, Any]) -> bool:
+    """Whether definitions that decided an outcome have changed since the run; comments and docstrings do not count."""
+    others = room.others_than(run["files"])
+    return bool(others) and any(room.key_of(run, row) != row["key"] for row in run["claims"])
 
 
 def compare_log(log: Path, claims: Iterable[Mapping[str, Any]]) -> int:

@@ -74,7 +74,7 @@ def _apt(image: Image) -> str:
 def labels(plan: Plan) -> dict[str, str]:
     """The labels that follow from the data (OCI image annotations, and ours), without the GPU architectures."""
     target = plan.target
-    said = {
+    fixed = {
         "org.opencontainers.image.title": f"fusebox {target.name}",
         "org.opencontainers.image.description": target.reason,
         "org.opencontainers.image.base.name": target.base.runtime.image,
@@ -85,4 +85,4 @@ def labels(plan: Plan) -> dict[str, str]:
         "fusebox.driver": target.driver or "none",
         "fusebox.packages": ", ".join(pin.label for pin in plan.pins),
     }
-    return said | {f"fusebox.option.{package}": option for package, option in target.options.items()}
+    return fixed | {f"fusebox.option.{package}": option for package, option in target.options.items()}

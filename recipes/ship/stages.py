@@ -141,15 +141,17 @@ def _audited(plan: Plan, pin: Pin, out: Path, built: Path, beside: Path | None, 
         record = json.loads((built / "wheel.json").read_text())
         path = built / record["file"]
     else:
-        found = list(built.glob("*.whl"))
-        if len(found) != 1:
-            raise Refusal(f"{pin.label}: its stage left {len(found)} wheels, and one was expected: read its build.log.")
-        path = found[0]
+        wheels = list(built.glob("*.whl"))
+        if len(wheels) != 1:
+            raise Refusal(
+                f"{pin.label}: its stage left {len(wheels)} wheels, and one was expected: read its build.log."
+            )
+        path = wheels[0]
     audit.check_metadata(path, pin, plan.target)  # before another package's wheel is judged and kept as this one's
     compiled, glibc = pin.build.compiler != "none", plan.target.base.glibc or plan.target.glibc
     checked = audit.audit(path, pin, plan.target, beside, glibc)
     if not cached:
-        said = (built / "compiler.txt").read_text().splitlines()
+        compilers = (built / "compiler.txt").read_text().splitlines()
         record = {
             "file": path.name,
             "sha256": sha256_of(path),
@@ -158,17 +160,17 @@ def _audited(plan: Plan, pin: Pin, out: Path, built: Path, beside: Path | None, 
             "patches": [installed(patch, path) for patch in planned["patches"]],
             "built_with": {
                 "python": plan.target.python,
-                "compiler": "; ".join(said) if compiled else "none",
+                "compiler": "; ".join(compilers) if compiled else "none",
                 "where": planned["inputs"]["base"] if compiled else "any",
                 **({"sm": plan.target.sm} if pin.build.compiler == "nvcc" else {}),
             },
         }
-    kept = into / "wheels" / key
-    kept.mkdir(parents=True)
-    shutil.copy(path, kept)
+    stored = into / "wheels" / key
+    stored.mkdir(parents=True)
+    shutil.copy(path, stored)
     if (built / "build.log").exists():
-        shutil.copy(built / "build.log", kept)
-    write_json(kept / "wheel.json", record)
+        shutil.copy(built / "build.log", stored)
+    write_json(stored / "wheel.json", record)
     (into / "wheelhouse").mkdir(exist_ok=True)
-    os.link(kept / path.name, into / "wheelhouse" / path.name)
-    return Wheel(pin, kept / path.name, record["sha256"], record)
+    os.link(stored / path.name, into / "wheelhouse" / path.name)
+    return Wheel(pin, stored / path.name, record["sha256"], record)

@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def verify(plan: Plan, image: str, signer: Signer, commit: str | None) -> list[C
     checks = [_tag(match["name"], match["tag"], match["digest"]), _layers(plain), _signature(plain, signer)]
     if checks[-1].fault:
         return checks
-    of_kind = {
+    of_kind: dict[str, tuple[str, Callable[[Mapping[str, Any]], Check]]] = {
         "provenance": (statements.PROVENANCE, lambda predicate: _provenance(plan, predicate, commit)),
         "SBOM": (statements.SBOM, _sbom),
         "claims": (statements.TESTS, lambda predicate: _claims(plan, predicate)),

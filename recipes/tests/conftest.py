@@ -144,13 +144,13 @@ class Checkout:
 
     def contents(self) -> dict[str, str]:
         """Every file under a final name, in the cache and in build/, by its hash; uv's own cache is uv's affair."""
-        found: dict[str, str] = {}
+        hashes: dict[str, str] = {}
         for place in (self.cache, self.root / "build"):
             for folder, below, names in os.walk(place):
                 below[:] = [name for name in below if not name.startswith(".") and Path(folder, name) not in self.apart]
                 paths = [Path(folder, name) for name in names if not name.startswith(".")]
-                found |= {str(path): sha256_of(path) for path in paths if path.is_file() and path not in self.apart}
-        return found
+                hashes |= {str(path): sha256_of(path) for path in paths if path.is_file() and path not in self.apart}
+        return hashes
 
     @property
     def apart(self) -> set[Path]:
@@ -187,15 +187,15 @@ class Checkout:
 
 def one_sentence(done: subprocess.CompletedProcess[str], naming: tuple[str, ...] = (), code: int = 2) -> str:
     """Assert that a command was refused in one line that names what it should, and a next step; return that line."""
-    said = done.stderr.strip()
-    assert done.returncode == code, f"exit code {done.returncode}: {done.stdout}{said}"
-    assert "Traceback" not in done.stdout + said
-    assert said.startswith("fusebox: ") and "\n" not in said and said.endswith("."), said
-    assert NEXT_STEP.search(said), f"no next step: {said}"
-    assert not re.search(r"\. [A-Z]", said), f"more than one sentence: {said}"
+    message = done.stderr.strip()
+    assert done.returncode == code, f"exit code {done.returncode}: {done.stdout}{message}"
+    assert "Traceback" not in done.stdout + message
+    assert message.startswith("fusebox: ") and "\n" not in message and message.endswith("."), message
+    assert NEXT_STEP.search(message), f"no next step: {message}"
+    assert not re.search(r"\. [A-Z]", message), f"more than one sentence: {message}"
     for name in naming:
-        assert name in said, f"{name!r} is not named: {said}"
-    return said
+        assert name in message, f"{name!r} is not named: {message}"
+    return message
 
 
 def sdist(path: Path, files: Mapping[str, str | bytes]) -> str:
@@ -226,7 +226,7 @@ def wheel(
 ) -> Path:
     """Write NAME-VERSION-py3-none-any.whl, a distribution of one module."""
     path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
-    needed = "".join(f"Requires-Dist: {one}\n" for one in requires)
+    needed = "".join(f"Requires-Dist: {requirement}\n" for requirement in requires)
     files = {
         f"{name}.py": payload,
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needed}".encode(),
@@ -539,10 +539,10 @@ def pushed(engine: docker.DockerClient) -> Iterator[tuple[str, str]]:
         member = tarfile.TarInfo("file")
         tar.addfile(member, io.BytesIO())
     engine.api.import_image_from_data(archive.getvalue(), repository=name, tag="1")
-    said = engine.images.push(name, tag="1")
-    if "digest: sha256:" not in said:
+    output = engine.images.push(name, tag="1")
+    if "digest: sha256:" not in output:
         pytest.skip(f"unproven here: no registry on {REGISTRY}")
-    yield f"{name}:1", said.partition("digest: ")[2].partition(" ")[0]
+    yield f"{name}:1", output.partition("digest: ")[2].partition(" ")[0]
     engine.images.remove(f"{name}:1")
 
 

@@ -60,3 +60,49 @@ def test_no_test_imports_another_test() -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         modules = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
         assert not any(module.startswith("recipes.tests.test_") for module in modules), path
+
+
+VAGUE = {"one", "said", "found", "kept", "told", "had"}  # words that do not say what a value is
+
+
+def names_given_by(tree: ast.AST) -> set[str]:
+    """The names that a module gives: to what it assigns, imports, defines and takes as arguments, and to attributes."""
+    names: set[str | None] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()) | ast.arg(arg=name):
+                names.add(name)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.alias(asname=name) | ast.ExceptHandler(name=name) | ast.MatchAs(name=name):
+                names.add(name)
+            case ast.MatchStar(name=name) | ast.MatchMapping(rest=name):
+                names.add(name)
+    return {name for name in names if name}
+
+
+def test_names_say_what_they_are_of() -> None:
+    for path in sorted((ROOT / "recipes").rglob("*.py")):
+        vague = names_given_by(ast.parse(path.read_text(encoding="utf-8"))) & VAGUE
+        assert not vague, f"{path.relative_to(ROOT)} names something {sorted(vague)[0]}: say what it is"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "one = 1",
+        "one: int = 1",
+        "for said in (): pass",
+        "[kept for kept in ()]",
+        "if (found := 1): pass",
+        "def told(): pass",
+        "def f(*, had): pass",
+        "lambda one: 1",
+        "class C:\n    found: int",
+        "c.kept = 1",
+        "with open('f') as said: pass",
+        "import os as one",
+    ],
+)
+def test_a_vague_name_is_seen(code: str) -> None:
+    assert len(names_given_by(ast.parse(code)) & VAGUE) == 1

@@ -63,7 +63,7 @@ def test_a_portable_extension_passes(tmp_path: Path, pin: Pin, beside: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (["-march=native", "-frecord-gcc-switches"], "march=native"),
         (["-march=haswell", "-frecord-gcc-switches"], "compiled for haswell"),
@@ -72,9 +72,9 @@ def test_a_portable_extension_passes(tmp_path: Path, pin: Pin, beside: Path) -> 
     ],
     ids=["native", "one CPU", "more than the name says", "unknown"],
 )
-def test_an_extension_for_one_cpu_is_refused(tmp_path: Path, pin: Pin, flags: list[str], said: str) -> None:
+def test_an_extension_for_one_cpu_is_refused(tmp_path: Path, pin: Pin, flags: list[str], message: str) -> None:
     made = library(tmp_path, "op", "void op() {}", *flags)
-    with pytest.raises(Refusal, match=said):
+    with pytest.raises(Refusal, match=message):
         audit.audit(wheel(tmp_path, made), pin, CPU, None, "2.36")
 
 
@@ -112,7 +112,7 @@ def test_a_wheel_without_its_extensions_is_refused(tmp_path: Path, pin: Pin) -> 
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ([[(CUBIN, 90)]], ""),
         ([[(CUBIN, 80)], [(PTX, 90), (CUBIN, 90)]], ""),
@@ -124,15 +124,15 @@ def test_a_wheel_without_its_extensions_is_refused(tmp_path: Path, pin: Pin) -> 
     ids=["its GPU", "more than its GPU", "another GPU", "two others", "PTX only", "no GPU"],
 )
 def test_gpu_code_is_for_the_target_s_gpu(
-    tmp_path: Path, apex: Pin, files: list[list[tuple[int, int]]], said: str
+    tmp_path: Path, apex: Pin, files: list[list[tuple[int, int]]], message: str
 ) -> None:
     made = library(tmp_path, "op", "\n".join(fatbin(*entries) for entries in files) + "\nvoid op() {}", *PORTABLE)
-    if not said:
+    if not message:
         assert audit.audit(wheel(tmp_path, made), apex, GPU, None, "2.39")["sm"] == {
             "deepspeed/op.so": sorted({f"{sm / 10:.1f}" for entries in files for kind, sm in entries if kind == CUBIN})
         }
         return
-    with pytest.raises(Refusal, match=said):
+    with pytest.raises(Refusal, match=message):
         audit.audit(wheel(tmp_path, made), apex, GPU, None, "2.39")
 
 
@@ -167,13 +167,13 @@ def metadata(pin: Pin, *extra: str, version: str = "0.19.8") -> str:
         [
             f"Name: {pin.name}",
             f"Version: {version}",
-            *(f"Requires-Dist: {one}" for one in [*pin.release.requires, *extra]),
+            *(f"Requires-Dist: {requirement}" for requirement in [*pin.release.requires, *extra]),
         ]
     )
 
 
 @pytest.mark.parametrize(
-    ("version", "extra", "said"),
+    ("version", "extra", "message"),
     [
         ("0.19.8", [], ""),
         ("0.19.8", ["left-pad>=1"], "lacks 'left-pad>=1'"),
@@ -182,13 +182,13 @@ def metadata(pin: Pin, *extra: str, version: str = "0.19.8") -> str:
     ids=["agrees", "another requirement", "another version"],
 )
 def test_metadata_must_be_what_the_recipe_says(
-    tmp_path: Path, pin: Pin, version: str, extra: list[str], said: str
+    tmp_path: Path, pin: Pin, version: str, extra: list[str], message: str
 ) -> None:
     made = wheel(tmp_path, metadata=metadata(pin, *extra, version=version))
-    if not said:
+    if not message:
         audit.check_metadata(made, pin, CPU)
         return
-    with pytest.raises(Refusal, match=said):
+    with pytest.raises(Refusal, match=message):
         audit.check_metadata(made, pin, CPU)
 
 

@@ -32,10 +32,10 @@ def old_pythons() -> list[str]:
 @pytest.mark.parametrize("command", [("-m", "recipes", "plan"), ("noxfile.py",)])
 def test_a_python_that_is_too_old_is_refused(checkout: Checkout, command: tuple[str, ...]) -> None:
     """By a real old interpreter where the machine has one."""
-    if not (found := old_pythons()):
+    if not (pythons := old_pythons()):
         pytest.skip("this machine has no Python below 3.11; the next test emulates one")
     done = subprocess.run(
-        [found[0], *command], cwd=checkout.root, env=checkout.variables, capture_output=True, text=True, check=False
+        [pythons[0], *command], cwd=checkout.root, env=checkout.variables, capture_output=True, text=True, check=False
     )
     one_sentence(done, ("needs Python 3.11", "nox"), code=1)
 

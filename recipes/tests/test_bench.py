@@ -84,7 +84,7 @@ def test_four_gpus_are_held_to_the_arm_that_was_named_and_recomputed_alike() -> 
     words = list(shown(sharded, layouts).values())
     assert words == [
         ("**1.33 (1.32 to 1.34, 9)**", True),
-        ("1.1 (1 samples: no interval), not told apart", None),
+        ("1.1 (1 samples: no interval), inconclusive", None),
         ("**1.39**", True),
     ], "FP8 that recomputes has no number beside bf16 that does not"
     both = row("scaling/fsdp/8B/4", **{**sharded["arms"], "fp8 gathered, nothing recomputed": arms["fp8 gathered"]})
@@ -123,9 +123,9 @@ def test_a_goal_that_is_not_reached_says_where_the_time_went() -> None:
     assert (goal["met"], goal["profile"]) == (False, "of 0.8 ms on the GPU: `nvjet_qqtst` 0.5, `quantize` 0.25")
 
 
-def test_a_bound_within_the_interval_is_not_told_apart() -> None:
+def test_a_bound_within_the_interval_is_inconclusive() -> None:
     near = {NAMED: fast(1.65, samples_ms=[1.0] * 9)}
-    assert first_goal(ROWS.judge(row(LARGE, **near), LIMITS)) == ("1.65 (1.64 to 1.66, 9), not told apart", None)
+    assert first_goal(ROWS.judge(row(LARGE, **near), LIMITS)) == ("1.65 (1.64 to 1.66, 9), inconclusive", None)
 
 
 def test_a_block_is_held_to_what_recommend_says_of_its_layers() -> None:
@@ -136,7 +136,7 @@ def test_a_block_is_held_to_what_recommend_says_of_its_layers() -> None:
     linear = row("linear/sweep/2048", **{"transformer-engine.delayed graph": fast(1.2)})
     linear["facts"] = {"way": "both", "m": 2048, "k": 2048, "n": 2048}
     blocks = [block(1024, 0.8), block(2048, 1.1), block(4096, 1.3)]  # the first is smaller than what was measured
-    cells = [ROWS.judge(one, LIMITS) for one in (linear, *blocks)]
+    cells = [ROWS.judge(measured, LIMITS) for measured in (linear, *blocks)]
     (goal,) = goals._least_gain(cells)
     assert (goal["key"], goal["grid"]) == ("block/grid/2048/4096x1", "the least of 2")
     assert goals._least_gain(cells[1:]) == []
@@ -146,23 +146,23 @@ def test_a_block_is_held_to_what_recommend_says_of_its_layers() -> None:
 
 
 def test_a_sound_row_is_valid() -> None:
-    found = ROWS.judge(row(fp8=fast(flops_per_second=1.4e15), copy=arm(bytes_per_second=4.1e12)), LIMITS)
-    assert [one["invalid"] for one in found["arms"].values()] == [[], [], []]
+    judged = ROWS.judge(row(fp8=fast(flops_per_second=1.4e15), copy=arm(bytes_per_second=4.1e12)), LIMITS)
+    assert [measured["invalid"] for measured in judged["arms"].values()] == [[], [], []]
     fp8 = {NAMED: fast(1.7, samples_ms=[1.0] * 9)}
     assert first_goal(ROWS.judge(row(LARGE, **fp8), LIMITS)) == ("**1.7 (1.69 to 1.71, 9)**", True)
 
 
 def test_a_call_whose_launches_take_its_time_is_launch_bound() -> None:
-    found = ROWS.judge(row(slow=arm(host_ms=0.96), failed={"error": "it does not run"}), LIMITS)["arms"]
-    assert [found[name].get("launch_bound") for name in ("bf16", "slow", "failed")] == [False, True, None]
+    judged = ROWS.judge(row(slow=arm(host_ms=0.96), failed={"error": "it does not run"}), LIMITS)["arms"]
+    assert [judged[name].get("launch_bound") for name in ("bf16", "slow", "failed")] == [False, True, None]
 
 
 def test_gaps_between_launches_are_seen_beside_the_same_work_as_a_graph() -> None:
     gaps, graph = arm(ms=1.2, host_ms=0.5), arm(ms=1.0, host_ms=0.01)
     cell = row(te=gaps, same=arm())
     cell["arms"].update({"te graph": graph, "same graph": graph})
-    found = ROWS.judge(cell, LIMITS)["arms"]
-    assert [name for name, one in found.items() if one["launch_bound"]] == ["te"]
+    arms = ROWS.judge(cell, LIMITS)["arms"]
+    assert [name for name, measured in arms.items() if measured["launch_bound"]] == ["te"]
     judged = {**ROWS.judge(row(slow=arm(host_ms=0.96, bytes=1, bytes_per_second=1e12)), LIMITS), "run": SHARD}
     assert results.share(judged["arms"]["slow"], judged) is None
     step = ROWS.judge(row("ablation/step/te", slow=arm(host_ms=0.99)), LIMITS)["arms"]
@@ -173,12 +173,12 @@ def test_a_copy_is_no_ceiling_of_a_cpu() -> None:
     swift = row(copy=arm(bytes_per_second=9e12))
     on_gpu = {**SHARD, "machine": {**SHARD["machine"], "gpus": [{}]}}
     for shard, words in ((SHARD, []), (on_gpu, ["9000 GB/s, where the measured copy has 4000"])):
-        (found,) = ROWS.latest([shard, swift]).values()
-        assert found["arms"]["copy"]["invalid"] == words
+        (judged,) = ROWS.latest([shard, swift]).values()
+        assert judged["arms"]["copy"]["invalid"] == words
 
 
 @pytest.mark.parametrize(
-    ("planted", "said"),
+    ("planted", "message"),
     [
         (fast(2.1), "2.10 times its base, where fp8 is at most 2 times bf16"),
         (fast(flops_per_second=1.6e15), "1600 TFLOP/s, where the measured fp8 product has 1500"),
@@ -189,11 +189,11 @@ def test_a_copy_is_no_ceiling_of_a_cpu() -> None:
         (fast(checks=[[float("nan"), 0.02, 0.1]]), "relative error nan"),
     ],
 )
-def test_a_planted_fault_is_invalid_and_no_win(planted: results.Row, said: str) -> None:
+def test_a_planted_fault_is_invalid_and_no_win(planted: results.Row, message: str) -> None:
     judged = ROWS.judge(row(LARGE, fp8=planted, **{NAMED: planted}), LIMITS)
     assert judged["arms"]["bf16"]["invalid"] == []
     (reason,) = judged["arms"]["fp8"]["invalid"]
-    assert reason.startswith(said)
+    assert reason.startswith(message)
     assert first_goal(judged) == ("not measured", None)
     assert RECOMMEND.recommend([judged], {"q": (4096, 4096)}, 16384, "fp8", "eager")["layers"]["q"]["fp8"] is False
 
@@ -201,9 +201,9 @@ def test_a_planted_fault_is_invalid_and_no_win(planted: results.Row, said: str) 
 def test_a_slowed_gpu_and_an_invalid_base_are_no_win() -> None:
     slowed = ROWS.judge({**row(fp8=fast()), "throttled": ["slowed by heat"]}, LIMITS)
     assert slowed["arms"]["bf16"]["invalid"] == ["the GPU was slowed by heat"]
-    found = row(fp8=fast())
-    found["arms"]["bf16"]["flops_per_second"] = 9e14
-    assert ROWS.judge(found, LIMITS)["arms"]["fp8"]["invalid"] == ["its base, bf16, is invalid"]
+    too_fast = row(fp8=fast())
+    too_fast["arms"]["bf16"]["flops_per_second"] = 9e14
+    assert ROWS.judge(too_fast, LIMITS)["arms"]["fp8"]["invalid"] == ["its base, bf16, is invalid"]
 
 
 def test_more_than_the_hardware_is_allowed_where_the_work_differs() -> None:
@@ -228,28 +228,28 @@ def test_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
     with file.open("a") as torn:
         torn.write('{"key": "linear/x", "ar')
     ROWS.append(file, row())
-    assert [one["key"] for one in ROWS.read(file)] == ["shard", row()["key"]]
+    assert [line["key"] for line in ROWS.read(file)] == ["shard", row()["key"]]
 
 
 def test_the_last_row_of_a_cell_counts_and_errors_do_not(tmp_path: Path) -> None:
     newer = row(fp8=fast(1.7))
-    found = ROWS.latest([SHARD, row(fp8=fast(1.2)), newer, {"key": "linear/y", "shard": "s", "error": "OOM"}])
-    assert [one["arms"]["fp8"]["ratio"] for one in found.values()] == [1.7]
+    judged = ROWS.latest([SHARD, row(fp8=fast(1.2)), newer, {"key": "linear/y", "shard": "s", "error": "OOM"}])
+    assert [cell["arms"]["fp8"]["ratio"] for cell in judged.values()] == [1.7]
 
 
 def planted(folder: Path, *rows: results.Row) -> Path:
     """A file of rows."""
     file = folder / "rows.jsonl"
-    file.write_text("".join(json.dumps(one) + "\n" for one in (SHARD, *rows)))
+    file.write_text("".join(json.dumps(line) + "\n" for line in (SHARD, *rows)))
     return file
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [({"quick": True}, "rows of --quick"), ({"shard": "gone"}, "holds no measured row")],
 )
-def test_what_is_no_evidence_is_not_promoted(tmp_path: Path, change: results.Row, said: str) -> None:
-    with pytest.raises(Refusal, match=said):
+def test_what_is_no_evidence_is_not_promoted(tmp_path: Path, change: results.Row, message: str) -> None:
+    with pytest.raises(Refusal, match=message):
         report.promote(plan(Catalogue(), "cpu"), planted(tmp_path, {**row(), **change}))
 
 
@@ -259,12 +259,15 @@ def test_a_promoted_file_keeps_the_other_cells_of_the_same_releases(tmp_path: Pa
     other, quick = row("linear/sweep/8x8x8/both", fp8=fast()), {**row("ablation/quick/2x2048"), "quick": True}
     report.promote(chosen, planted(tmp_path, row(fp8=fast(1.2)), other))
     report.promote(chosen, planted(tmp_path, row(fp8=fast(1.7)), quick))
-    kept = {one["key"]: one for one in results.read(final)[1]}
-    assert {key: one["arms"]["fp8"]["ratio"] for key, one in kept.items()} == {row()["key"]: 1.7, other["key"]: 1.5}
+    promoted = {cell["key"]: cell for cell in results.read(final)[1]}
+    assert {key: cell["arms"]["fp8"]["ratio"] for key, cell in promoted.items()} == {
+        row()["key"]: 1.7,
+        other["key"]: 1.5,
+    }
     assert final.with_name(f"{final.stem}-crossover.svg").exists()
     newer = {**SHARD, "shard": "n", "releases": {"torch": "3"}}
     report.promote(chosen, planted(tmp_path, newer, {**row("operators/x/8/forward", t=arm()), "shard": "n"}))
-    assert [one["key"] for one in results.read(final)[1]] == ["operators/x/8/forward"]
+    assert [cell["key"] for cell in results.read(final)[1]] == ["operators/x/8/forward"]
     assert not final.with_name(f"{final.stem}-crossover.svg").exists(), "a picture without rows stays"
 
 
@@ -276,7 +279,7 @@ def test_a_promoted_file_keeps_the_other_cells_of_the_same_releases(tmp_path: Pa
         '["key"]\n',
         '{"key": "shard", "shard": "s", "limits": {}}\n',
         *(
-            "".join(json.dumps(one) + "\n" for one in rows)
+            "".join(json.dumps(line) + "\n" for line in rows)
             for rows in (
                 (SHARD, row("foo/bar")),
                 (SHARD, {**row(), "facts": None}),
@@ -323,12 +326,12 @@ def test_every_number_of_the_page_links_to_its_row(tmp_path: Path) -> None:
     assert written == tmp_path / "build" / "cpu" / "bench" / "report.html"
     page = written.read_text()
     links, places = set(re.findall(r'href="#([^"]+)"', page)), set(re.findall(r'\bid="([^"]+)"', page))
-    assert {one["key"] for one in cells} <= links
+    assert {cell["key"] for cell in cells} <= links
     assert links <= places
     assert page.count("<svg") == 2
     assert "invalid: 2.50 times its base" in page
     assert not re.search(r"""(src|href)=["'](https?:)?//""", page), "the page needs the network"
-    assert written.with_name("rows.csv").read_text().count("\n") == 1 + sum(len(one["arms"]) for one in cells)
+    assert written.with_name("rows.csv").read_text().count("\n") == 1 + sum(len(cell["arms"]) for cell in cells)
 
 
 def test_the_page_says_what_failed_and_what_is_quick(tmp_path: Path) -> None:
@@ -390,7 +393,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize(
     "config",
-    ["none.json", "{}", "[]", "[" * 10**5, *(json.dumps(LLAMA | one) for one in OTHERS)],
+    ["none.json", "{}", "[]", "[" * 10**5, *(json.dumps(LLAMA | change) for change in OTHERS)],
     ids=lambda config: config[-40:],
 )
 def test_another_configuration_is_refused_in_one_sentence(tmp_path: Path, config: str) -> None:

@@ -27,8 +27,8 @@ TREE = Tree(Path("nowhere"), "0" * 64, ())
 
 def records(tiny: Tiny) -> dict[str, dict[str, Any]]:
     """The records of all built wheels, by package."""
-    found = [json.loads(path.read_text()) for path in tiny.cache.glob("wheels/*/wheel.json")]
-    return {record["inputs"]["package"]: record for record in found}
+    written = [json.loads(path.read_text()) for path in tiny.cache.glob("wheels/*/wheel.json")]
+    return {record["inputs"]["package"]: record for record in written}
 
 
 def test_what_is_installed_is_patched_and_says_so(undisturbed: Tiny) -> None:
@@ -97,7 +97,7 @@ def test_what_is_compiled_for_a_patched_torch_is_compiled_for_no_other(tmp_path:
         before = builder.inputs(pin, tree, "c++", "bare")
         chosen.patches["torch"] = patch.of_package(ROOT, "torch")
         after = builder.inputs(pin, tree, "c++", "bare")
-    assert after == before | {"torch_patches": [one.sha256 for one in chosen.patches["torch"]]} != before
+    assert after == before | {"torch_patches": [each.sha256 for each in chosen.patches["torch"]]} != before
 
 
 def test_the_longest_step_is_read_in_the_log_of_ninja(tmp_path: Path) -> None:
@@ -120,15 +120,16 @@ def test_a_key_changes_with_what_a_build_is_beside(tmp_path: Path, locked: str, 
     """The headers of another cuDNN are compiled against, another setuptools writes another wheel."""
     chosen = plan(Catalogue(), "cu12.1-torch2.1")
     assert chosen.lock
-    artifacts = [replace(one, sha256="0" * 64) if one.name == locked else one for one in chosen.lock.artifacts]
+    locks = chosen.lock.artifacts
+    artifacts = [replace(each, sha256="0" * 64) if each.name == locked else each for each in locks]
     assert tuple(artifacts) != chosen.lock.artifacts
     before, after = (
-        {pin.name: Builder(one, Cache(tmp_path), Steps()).inputs(pin, TREE, "nvcc", "a base") for pin in built}
-        for one in (chosen, replace(chosen, lock=replace(chosen.lock, artifacts=tuple(artifacts))))
-        for built in [[pin for pin in one.pins if pin.release.kind == "source"]]
+        {pin.name: Builder(variant, Cache(tmp_path), Steps()).inputs(pin, TREE, "nvcc", "a base") for pin in built}
+        for variant in (chosen, replace(chosen, lock=replace(chosen.lock, artifacts=tuple(artifacts))))
+        for built in [[pin for pin in variant.pins if pin.release.kind == "source"]]
     )
-    found = {name for name in before if before[name] != after[name]}
-    assert changed <= found if changed else not found
+    differing = {name for name in before if before[name] != after[name]}
+    assert changed <= differing if changed else not differing
 
 
 def test_a_key_changes_with_a_package_that_a_build_needs(tmp_path: Path) -> None:

@@ -31,11 +31,11 @@ def bumpable(tiny: Tiny) -> Tiny:
 
 def test_a_bump_writes_release_pin_and_lock(bumpable: Tiny) -> None:
     sha256 = publish(bumpable)
-    said = bumpable.succeed("bump", "tiny", "tinypkg==1.1")
+    output = bumpable.succeed("bump", "tiny", "tinypkg==1.1")
     (release,) = Catalogue(bumpable.root).packages["tinypkg"].release
     assert (release.version, release.sha256, release.requires) == ("1.1", sha256, ["tinydep>=1"])
     assert bumpable.declared.packages["tinypkg"] == "1.1"
-    assert "tinypkg 1.0" in said and "no target has it now" in said
+    assert "tinypkg 1.0" in output and "no target has it now" in output
     lock = (bumpable.root / "recipes" / "lock" / "tiny.txt").read_text()
     assert re.search(r"^tinydep==1.0 --hash=sha256:[0-9a-f]{64}", lock, re.MULTILINE)
     assert "value is 1" not in bumpable.succeed("plan", "tiny")
@@ -63,8 +63,8 @@ def test_a_bump_says_what_becomes_of_a_patch(bumpable: Tiny, case: str) -> None:
     publish(bumpable, module)
     path = bumpable.root / "patches" / "tinypkg" / "0001-say-two.patch"
     path.write_text(text)
-    said = bumpable.succeed("bump", "tiny", "tinypkg==1.1")
-    assert f"patches/tinypkg/0001-say-two.patch: {expected}" in " ".join(said.split())
+    output = bumpable.succeed("bump", "tiny", "tinypkg==1.1")
+    assert f"patches/tinypkg/0001-say-two.patch: {expected}" in " ".join(output.split())
 
 
 def test_a_file_that_is_gone_is_named(bumpable: Tiny) -> None:
@@ -89,14 +89,14 @@ def test_a_git_source_is_bumped_to_its_tag_and_submodules(bumpable: Tiny, tmp_pa
     files = {".gitmodules": modules.format(f"{upstream.URL}extra.git"), "new.txt": ""}
     commit = upstream.commit("tinypkg", files, submodule=extra)
     upstream.git("tinypkg", "tag", "--annotate", "--message", "x", "v1.1")
-    said = bumpable.succeed("bump", "tiny", "tinypkg==1.1")
+    output = bumpable.succeed("bump", "tiny", "tinypkg==1.1")
     (release,) = Catalogue(bumpable.root).packages["tinypkg"].release
     assert (release.commit, release.tag) == (commit, "v1.1")
-    assert [(one.path, one.repository, one.commit) for one in release.submodules] == [
+    assert [(submodule.path, submodule.repository, submodule.commit) for submodule in release.submodules] == [
         ("vendor/extra", f"{upstream.URL}extra", extra),
         ("vendor/extra/vendor/extra", f"{upstream.URL}inner", inner),
     ]
-    assert "requires was taken over" in said
+    assert "requires was taken over" in output
     bumpable.succeed("fetch", "tiny")
 
 

@@ -33,8 +33,8 @@ def test_a_second_build_compiles_nothing(tiny: Tiny) -> None:
     assert "install " not in tiny.succeed("build", "tiny")
     assert tiny.contents() == before
     shutil.rmtree(tiny.root / "build")
-    said = tiny.succeed("build", "tiny")
-    assert "install " in said and not any(f"{step} " in said for step in ("fetch", "patch", "prepare", "build  "))
+    output = tiny.succeed("build", "tiny")
+    assert "install " in output and not any(f"{step} " in output for step in ("fetch", "patch", "prepare", "build  "))
     assert tiny.contents() == before and log.stat().st_mtime_ns == built
 
 
@@ -45,8 +45,8 @@ def test_two_builds_at_once_share_the_work(tiny: Tiny, undisturbed: Tiny) -> Non
     while not (tiny.cache / "wheels").exists() and not any(tiny.cache.glob("partial/build/*")):
         time.sleep(0.02)
     second = tiny.start("build", "tiny")
-    said, also_said = (process.communicate(timeout=60) for process in (first, second))
-    assert (first.returncode, second.returncode) == (0, 0), (said, also_said)
+    output, also_said = (process.communicate(timeout=60) for process in (first, second))
+    assert (first.returncode, second.returncode) == (0, 0), (output, also_said)
     assert f"waiting for process {first.pid}" in also_said[0]
     assert [step for step in also_said[0].splitlines() if step.startswith(("fetch", "patch", "build", "install"))] == []
     tiny.check_whole()

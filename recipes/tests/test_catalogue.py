@@ -29,14 +29,14 @@ def test_the_lock_is_of_these_requirements(chosen: Plan) -> None:
 
 
 def test_the_bases_of_what_is_published_are_pinned() -> None:
-    assert not [one.target.name for one in PLANS if one.target.publish and one.target.base.unresolved]
+    assert not [planned.target.name for planned in PLANS if planned.target.publish and planned.target.base.unresolved]
 
 
 def test_the_matrix_of_ci_is_what_is_published_and_where() -> None:
     command = [sys.executable, "-m", "nox", "--list", "--json", "--session", "publish"]
     listed = json.loads(subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout)
-    matrix = {one["call_spec"]["target"]: one["tags"] for one in listed if one["name"] == "publish"}
-    assert matrix == {one.target.name: [one.target.runner] for one in PLANS if one.target.publish}
+    matrix = {session["call_spec"]["target"]: session["tags"] for session in listed if session["name"] == "publish"}
+    assert matrix == {planned.target.name: [planned.target.runner] for planned in PLANS if planned.target.publish}
     (watched,) = re.findall(r"paths: \[(.*)\]", (ROOT / ".github" / "workflows" / "images.yml").read_text())
     assert {"noxfile.py", "recipes/**"} < set(watched.split(", "))
 
@@ -48,7 +48,9 @@ def test_nox_is_the_same_everywhere() -> None:
 
 def test_every_package_and_release_is_used() -> None:
     used = {
-        (pin.name, pin.release.version, pin.release.sha256 or pin.release.commit) for one in PLANS for pin in one.pins
+        (pin.name, pin.release.version, pin.release.sha256 or pin.release.commit)
+        for planned in PLANS
+        for pin in planned.pins
     }
     declared = {
         (package.name, release.version, release.sha256 or release.commit)
@@ -60,50 +62,50 @@ def test_every_package_and_release_is_used() -> None:
 
 def test_every_patch_is_used_or_proved_on_a_listed_release() -> None:
     """A target applies it, or its record says that it was proved on a release of its package's proved_on."""
-    used = {chosen.path for one in PLANS for patches in one.patches.values() for chosen in patches}
-    for one in patch.every(ROOT):
-        listed = [source for source in CATALOGUE.packages[one.package].proved_on if one.covers(source.version)]
-        kept = [proofs.entry(proofs.written(one), source) for source in listed]
-        assert one.path in used or any(entry and "unproven" not in entry for entry in kept), one.name
+    used = {chosen.path for planned in PLANS for patches in planned.patches.values() for chosen in patches}
+    for each in patch.every(ROOT):
+        listed = [source for source in CATALOGUE.packages[each.package].proved_on if each.covers(source.version)]
+        entries = [proofs.entry(proofs.written(each), source) for source in listed]
+        assert each.path in used or any(entry and "unproven" not in entry for entry in entries), each.name
 
 
 def test_the_patch_for_python_38_goes_to_that_python_only() -> None:
     """functools.cache came with Python 3.9: ngc-23.10 would not be patched even with the same release (A06)."""
     name = "0001-cache-with-lru-cache"
     users = {
-        one.target.name: one.target.python
-        for one in PLANS
-        if name in [chosen.path.stem for chosen in one.patches.get("transformer-engine", [])]
+        planned.target.name: planned.target.python
+        for planned in PLANS
+        if name in [chosen.path.stem for chosen in planned.patches.get("transformer-engine", [])]
     }
     assert users == {"ngc-23.04": "3.8"}
-    (needed,) = [one for one in patch.every(ROOT) if one.path.stem == name]
+    (needed,) = [each for each in patch.every(ROOT) if each.path.stem == name]
     selected = {target: needed.selects("1.8.0", CATALOGUE.targets[target]) for target in ("ngc-23.04", "ngc-23.10")}
     assert selected == {"ngc-23.04": True, "ngc-23.10": False}
 
 
 def test_every_patch_has_its_proof() -> None:
-    for one in patch.every(ROOT):
-        assert proofs.test_of(one).exists(), f"{one.name} has no proof {proofs.test_of(one).name}"
-        assert re.fullmatch(r"\d{4}(-[a-z0-9]+)+", one.path.stem)
+    for each in patch.every(ROOT):
+        assert proofs.test_of(each).exists(), f"{each.name} has no proof {proofs.test_of(each).name}"
+        assert re.fullmatch(r"\d{4}(-[a-z0-9]+)+", each.path.stem)
 
 
 def test_patches_of_a_package_are_numbered_without_gaps() -> None:
-    for package in {one.package for one in patch.every(ROOT)}:
-        numbers = [int(one.path.name[:4]) for one in patch.every(ROOT) if one.package == package]
+    for package in {each.package for each in patch.every(ROOT)}:
+        numbers = [int(each.path.name[:4]) for each in patch.every(ROOT) if each.package == package]
         assert numbers == list(range(1, len(numbers) + 1))
 
 
 def test_every_package_of_a_target_with_evidence_has_its_smoke_test() -> None:
-    proved = [one for one in PLANS if evidence.promoted(ROOT, one.target.name)]
+    proved = [planned for planned in PLANS if evidence.promoted(ROOT, planned.target.name)]
     assert proved
-    for pin in {pin.name: pin for one in proved for pin in one.pins}.values():
+    for pin in {pin.name: pin for planned in proved for pin in planned.pins}.values():
         assert (ROOT / "smoke_tests" / f"test_{pin.package.module.split('.')[0]}.py").exists(), pin.name
 
 
 def test_flash_attention_is_compiled_with_ninja_and_packaging() -> None:
     """flash-attention's parts, as its guide asks; without ninja torch compiles one file after another, for hours."""
     upstream = "https://github.com/Dao-AILab/flash-attention"
-    pins = {pin.label: pin for one in PLANS for pin in one.pins if pin.release.repository == upstream}
+    pins = {pin.label: pin for planned in PLANS for pin in planned.pins if pin.release.repository == upstream}
     compiled = [pin for pin in pins.values() if pin.build.compiler == "nvcc"]
     assert "flash-attn 2.1.0" in pins and len(compiled) >= 8
     for pin in compiled:

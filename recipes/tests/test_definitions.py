@@ -76,8 +76,8 @@ def recorded(code: Code, places: list[Place]) -> Any:
     return tuple((place, code.definitions[place].digest) for place in sorted(every)), code.key(every)
 
 
-def stale(checkout: Path, change: Callable[[], None]) -> tuple[set[str], set[str]]:
-    """The claims that a change makes stale: by what they ran, and by what they can reach."""
+def changed_by(checkout: Path, change: Callable[[], None]) -> tuple[set[str], set[str]]:
+    """The claims that read "changed" after a change: by what they ran, and by what they can reach."""
     before = Room(checkout)
     runs = {claim: recorded(before.code, places) for claim, places in RAN.items()}
     floors = {claim: before.key(claim) for claim in RAN}
@@ -119,7 +119,7 @@ BOTH = {VALUES, SCRIPT}
     ],
 )  # fmt: skip
 def test_what_ran_decides(checkout: Path, file: str, old: str, new: str, ran: set[str], reached: set[str]) -> None:
-    assert stale(checkout, lambda: edit(checkout, file, old, new)) == (ran, reached)
+    assert changed_by(checkout, lambda: edit(checkout, file, old, new)) == (ran, reached)
 
 
 def test_a_moved_definition_stays_what_it_is(checkout: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_moved_definition_stays_what_it_is(checkout: Path) -> None:
         edit(checkout, "test_alpha.py", "from table import ROWS, closed_form as formula",
              "from table import ROWS\nfrom formulas import closed_form as formula")  # fmt: skip
 
-    assert stale(checkout, move) == (set(), set())
+    assert changed_by(checkout, move) == (set(), set())
 
 
 def test_a_moved_definition_keeps_what_its_imports_mean(checkout: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_moved_definition_keeps_what_its_imports_mean(checkout: Path) -> None:
             "import math\nfrom sums import add\n\ndef double(x):\n    return math.floor(add(x, x))\n"
         )
 
-    assert stale(checkout, move) == (set(), set())
+    assert changed_by(checkout, move) == (set(), set())
 
 
 def test_a_renamed_module_changes_nothing(checkout: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_renamed_module_changes_nothing(checkout: Path) -> None:
         edit(checkout, "test_alpha.py", "import references", "import truth")
         edit(checkout, "test_alpha.py", "getattr(references,", "getattr(truth,")
 
-    ran, _ = stale(checkout, rename)
+    ran, _ = changed_by(checkout, rename)
     assert ran == {VALUES}, "the test itself names the module"
 
 
@@ -166,7 +166,7 @@ def test_what_records_is_part_of_no_outcome(checkout: Path) -> None:
         edit(checkout, "conftest.py", "import pytest\n", f"import pytest\nimport {name[:-3]}\n")
     edit(checkout, "conftest.py", "return report", "return recorder.note() or printed.note() or report")
     for name in OUTSIDE:
-        assert stale(checkout, lambda name=name: edit(checkout, name, "return 1", "return 2")) == (set(), set())  # type: ignore[misc]
+        assert changed_by(checkout, lambda name=name: edit(checkout, name, "return 1", "return 2")) == (set(), set())  # type: ignore[misc]
 
 
 def test_a_program_that_is_started_counts_whole_where_a_kill_hides_what_it_ran(checkout: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_program_that_is_started_counts_whole_where_a_kill_hides_what_it_ran(c
 def test_a_twin_does_not_stand_for_what_changed(checkout: Path) -> None:
     """The same function in two files: the one that ran changes, the other does not."""
     (checkout / "smoke_tests" / "twin.py").write_text("def add(a, b):\n    return a + b\n")
-    ran, _ = stale(checkout, lambda: edit(checkout, "references.py", "return a + b", "return b + a"))
+    ran, _ = changed_by(checkout, lambda: edit(checkout, "references.py", "return a + b", "return b + a"))
     assert ran == {VALUES}
 
 
@@ -188,7 +188,7 @@ def test_a_name_that_means_another_definition_counts(checkout: Path) -> None:
     (checkout / "smoke_tests" / "other.py").write_text("def closed_form(x):\n    return 7\n")
     redirect = ("test_alpha.py", "from table import ROWS, closed_form as formula",
                 "from table import ROWS\nfrom other import closed_form as formula")  # fmt: skip
-    ran, reached = stale(checkout, lambda: edit(checkout, *redirect))
+    ran, reached = changed_by(checkout, lambda: edit(checkout, *redirect))
     assert (ran, reached) == ({VALUES}, {VALUES})
 
 
@@ -303,6 +303,70 @@ def test_what_a_claim_runs_is_recorded(room: PlantedRoom, processes: str) -> Non
     assert not any("never" in name or "unused" in name for names in ran.values() for name in names)
 
 
+AROUND_IMPORTS = """
+def before():
+    return 1
+
+def after():
+    return [inner() for inner in (lambda: 1,)]
+
+def importing():
+    def nested():
+        before()
+        import elsewhere
+        return after()
+    return nested()
+
+def failing():
+    try:
+        import broken_elsewhere
+    except KeyError:
+        return after()
+
+def last():
+    return 1
+"""
+
+
+@pytest.mark.parametrize("processes", ["-n0", "-n2"])
+def test_what_runs_around_an_import_from_elsewhere_is_recorded(room: PlantedRoom, processes: str) -> None:
+    room.plant(
+        """
+import subprocess, sys
+from smoke_tests import around
+
+@proves("it imports")
+def test_imports():
+    around.importing()
+    around.failing()
+    around.last()
+
+@proves("its child imports")
+def test_child():
+    subprocess.check_call([sys.executable, "-m", "smoke_tests.job"])
+"""
+    )
+    outside = room.folder.parent
+    (outside / "elsewhere.py").write_text("import deeper_elsewhere\n\ndef own():\n    return 1\n\nown()\n")
+    (outside / "deeper_elsewhere.py").write_text("class Deep:\n    def run(self):\n        return 1\n\nDeep().run()\n")
+    (outside / "broken_elsewhere.py").write_text("def fail():\n    raise KeyError\n\nfail()\n")
+    (room.folder / "around.py").write_text(AROUND_IMPORTS)
+    calls = "around.importing()\n    around.failing()\n    around.last()"
+    (room.folder / "job.py").write_text(
+        f"from smoke_tests import around\n\ndef work():\n    {calls}\n\ndef end():\n    return 1\n\nwork()\nend()\n"
+    )
+    done = room.run(processes, PYTHONPATH=str(outside))
+    assert done.returncode == 0, done.stdout
+    ran = {
+        claim.partition("::")[2]: {name for name in names if name.startswith(("around.py", "job.py"))}
+        for claim, names in room.outcomes()["ran"].items()
+    }
+    names = ("before", "after", "importing", "importing.<locals>.nested", "failing", "last")
+    around = {f"around.py:{name}" for name in names}
+    assert ran["test_imports"] == around
+    assert ran["test_child"] == around | {"job.py:work", "job.py:end"}
+
+
 # --- every function of the room ---
 
 CPU = plan(Catalogue(), "cpu")
@@ -390,9 +454,9 @@ def test_a_change_of_any_function_is_seen_in_the_claims_that_ran_it_and_no_other
         original = path.read_text(encoding="utf-8")
         path.write_text(with_a_statement_more(path, place[1]), encoding="utf-8")
         code = Room(tmp_path).code
-        stale = {table for table in keys if code.key_now(digests[table]) != keys[table]}
+        other = {table for table in keys if code.key_now(digests[table]) != keys[table]}
         path.write_text(original, encoding="utf-8")
-        changed = {row for row, table in tables.items() if table in stale}
+        changed = {row for row, table in tables.items() if table in other}
         ran = {row for row, mine in functions.items() if place in mine}
         assert ran <= changed, place
         for row in changed - ran:

@@ -59,8 +59,8 @@ def test_readme_is_short() -> None:
 def test_ids_of_the_documents_stay_on_their_page() -> None:
     for path in PAGES:
         if path != ROOT / "docs" / "status" / "documents.md" and path.is_relative_to(ROOT / "docs"):
-            found = re.findall(r"\b[A-E]\d\d\b", path.read_text(encoding="utf-8"))
-            assert not found, f"{path.relative_to(ROOT)} names {found[0]}"
+            ids = re.findall(r"\b[A-E]\d\d\b", path.read_text(encoding="utf-8"))
+            assert not ids, f"{path.relative_to(ROOT)} names {ids[0]}"
 
 
 @cache
@@ -74,12 +74,12 @@ def sessions() -> set[str]:
 
 def commands(path: Path) -> list[tuple[str, list[str]]]:
     """The nox sessions that a page names, each with the words after `--`; comments and redirections are left out."""
-    found = []
+    called = []
     for session, rest in COMMAND.findall(path.read_text(encoding="utf-8")):
         words = shlex.split(re.sub(r"\[[^\]]*\]", "", rest), comments=True) if rest.strip().startswith("--") else []
         stop = next((at for at, word in enumerate(words) if word[0] in ">|&;"), len(words))
-        found.append((session.strip('"'), words[1:stop]))
-    return found
+        called.append((session.strip('"'), words[1:stop]))
+    return called
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

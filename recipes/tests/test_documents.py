@@ -24,48 +24,48 @@ LOW, HIGH = "0.50 (0.49 to 0.51)", "1.50 (1.49 to 1.51)"  # what fast(0.5) and f
 SLOW, FAST = "linear/sweep/1024x1024x1024/both", "linear/sweep/16384x8192x8192/both"
 
 
-def said(cells: list[str] = CELLS, timed: str = "te", **others: Any) -> Statement:
+def stated(cells: list[str] = CELLS, timed: str = "te", **others: Any) -> Statement:
     return Statement(seeds=["A21"], says="FP8 gains", cells=cells, arm=timed, **others)
 
 
-def found(statement: Statement, *rows: results.Row) -> list[str]:
+def measured(statement: Statement, *rows: results.Row) -> list[str]:
     for cell in rows:
         cell["facts"].update(zip("mkn", map(int, re.findall(r"\d+", cell["key"])), strict=False))
         for timed in cell["arms"].values():
             timed["samples_ms"] = timed["samples_ms"] * 9
     judged = results.room("rows").latest([SHARD, *rows]).values()
     return [
-        answer.found for answer in documents._measured(statement, "here", [{**one, "run": SHARD} for one in judged])
+        answer.result for answer in documents._measured(statement, "here", [{**each, "run": SHARD} for each in judged])
     ]
 
 
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        (said(), f"{LOW}, {HIGH}"),
-        (said([*CELLS, SLOW]), f"{LOW}, {HIGH}"),
-        (said(least=1.0), f"does not hold (at least 1): {LOW}, {HIGH}"),
-        (said(least=0.4, most=1.6), f"holds (at least 0.4, at most 1.6): {LOW}, {HIGH}"),
-        (said(least=0.5), f"not told apart (at least 0.5): {LOW}, {HIGH}"),
-        (said(most=1.5), f"not told apart (at most 1.5): {LOW}, {HIGH}"),
-        (said(least=0.5, most=1.4), f"does not hold (at least 0.5, at most 1.4): {LOW}, {HIGH}"),
-        (said([SLOW], most=1.0), f"holds (at most 1): {LOW}"),
-        (said(rising=["m", "k", "n"]), f"holds (rising with m, k, n): {LOW}, {HIGH}"),
-        (said(falling=["m", "k", "n"]), f"does not hold (falling with m, k, n): {LOW}, {HIGH}"),
-        (said([FAST], over="slower"), "3.00 (3.00 to 3.00)"),
+        (stated(), f"{LOW}, {HIGH}"),
+        (stated([*CELLS, SLOW]), f"{LOW}, {HIGH}"),
+        (stated(least=1.0), f"does not hold (at least 1): {LOW}, {HIGH}"),
+        (stated(least=0.4, most=1.6), f"holds (at least 0.4, at most 1.6): {LOW}, {HIGH}"),
+        (stated(least=0.5), f"inconclusive (at least 0.5): {LOW}, {HIGH}"),
+        (stated(most=1.5), f"inconclusive (at most 1.5): {LOW}, {HIGH}"),
+        (stated(least=0.5, most=1.4), f"does not hold (at least 0.5, at most 1.4): {LOW}, {HIGH}"),
+        (stated([SLOW], most=1.0), f"holds (at most 1): {LOW}"),
+        (stated(rising=["m", "k", "n"]), f"holds (rising with m, k, n): {LOW}, {HIGH}"),
+        (stated(falling=["m", "k", "n"]), f"does not hold (falling with m, k, n): {LOW}, {HIGH}"),
+        (stated([FAST], over="slower"), "3.00 (3.00 to 3.00)"),
     ],
 )
 def test_a_statement_is_held_against_every_number(statement: Statement, words: str) -> None:
     rows = row(SLOW, te=fast(0.5)), row(FAST, te=fast(1.5), slower=arm(ms=2.0))
-    assert found(statement, *rows) == [words]
+    assert measured(statement, *rows) == [words]
 
 
 def test_what_is_not_valid_or_not_measured_answers_nothing() -> None:
     slow, invalid = row(SLOW, te=fast(0.5)), row(FAST, te=fast(1.5, fp8_kernels=[]))
-    assert found(said(), slow, invalid) == [LOW]
-    assert found(said([SLOW, FAST], rising=["m", "k", "n"]), slow, invalid) == []
-    assert found(said(over="slower"), slow) == []
-    assert found(said(["models/*"]), slow) == []
+    assert measured(stated(), slow, invalid) == [LOW]
+    assert measured(stated([SLOW, FAST], rising=["m", "k", "n"]), slow, invalid) == []
+    assert measured(stated(over="slower"), slow) == []
+    assert measured(stated(["models/*"]), slow) == []
 
 
 def test_trainings_have_a_verdict_from_five_seeds_on_and_their_numbers_before(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_trainings_have_a_verdict_from_five_seeds_on_and_their_numbers_before(tm
     (folder / "cpu--x86-64--tiny.json").write_text(json.dumps(report))
 
     (answer,) = documents._compared(tmp_path, Statement(seeds=["C06"], says="it diverges", parity="e8m3"))
-    assert answer.found == (
+    assert answer.result == (
         "+0.2500, -0.5000 nats per token above bf16, seed by seed, tiny; no verdict: too few seeds; no spikes"
     )
     elsewhere = Statement(seeds=["C06"], says="it diverges", parity="e8m3", models=["hare-*"])
@@ -93,41 +93,41 @@ def test_trainings_have_a_verdict_from_five_seeds_on_and_their_numbers_before(tm
 
 def test_a_time_that_the_host_sets_is_said_to_be_that() -> None:
     launches = fast(1.5, host_ms=10.0)
-    assert found(said(), row(SLOW, te=launches)) == [f"{HIGH}; the host sets the time in 1"]
+    assert measured(stated(), row(SLOW, te=launches)) == [f"{HIGH}; the host sets the time in 1"]
     base = row(FAST, te=fast(1.5))
     base["arms"]["bf16"]["host_ms"] = 10.0
-    assert found(said(), row(SLOW, te=launches), base) == [f"{HIGH}, {HIGH}; the host sets the time in 2"]
+    assert measured(stated(), row(SLOW, te=launches), base) == [f"{HIGH}, {HIGH}; the host sets the time in 2"]
     one_of_two = [f"{HIGH}, {HIGH}; the host sets the time in 1"]
-    assert found(said(), row(SLOW, te=launches), row(FAST, te=fast(1.5))) == one_of_two
+    assert measured(stated(), row(SLOW, te=launches), row(FAST, te=fast(1.5))) == one_of_two
 
 
-def test_every_pair_is_looked_at_and_intervals_that_overlap_are_not_told_apart() -> None:
+def test_every_pair_is_looked_at_and_intervals_that_overlap_are_inconclusive() -> None:
     keys = {size: f"linear/sweep/{size}x8x8/both" for size in (1, 2, 4)}
 
     def words(*gains: float) -> str:
         rows = [row(key, te=fast(gain)) for key, gain in zip(keys.values(), gains, strict=True)]
-        (answer,) = found(said(rising=["m"]), *rows)
+        (answer,) = measured(stated(rising=["m"]), *rows)
         return answer.partition(" (")[0]
 
     assert words(1.0, 1.1, 1.2) == "holds"
-    assert words(1.0, 1.1, 1.11) == "not told apart"
+    assert words(1.0, 1.1, 1.11) == "inconclusive"
     assert words(1.1, 1.11, 1.05) == "does not hold", "neighbours overlap, first and last do not"
     apart = row("linear/sweep/1x8x8/both", te=fast(1.5)), row("linear/sweep/2x4x8/both", te=fast(1.2))
-    assert found(said(rising=["m", "k"]), *apart) == [], "neither is the larger one"
-    assert found(said(rising=["m"]), *apart) == [], "they differ in k"
+    assert measured(stated(rising=["m", "k"]), *apart) == [], "neither is the larger one"
+    assert measured(stated(rising=["m"]), *apart) == [], "they differ in k"
 
 
 def test_a_number_of_few_samples_has_no_interval_and_no_verdict() -> None:
     (judged,) = results.room("rows").latest([SHARD, row(FAST, te=fast(1.5, samples_ms=[1.0] * 2))]).values()
-    (answer,) = documents._measured(said(least=1.0), "here", [{**judged, "run": SHARD}])
-    assert answer.found == "not told apart (at least 1): 1.50 (2 samples: no interval)"
+    (answer,) = documents._measured(stated(least=1.0), "here", [{**judged, "run": SHARD}])
+    assert answer.result == "inconclusive (at least 1): 1.50 (2 samples: no interval)"
 
 
 def test_many_numbers_are_summed_up() -> None:
     cells = [f"linear/sweep/{width}/both" for width in range(5)]
     rows = [row(cell, te=fast(0.9 + 0.2 * index)) for index, cell in enumerate(cells)]
     numbers = "0.90 to 1.70, median 1.30, in 5 cells"
-    assert found(said(cells, least=1.0), *rows) == [
+    assert measured(stated(cells, least=1.0), *rows) == [
         f"does not hold (at least 1; 4 of 5 do, 1 do not): {numbers}",
     ]
 
@@ -137,7 +137,7 @@ def test_what_could_be_run_and_was_not_says_what_it_takes(checkout: Checkout) ->
     answers = documents.answers(checkout.root)
     for seed in ("B40", "B42", "C03", "C09", "C17", "D02", "D08", "D09", "E13", "E16"):
         mine = [answer for answer in answers if seed in answer.statement.seeds]
-        assert any(answer.where.startswith("not run; it takes ") and not answer.found for answer in mine), seed
+        assert any(answer.where.startswith("not run; it takes ") and not answer.result for answer in mine), seed
         assert not any(answer.statement.beyond for answer in mine), seed
 
 
@@ -157,19 +157,19 @@ def test_every_id_is_on_the_page() -> None:
 
 def test_a_patch_that_was_proved_nowhere_answers_nothing(checkout: Checkout) -> None:
     (checkout.root / "patches" / "transformer-engine" / "0001-cache-with-lru-cache.json").unlink()
-    assert [one.found for one in documents.answers(checkout.root) if one.statement.seeds == ["A06"]] == [""]
+    assert [answer.result for answer in documents.answers(checkout.root) if answer.statement.seeds == ["A06"]] == [""]
 
 
 def test_the_tests_that_answer_are_there() -> None:
-    for test in (one.test for one in documents.load() if one.test):
+    for test in (statement.test for statement in documents.load() if statement.test):
         file, _, name = test.partition("::")
         code = ast.parse((ROOT / file).read_text())
         assert name in [part.name for part in code.body if isinstance(part, ast.FunctionDef)], test
 
 
 def test_a_patch_answers_with_what_its_proof_ran_on() -> None:
-    (answer,) = [one for one in documents.answers(ROOT) if one.statement.seeds == ["A06"]]
-    assert re.match(r"(changed since it was )?proved on 1\.8\.0 \(CPython 3\.8", answer.found)
+    (answer,) = [each for each in documents.answers(ROOT) if each.statement.seeds == ["A06"]]
+    assert re.match(r"(changed since it was )?proved on 1\.8\.0 \(CPython 3\.8", answer.result)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def tagged(tiny: Tiny, tags: str, version: str = "2.0", **metadata: str) -> Path
 
 def test_a_wheel_says_nearly_all_of_its_recipe(tiny: Tiny, index: Index) -> None:
     made = tagged(tiny, "py3-none-any", Summary="A “fresh” one", Requires_Python=">=3.9")
-    said = tiny.succeed("new-package", "Fresh==2.0")
+    output = tiny.succeed("new-package", "Fresh==2.0")
     package = Catalogue(tiny.root).packages["fresh"]
     (release,) = package.release
     assert (package.module, package.summary, package.build) == ("fresh", "A “fresh” one", None)
@@ -43,7 +43,7 @@ def test_a_wheel_says_nearly_all_of_its_recipe(tiny: Tiny, index: Index) -> None
     assert (release.python, release.torch) == (">=3.9", "<3,>=2.1")
     assert release.requires == ["torch<3,>=2.1", "tinydep"]
     assert (release.mib.download, release.mib.installed) == (1, 1)
-    assert "add where it needs them: cuda" in said and "add to" not in said
+    assert "add where it needs them: cuda" in output and "add to" not in output
     tiny.targets.write_text(tiny.targets.read_text() + 'fresh = "2.0"\n')
     assert "fresh 2.0" in tiny.succeed("plan", "tiny")
 
@@ -71,12 +71,12 @@ def test_what_a_source_cannot_say_is_told_at_once_and_named_so_by_a_refusal(tiny
     pyproject = '[build-system]\nrequires = ["setuptools>=61", "ninja", "torch"]\n'
     files = {"PKG-INFO": METADATA + "Dynamic: Requires-Dist\n", "pyproject.toml": pyproject, "a.cu": "", "b.cpp": ""}
     made = sdist(tiny.shelf / "fresh-2.0.tar.gz", files)
-    said = tiny.succeed("new-package", "fresh==2.0")
+    output = tiny.succeed("new-package", "fresh==2.0")
     text = tiny.recipe("fresh").read_text()
     assert 'requires = ["setuptools>=61", "ninja"]\nneeds = ["torch"]\ncompiler = "nvcc"\n' in text
     assert f'kind = "source"\nfile = "fresh-2.0.tar.gz"\nsha256 = "{made}"\npython = ">=3.9"\n' in text
     missing = ["module", "build.core_seconds", "build.mib_per_job", "release[0].requires", "release[0].mib.installed"]
-    assert f"{tiny.recipe('fresh')}: {', '.join(missing)}" in said and "no wheel for Python 3.11" in said
+    assert f"{tiny.recipe('fresh')}: {', '.join(missing)}" in output and "no wheel for Python 3.11" in output
     refused = tiny.refuse("plan", "tiny", naming=("fresh.toml", "are missing: add them"))
     assert all(key in refused for key in missing)
 
@@ -114,12 +114,12 @@ def test_a_recipe_that_cannot_be_begun_is_refused(tiny: Tiny, index: Index, case
 
 
 def test_a_target_like_another_one(tiny: Tiny) -> None:
-    said = tiny.succeed("new-target", "cpu-2", "--like", "cpu", "--without", "torchao", "--reason", 'a "new" one')
+    output = tiny.succeed("new-target", "cpu-2", "--like", "cpu", "--without", "torchao", "--reason", 'a "new" one')
     before, now = Catalogue(tiny.root).targets["cpu"], Catalogue(tiny.root).targets["cpu-2"]
     assert now.reason == 'a "new" one' and not now.publish and now.runner is None
     assert now.packages == {name: version for name, version in before.packages.items() if name != "torchao"}
     assert (now.base, now.python, now.sm) == (before.base, before.python, before.sm)
-    assert "add to" not in said and "nox -s lock -- cpu-2" in said
+    assert "add to" not in output and "nox -s lock -- cpu-2" in output
 
 
 @pytest.mark.parametrize("name", [name for name in Catalogue().targets if name != "cpu"])

@@ -132,7 +132,9 @@ class Base:
             for path in self.tiny.shelf.glob(f"{pin.name}-1.0-*.whl")
             if pin.release.kind != "provided"
         ]
-        locked = [(one, next(self.tiny.shelf.glob(f"{one.name}-*.whl"))) for one in chosen.locked.artifacts]
+        locked = [
+            (artifact, next(self.tiny.shelf.glob(f"{artifact.name}-*.whl"))) for artifact in chosen.locked.artifacts
+        ]
         with Steps() as steps, cache.held(steps.wait):
             return environment.layer(chosen, self.python, locked, wheels, cache, steps)
 
@@ -189,7 +191,7 @@ def in_an_image(base: Base, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     (given / "fusebox").mkdir(parents=True)
     (given / "fusebox" / "manifest.json").write_text("{}")
     names = [pin.name for pin in chosen.pins if pin.release.kind != "provided"]
-    pinned = {one.name: next(house.glob(f"{one.name}-*.whl")) for one in chosen.locked.artifacts}
+    pinned = {artifact.name: next(house.glob(f"{artifact.name}-*.whl")) for artifact in chosen.locked.artifacts}
     pinned |= {name: next(house.glob(f"{name}-1.0-*.whl")) for name in names}
     lines = [f"{name}=={path.name.split('-')[1]} --hash=sha256:{sha256_of(path)}\n" for name, path in pinned.items()]
     (given / "requirements.txt").write_text("".join(lines))

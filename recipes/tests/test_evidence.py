@@ -82,15 +82,15 @@ def test_claims_are_read_without_importing(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         (b"one = 1\ntwo = (1 2)\n", r"broken\.py, line 2, is not Python \(invalid syntax\): correct it\.$"),
         (b"# \xe9", r"broken\.py cannot be read as Python \(.*utf-8.*\): correct it\.$"),
     ],
 )
-def test_code_that_is_no_python_is_refused(root: Path, code: bytes, said: str) -> None:
+def test_code_that_is_no_python_is_refused(root: Path, code: bytes, message: str) -> None:
     (root / "smoke_tests" / "broken.py").write_bytes(code)
-    with pytest.raises(Refusal, match=said):
+    with pytest.raises(Refusal, match=message):
         Room(root).key(ONE)
 
 
@@ -175,9 +175,9 @@ def test_a_user_without_a_home_keeps_every_slash(chosen: Plan, monkeypatch: pyte
 
 @pytest.mark.parametrize("place", ["/srv/env", "../env", "./build/cpu/env", "/opt/python/3.12.1"])
 def test_no_place_of_a_machine_stays(chosen: Plan, place: str) -> None:
-    said = f"{place}/lib/python3.12/site-packages/torch/_ops.py:7: in call; '{chosen.root}/smoke_tests/claims.py'"
-    kept = "ENV/lib/python3.12/site-packages/torch/_ops.py:7: in call; './smoke_tests/claims.py'"
-    assert smoke.without_paths(chosen, said) == kept
+    printed = f"{place}/lib/python3.12/site-packages/torch/_ops.py:7: in call; '{chosen.root}/smoke_tests/claims.py'"
+    cleaned = "ENV/lib/python3.12/site-packages/torch/_ops.py:7: in call; './smoke_tests/claims.py'"
+    assert smoke.without_paths(chosen, printed) == cleaned
     built = f"Error: {place}/partial/build/apex-23.05/csrc/a.cu:12 in function b; outcomes in {place}/outcomes.json"
     assert (
         smoke.without_paths(chosen, built) == "Error: apex-23.05/csrc/a.cu:12 in function b; outcomes in outcomes.json"
@@ -202,8 +202,8 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     (tmp_path / "away" / "outcomes.json").write_text(json.dumps(outcomes))
     smoke.bring(here, tmp_path / "away")
     (path,) = (tmp_path / "build").rglob("cpu--x86-64.json")
-    kept = json.loads(path.read_text())["claims"][0]["measured"]
-    assert kept == {"limit": "raised in apex-23.05/a.cu:3", "error": 0.5}
+    measured = json.loads(path.read_text())["claims"][0]["measured"]
+    assert measured == {"limit": "raised in apex-23.05/a.cu:3", "error": 0.5}
     settings = outcomes | {"ran": {"data": [f"pytest.ini:{'0' * 64}"]}}
     (tmp_path / "away" / "outcomes.json").write_text(json.dumps(settings))
     with pytest.raises(Refusal, match=r"come from other tests than .* \(pytest\.ini\)"):
@@ -224,7 +224,55 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
         (tmp_path / "away" / name).write_text(text)
         with pytest.raises(Refusal, match=rf"{name} is {why}"):
             smoke.bring(here, tmp_path / "away")
-    assert json.loads(path.read_text())["claims"][0]["measured"] == kept  # what was there is there
+    assert json.loads(path.read_text())["claims"][0]["measured"] == measured  # what was there is there
+
+
+DOCSTRING, CODE = ('"""', '"""In other words: '), ("return ", "return 1 and ")
+
+
+@pytest.mark.parametrize(("edit", "is_refused"), [(DOCSTRING, False), (CODE, True)])
+def test_a_run_elsewhere_is_kept_if_only_a_docstring_has_changed_since(
+    chosen: Plan, tmp_path: Path, edit: tuple[str, str], is_refused: bool
+) -> None:
+    """The text that ran is read from git's history."""
+    here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
+    shutil.copytree(chosen.root / "smoke_tests", tmp_path / "smoke_tests", ignore=shutil.ignore_patterns("evidence"))
+    references = tmp_path / "smoke_tests" / "operators" / "references.py"
+    files = {"operators/references.py": sha256_of(references)}
+    hardware = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
+    outcomes = {"target": "cpu", "files": files, "hardware": hardware, "python": "3.12.1", **record(chosen)}
+    for name, text in (("smoke.log", "proved\n"), ("manifest.json", '{"packages": {}}')):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "outcomes.json").write_text(json.dumps(outcomes))
+    ran = references.read_text()
+    references.write_text(ran.replace(*edit, 1))
+    with pytest.raises(Refusal, match=r"come from other tests than .* \(operators/references\.py\)"):
+        smoke.bring(here, tmp_path)  # git has no text of it
+    references.write_text(ran)
+    committed(tmp_path)
+    references.write_text(ran.replace(*edit, 1))
+    if is_refused:
+        with pytest.raises(Refusal, match=r"come from other tests than .* \(operators/references\.py\)"):
+            smoke.bring(here, tmp_path)
+    else:
+        smoke.bring(here, tmp_path)
+
+
+@pytest.mark.parametrize(("edit", "is_refused"), [(DOCSTRING, False), (CODE, True)])
+def test_a_run_of_uncommitted_tests_is_promoted_if_only_a_docstring_has_changed_since(
+    chosen: Plan, tmp_path: Path, run_here: Callable[..., Path], edit: tuple[str, str], is_refused: bool
+) -> None:
+    here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
+    harness = tmp_path / "smoke_tests" / "claims.py"
+    path = run_here("cpu--x86-64")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"files": {"claims.py": sha256_of(harness)}}))
+    harness.write_text(harness.read_text().replace(*edit, 1))
+    committed(tmp_path)
+    if is_refused:
+        with pytest.raises(Refusal, match="comes from tests that are not committed"):
+            promotion.promote(here)
+    else:
+        assert [path.name for path in promotion.promote(here)] == ["cpu--x86-64.json", "cpu--x86-64.log"]
 
 
 def committed(folder: Path) -> None:
@@ -273,11 +321,11 @@ def test_every_run_is_promoted_and_none_replaces_a_newer_one(
     committed(tmp_path)
     names = [path.name for path in promotion.promote(here)]
     assert names == ["cpu--other.json", "cpu--other.log", "cpu--x86-64.json", "cpu--x86-64.log"]
-    kept = json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text())
-    assert kept["commit"] == smoke.commit_of(tmp_path) and len(kept["commit"]) >= 7
+    promoted = json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text())
+    assert promoted["commit"] == smoke.commit_of(tmp_path) and len(promoted["commit"]) >= 7
     run_here("cpu--x86-64", at="2026-11-22T00:00:00+00:00", seconds=9.5)
     promotion.promote(here)
-    assert json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text()) == kept
+    assert json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text()) == promoted
 
 
 @pytest.mark.parametrize(
@@ -330,7 +378,7 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
     path = room / "evidence" / "training" / "cu--H200--tiny.json"
     path.parent.mkdir(parents=True)
     path.write_text("{}")
-    assert [(one.commit, one.changed) for one in records.every(tmp_path)] == [("", True)]
+    assert [(noted.commit, noted.changed) for noted in records.every(tmp_path)] == [("", True)]
     with pytest.raises(Refusal, match="tests that are not committed: commit smoke_tests/, and record it again"):
         records.note(tmp_path, path)
     committed(tmp_path)
@@ -338,8 +386,8 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
         with pytest.raises(Refusal, match=r"is not a record below .*: put it there under such a name"):
             records.note(tmp_path, wrong)
     assert records.note(tmp_path, path) == "training/cu--H200--tiny.json"
-    (one,) = records.every(tmp_path)
-    assert (one.commit, one.changed, one.program) == (smoke.commit_of(tmp_path), False, "training/parity.py")
+    (noted,) = records.every(tmp_path)
+    assert (noted.commit, noted.changed, noted.program) == (smoke.commit_of(tmp_path), False, "training/parity.py")
     program = room / "training" / "pretrain.py"
     edits = (
         ("shown():\n    return 1", "shown():\n    return 2", False),
@@ -347,14 +395,14 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
     )
     for old, new, changed in edits:
         program.write_text(program.read_text().replace(old, new))
-        assert [one.changed for one in records.every(tmp_path)] == [changed]
+        assert [noted.changed for noted in records.every(tmp_path)] == [changed]
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "said"), [("H200", 1, "H200"), ("H200", 4, "4xH200"), ("x86-64", 4, "x86-64")]
+    ("name", "gpus", "expected"), [("H200", 1, "H200"), ("H200", 4, "4xH200"), ("x86-64", 4, "x86-64")]
 )
-def test_a_machine_of_several_gpus_has_evidence_of_its_own(name: str, gpus: int, said: str) -> None:
-    assert evidence.machine_name({"name": name, "arch": "x86-64", "gpus": [{}] * gpus}, "x") == said
+def test_a_machine_of_several_gpus_has_evidence_of_its_own(name: str, gpus: int, expected: str) -> None:
+    assert evidence.machine_name({"name": name, "arch": "x86-64", "gpus": [{}] * gpus}, "x") == expected
 
 
 def test_what_was_built_is_kept_of_this_stack_only(checkout: Checkout, tmp_path: Path) -> None:
@@ -369,8 +417,8 @@ def test_what_was_built_is_kept_of_this_stack_only(checkout: Checkout, tmp_path:
         with pytest.raises(Refusal, match="another state of this checkout"):
             promotion.keep_built(built, tmp_path)
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    kept = checkout.root / promotion.keep_built(built, tmp_path)
-    assert json.loads(kept.read_text()) == manifest
+    written = checkout.root / promotion.keep_built(built, tmp_path)
+    assert json.loads(written.read_text()) == manifest
 
 
 @pytest.mark.parametrize(
@@ -396,22 +444,22 @@ def test_a_floating_tag_moves_only_where_every_claim_is_proved(
     rows = rows[1:] if change is None else [rows[0] | change, *rows[1:]]
     run = {"name": "cpu--x86-64", "stack": chosen.stack, "claims": rows, "packages": {}}
     monkeypatch.setattr(evidence, "promoted", lambda root, target: [run])
-    said = evidence.against_moving(chosen)
-    assert said is None if why is None else said and why in said
+    reason = evidence.against_moving(chosen)
+    assert reason is None if why is None else reason and why in reason
     whole = {**run, "name": "cpu--2xH200", "claims": [row | {"outcome": "proved"} for row in rows]}
     monkeypatch.setattr(evidence, "promoted", lambda root, target: [run, whole])
     if change == {"outcome": "unproven"}:  # what one run could not show, another shows
         assert evidence.against_moving(chosen) is None
     else:
-        assert evidence.against_moving(chosen) == said
+        assert evidence.against_moving(chosen) == reason
     monkeypatch.setattr(evidence, "promoted", lambda root, target: [])
     assert evidence.against_moving(chosen) == "nothing of this target was ever proved"
 
 
 def test_wheels_of_some_architectures_alone_move_no_tag() -> None:
     chosen = plan(Catalogue(), "cu12.1-torch2.1")  # its committed run has those of sm 9.0, the image those of 8.0 too
-    said = evidence.against_moving(chosen)
-    assert said and said.endswith("H200, compiled for some of its GPUs only")
+    reason = evidence.against_moving(chosen)
+    assert reason and reason.endswith("H200, compiled for some of its GPUs only")
 
 
 def test_the_claims_of_a_run_are_those_that_are_expected(chosen: Plan) -> None:

@@ -114,8 +114,8 @@ def test_an_index_without_the_package_is_refused(tiny: Tiny, index: Index) -> No
 def test_a_download_that_breaks_off_is_tried_again(tiny: Tiny, index: Index, undisturbed: Tiny) -> None:
     """As often as pip's configuration says; and the log says so."""
     index.faults[SDIST] = cut_off_once
-    said = tiny.succeed("fetch", "tiny", PIP_RETRIES="1")
-    assert "tinypkg 1.0  the download broke off before its end; trying again" in said
+    output = tiny.succeed("fetch", "tiny", PIP_RETRIES="1")
+    assert "tinypkg 1.0  the download broke off before its end; trying again" in output
     assert tiny.files == undisturbed.files
 
 

@@ -67,8 +67,8 @@ def test_gpus_that_cuda_must_not_use_are_not_looked_at(
 @pytest.mark.parametrize(("needed", "unmet"), [("570", False), ("570.124", False), ("580", True), ("", False)])
 def test_a_driver_that_is_too_old_is_named(needed: str, unmet: bool) -> None:
     machine = hardware().Machine(HERE, "CPU", (), (), "570.124.06")
-    said = f"needs NVIDIA driver {needed} or newer, this machine has 570.124.06" if unmet else None
-    assert machine.outdated(needed) == said
+    expected = f"needs NVIDIA driver {needed} or newer, this machine has 570.124.06" if unmet else None
+    assert machine.outdated(needed) == expected
 
 
 def test_a_machine_without_a_gpu_says_so() -> None:

@@ -38,8 +38,8 @@ def test_lock_resolves_digests_and_says_which_it_could_not(tiny: Tiny, pushed: t
         before = f'{part} = {{ image = "{base}"'
         tiny.edit(tiny.targets, before, before.replace(base, put))
     assert "unresolved: the digest of" in tiny.succeed("plan", "tiny")
-    found, missing = image.resolve(tiny.targets, tiny.declared)
-    assert found == {name: digest}
+    digests, missing = image.resolve(tiny.targets, tiny.declared)
+    assert digests == {name: digest}
     assert len(missing) == 1 and f"{name}-absent" in missing[0]
     assert tiny.declared.base.wheels.digest == digest
     assert tiny.declared.base.unresolved == [f"{name}-absent"]
@@ -49,8 +49,8 @@ def test_lock_resolves_digests_and_says_which_it_could_not(tiny: Tiny, pushed: t
 def test_without_an_engine_the_digest_stays_unresolved(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tiny.root}/no.sock")
     before = tiny.targets.read_text()
-    found, missing = image.resolve(tiny.targets, tiny.declared)
-    assert not found and "No Docker engine answers" in missing[0]
+    digests, missing = image.resolve(tiny.targets, tiny.declared)
+    assert not digests and "No Docker engine answers" in missing[0]
     assert tiny.targets.read_text() == before
 
 
@@ -85,8 +85,8 @@ def test_a_base_is_named_by_digest_where_it_is_known(name: str) -> None:
     bases = {line.split()[1] for line in text.splitlines() if line.startswith("FROM ")}
     images = {base for base in bases if ":" in base}
     assert images == {
-        one.reference
-        for one in (dockerfile.SOURCES, catalogue.targets[name].base.wheels, catalogue.targets[name].base.runtime)
+        each.reference
+        for each in (dockerfile.SOURCES, catalogue.targets[name].base.wheels, catalogue.targets[name].base.runtime)
     }
     assert {base.partition("@")[0] for base in images if "@" not in base} == set(
         catalogue.targets[name].base.unresolved
@@ -111,15 +111,15 @@ def test_an_image_says_which_gpus_it_is_compiled_for_and_that_it_wants_the_drive
 
 def test_an_image_on_a_standin_says_so() -> None:
     target = Catalogue().targets["cpu"]
-    said = image.Options({target.base.runtime.image: "here/base@sha256:0"}).arguments(target)
+    arguments = image.Options({target.base.runtime.image: "here/base@sha256:0"}).arguments(target)
     base = "--label=org.opencontainers.image.base"
-    assert {f"{base}.name=here/base", f"{base}.digest=sha256:0"} <= set(said)
-    assert "--build-arg=STANDIN=here/base@sha256:0" in said
+    assert {f"{base}.name=here/base", f"{base}.digest=sha256:0"} <= set(arguments)
+    assert "--build-arg=STANDIN=here/base@sha256:0" in arguments
 
 
 def test_a_configuration_of_pip_is_a_secret(tmp_path: Path) -> None:
-    said = image.Options({}, pip_conf=tmp_path / "pip.conf").arguments(Catalogue().targets["cpu"])
-    assert said == [f"--secret=id=pip,src={tmp_path}/pip.conf"]
+    arguments = image.Options({}, pip_conf=tmp_path / "pip.conf").arguments(Catalogue().targets["cpu"])
+    assert arguments == [f"--secret=id=pip,src={tmp_path}/pip.conf"]
     for name in Catalogue().targets:
         text = (ROOT / "docker" / f"{name}.Dockerfile").read_text()
         assert text.count("--mount=type=secret,id=pip,target=/etc/pip.conf") == 2
@@ -218,8 +218,8 @@ def test_what_was_built_is_audited_and_described(tiny: Tiny, laid_out: tuple[Pla
     with zipfile.ZipFile(built) as archive:
         assert sizes["tinypkg"] == sum(len(archive.read(name)) for name in archive.namelist())
     assert {"tinydep", "tinywheel", "pip"} < sizes.keys()
-    kept = (tmp_path / "install" / "fusebox" / "constraints.txt").read_text().splitlines()
-    assert {"tinydep==1.0", "tinypkg==1.0", "tinywheel==1.0"} < set(kept)
+    constraints = (tmp_path / "install" / "fusebox" / "constraints.txt").read_text().splitlines()
+    assert {"tinydep==1.0", "tinypkg==1.0", "tinywheel==1.0"} < set(constraints)
     assert f"tinypkg==1.0 --hash=sha256:{sha256_of(built)}" in (tmp_path / "install" / "requirements.txt").read_text()
     # It is kept as a wheel cache keeps it, and taken from there in place of a second build.
     again = tmp_path / "again"
@@ -239,7 +239,7 @@ def test_a_wheel_of_something_else_is_refused(tiny: Tiny, laid_out: tuple[Plan, 
 
 @pytest.mark.parametrize("cached", [False, True], ids=["just built", "from the wheel cache"])
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "message"),
     [
         (fatbin((CUBIN, 80)), "op.so is compiled for sm 8.0 and target tiny is for 9.0"),
         (
@@ -249,7 +249,9 @@ def test_a_wheel_of_something_else_is_refused(tiny: Tiny, laid_out: tuple[Plan, 
     ],
     ids=["another GPU", "another torch"],
 )
-def test_a_wheel_for_something_else_is_refused(tiny: Tiny, tmp_path: Path, code: str, said: str, cached: bool) -> None:
+def test_a_wheel_for_something_else_is_refused(
+    tiny: Tiny, tmp_path: Path, code: str, message: str, cached: bool
+) -> None:
     """By the name of what is wrong, in the build; a wheel from a cache is no exception, whatever its record says."""
     declared = 'cuda = "none"\nglibc = "2.28"\nsm = []\nproves_on = ["x86-64"]\npublish = false'
     gpu = 'cuda = "13.0"\ndriver = "580"\nglibc = "2.36"\nsm = ["9.0"]\nproves_on = ["H200"]\npublish = false'
@@ -264,7 +266,7 @@ def test_a_wheel_for_something_else_is_refused(tiny: Tiny, tmp_path: Path, code:
     (folder / "compiler.txt").write_text("")
     if cached:
         (folder / "wheel.json").write_text(json.dumps({"file": made.name, "sha256": sha256_of(made)}))
-    tiny.refuse(*audited(tmp_path / "out", tmp_path), naming=("tinypkg 1.0", said))
+    tiny.refuse(*audited(tmp_path / "out", tmp_path), naming=("tinypkg 1.0", message))
 
 
 # --- docker build, with a stand-in for the bases
@@ -287,8 +289,8 @@ def buildx(tiny: Tiny, standin: str, mirror: Path, stage: str) -> str:
 def test_what_stands_for_the_bases_is_no_richer_than_they_are(standin: str) -> None:
     """It has Python, and neither compiler nor git: what a build needs beyond that, its Dockerfile brings."""
     look = "command -v python3; for tool in cc gcc g++ make git nvcc; do command -v $tool; done; true"
-    found = subprocess.run(["docker", "run", "--rm", standin, "sh", "-c", look], capture_output=True, text=True)
-    assert (found.returncode, [Path(line).name for line in found.stdout.split()]) == (0, ["python3"])
+    done = subprocess.run(["docker", "run", "--rm", standin, "sh", "-c", look], capture_output=True, text=True)
+    assert (done.returncode, [Path(line).name for line in done.stdout.split()]) == (0, ["python3"])
 
 
 @pytest.mark.slow
@@ -382,7 +384,7 @@ def test_an_environment_is_split_by_how_often_it_changes(tmp_path: Path) -> None
         (prefix / "fusebox" / name).write_text("")
     command = [ROOT / "docker" / "split-layers.sh", prefix, tmp_path / "layers"]
     subprocess.run(command, check=True)
-    found = {
+    split = {
         layer.name: {
             str(path.relative_to(layer / str(prefix)[1:]))
             for path in layer.rglob("*")
@@ -392,7 +394,7 @@ def test_an_environment_is_split_by_how_often_it_changes(tmp_path: Path) -> None
     }
     place = "lib/python3.11/site-packages"
     records = {name: f"{place}/{name}-1.0.dist-info/RECORD" for name in owned}
-    assert found == {
+    assert split == {
         "cuda": {records["nvidia_nccl_cu13"], records["nvidia_cublas"]}
         | {f"{place}/nvidia/{file}" for file in ("__init__.py", "nccl/lib.so", "cublas/lib.so")},
         "torch": {records["torch"], f"{place}/torch/a file, with a comma.py", "bin/torchrun"},
@@ -501,8 +503,8 @@ def on_top(engine: docker.DockerClient, cpu: str, tmp_path: Path) -> Iterator[Ca
         return built[-1]
 
     yield build
-    for one in built:
-        engine.images.remove(one, force=True)
+    for name in built:
+        engine.images.remove(name, force=True)
 
 
 @pytest.mark.slow
@@ -564,5 +566,5 @@ def test_the_image_is_little_larger_than_torch_alone(cpu: str) -> None:
     assert done.returncode == 0, done.stderr
     held, alone, others = json.loads(done.stdout)
     largest = sorted(others, key=others.get, reverse=True)[:8]
-    said = ", ".join(f"{name} {others[name] / 1e6:.0f}" for name in largest)
-    assert held - alone <= 152e6, f"{held / 1e6:.1f} MB and torch alone {alone / 1e6:.1f}; of the difference: {said}"
+    listed = ", ".join(f"{name} {others[name] / 1e6:.0f}" for name in largest)
+    assert held - alone <= 152e6, f"{held / 1e6:.1f} MB and torch alone {alone / 1e6:.1f}; of the difference: {listed}"

@@ -52,9 +52,9 @@ def test_a_combination_that_cannot_be_is_refused_with_both_sides_and_the_source(
 def test_a_refusal_hangs_on_the_rows_it_cites(case: str) -> None:
     """Without every row that it breaks, the same combination is not refused."""
     held = REFUSED[case]
-    kept = [row for row in ROWS if judge([row], held, held).word != "refused"]
-    assert len(kept) < len(ROWS)
-    assert judge(kept, held, held).word != "refused"
+    others = [row for row in ROWS if judge([row], held, held).word != "refused"]
+    assert len(others) < len(ROWS)
+    assert judge(others, held, held).word != "refused"
 
 
 @pytest.mark.parametrize("case", ALLOWED)
@@ -167,7 +167,7 @@ def test_the_command_knows_three_answers(checkout: Checkout) -> None:
 def test_deleting_the_row_turns_a_refusal_into_acceptance(checkout: Checkout) -> None:
     path = checkout.root / "recipes" / "limits.toml"
     head, *rows = path.read_text().split("[[limit]]")
-    kept = [row for row in rows if '"torchao"' not in row or "==0.16" not in row]
-    assert len(kept) == len(rows) - 1
-    path.write_text("[[limit]]".join([head, *kept]))
+    others = [row for row in rows if '"torchao"' not in row or "==0.16" not in row]
+    assert len(others) == len(rows) - 1
+    path.write_text("[[limit]]".join([head, *others]))
     assert checkout.run("plan", "cpu", "--with", "torchao==0.16.0").returncode == 3

@@ -61,8 +61,8 @@ def test_a_planted_fault_is_found(
     planted.write_text(declared)
     assert lint(linter, planted).returncode == 0
     planted.write_text(declared.replace(text, fault, 1))
-    found = lint(linter, planted)
-    assert found.returncode != 0 and rule in found.stdout, found.stdout + found.stderr
+    done = lint(linter, planted)
+    assert done.returncode != 0 and rule in done.stdout, done.stdout + done.stderr
 
 
 def test_the_weekly_bumps_are_of_targets_that_exist() -> None:

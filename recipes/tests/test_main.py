@@ -20,10 +20,10 @@ VERBS = [verb for verbs in MODULES.values() for verb in verbs]
 
 
 def test_every_verb_says_what_it_does(checkout: Checkout) -> None:
-    said = checkout.succeed("--help")
+    output = checkout.succeed("--help")
     assert len(VERBS) > 20
     for verb in VERBS:
-        assert re.search(rf"^    {verb}\s+[A-Z]", said, re.MULTILINE), verb
+        assert re.search(rf"^    {verb}\s+[A-Z]", output, re.MULTILINE), verb
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -62,7 +62,7 @@ def test_the_menu_leaves_wrong_targets_to_the_verbs(checkout: Checkout) -> None:
     checkout.edit(checkout.targets, 'runner = "ubuntu-24.04"\n', "")
     checkout.targets.write_text(f"foo = 1\n{checkout.targets.read_text()}")
     listed = json.loads(menu(checkout, "--json", "--session", "publish").stdout)
-    assert [one["tags"] for one in listed if one["call_spec"] == {"target": "cpu"}] == [[""]]
+    assert [session["tags"] for session in listed if session["call_spec"] == {"target": "cpu"}] == [[""]]
     checkout.refuse("plan", "cpu", naming=("targets.toml", "foo"))
 
 

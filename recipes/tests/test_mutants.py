@@ -1,11 +1,13 @@
-"""The committed mutants name claims that exist, survivors and stale outcomes are shown, a run is kept whole."""
+"""The committed mutants name claims that exist, survivors and changed outcomes are shown, a run is kept whole."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +17,10 @@ from recipes.catalogue.plan import plan
 from recipes.errors import Refusal
 from recipes.files import ROOT
 from recipes.pages import faults
-from recipes.prove import mutants
+from recipes.pages.tables import Facts
+from recipes.prove import mutants, records
 from recipes.tests.rooms import checkout_room
+from recipes.verbs import prove as verbs
 
 RUNS = mutants.committed(ROOT)
 each_run = pytest.mark.parametrize("run", RUNS, ids=[f"{run['target']}--{run['hardware']['name']}" for run in RUNS])
@@ -129,7 +133,7 @@ def test_a_mutant_whose_claim_or_fault_changed_is_counted(
     (key,) = mutants.keys_of(tmp_path, made)
     made["mutants"][0]["key"] = key
     keep(tmp_path, made | {"commit": "68ebab4"})
-    sentence = "What decided 1 of these 1 mutants has changed since 68ebab4"
+    sentence = "For 1 of these 1 mutants, code that decided the outcome has changed since 68ebab4"
     assert sentence not in faults.text(tmp_path)
     (folder / file).write_text(ROOM[file].replace(old, new))
     assert (sentence in faults.text(tmp_path)) == changed
@@ -164,7 +168,7 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
     (tmp_path / "elsewhere.json").write_text(json.dumps(outcomes() | {"files": {"bounds.py": "0" * 64}}))
     with pytest.raises(Refusal, match="not a whole run of cpu with the tests of this checkout"):
         mutants.keep(here, tmp_path / "elsewhere.json")
-    kept = mutants.committed(tmp_path)
+    before = mutants.committed(tmp_path)
     for text, why in (
         ('{"cut o', "not valid JSON"),
         ("[]", "damaged or incomplete"),
@@ -173,4 +177,34 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
         (tmp_path / "elsewhere.json").write_text(text)
         with pytest.raises(Refusal, match=why):
             mutants.keep(here, tmp_path / "elsewhere.json")
-    assert mutants.committed(tmp_path) == kept
+    assert mutants.committed(tmp_path) == before
+
+
+def test_changes_names_the_mutants_and_records_that_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "smoke_tests"
+    for name, text in (ROOM | {"training/kills.py": "import bounds\n\ndef kill():\n    return bounds.SLOPE\n"}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    run = outcomes(by="test_fused_ops.py::test_swiglu[torch]")
+    run["mutants"][0]["key"] = mutants.keys_of(tmp_path, run)[0]
+    keep(tmp_path, run | {"commit": "68ebab4"})
+    record = folder / "evidence" / "training" / "kills.json"
+    record.parent.mkdir()
+    record.write_text("{}")
+    monkeypatch.setattr(records, "commit_of", lambda root: "1234567")
+    records.note(tmp_path, record)
+    monkeypatch.setattr(Facts, "of", lambda catalogue: SimpleNamespace(root=tmp_path, runs=[]))
+
+    def listed() -> list[str]:
+        assert verbs.changes(argparse.Namespace()) == 0
+        return capsys.readouterr().out.splitlines()[-2:]
+
+    names = ["mutants/cpu--x86-64, since 68ebab4", "training/kills.json, since 1234567"]
+    assert listed() == [f"{name}: nothing changed" for name in names]
+    (folder / "bounds.py").write_text(ROOM["bounds.py"].replace("0.004", "0.4"))
+    assert listed() == [
+        f"{names[0]}: 1 of 1 mutants, such as off",
+        f"{names[1]}: the program training/kills.py has changed",
+    ]

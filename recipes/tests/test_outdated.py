@@ -42,14 +42,14 @@ def limit(tiny: Tiny, python: str) -> None:
 
 def test_a_table_and_the_same_as_json(tiny: Tiny, index: Index, tmp_path: Path) -> None:
     sdist(tiny.shelf / "tinypkg-1.1.tar.gz", SOURCE)
-    said = tiny.succeed("outdated", "tiny", "--json", tmp_path / "out.json")
+    output = tiny.succeed("outdated", "tiny", "--json", tmp_path / "out.json")
     rows = json.loads((tmp_path / "out.json").read_text())["pins"]
     assert [(row["package"], row["newest"], row["verdict"]) for row in rows] == [
         ("tinypkg", "1.1", "unknown"),
         ("tinywheel", None, "current"),
     ]
-    assert "upstream of 2 packages" in said and "out.json" in said
-    (line,) = [line for line in said.splitlines() if "tinypkg" in line]
+    assert "upstream of 2 packages" in output and "out.json" in output
+    (line,) = [line for line in output.splitlines() if "tinypkg" in line]
     assert line.split() == ["tiny", "tinypkg", "1.0", "1.1", "unknown", "1.1", "1", "ends"]
     assert not list(tiny.cache.glob("*"))  # nothing is kept
 

@@ -57,7 +57,7 @@ def test_a_patch_that_fits_changes_the_tree_and_its_hash(tmp_path: Path, tree: P
 
 
 @pytest.mark.parametrize(
-    ("source", "diff", "said"),
+    ("source", "diff", "message"),
     [
         ("first\n" + SOURCE, DIFF, "only at another place"),
         (SOURCE.replace("line 9", "line IX"), DIFF, "patch failed: pkg/code.py:9"),
@@ -67,9 +67,9 @@ def test_a_patch_that_fits_changes_the_tree_and_its_hash(tmp_path: Path, tree: P
     ],
     ids=["offset", "fuzz", "already upstream", "no such file", "source with CRLF"],
 )
-def test_anything_but_an_exact_fit_is_refused(tmp_path: Path, tree: Path, source: str, diff: str, said: str) -> None:
+def test_anything_but_an_exact_fit_is_refused(tmp_path: Path, tree: Path, source: str, diff: str, message: str) -> None:
     (tree / "pkg" / "code.py").write_text(source, newline="")
-    with pytest.raises(Refusal, match=said):
+    with pytest.raises(Refusal, match=message):
         apply_all([patch.read(written(tmp_path, HEADER + diff))], tree)
 
 
@@ -105,7 +105,7 @@ def test_a_git_that_does_nothing_and_says_well_done_is_seen(
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (HEADER, "holds no diff"),
         (HEADER + DIFF.partition("@@")[0], "holds no diff"),
@@ -138,8 +138,8 @@ def test_a_git_that_does_nothing_and_says_well_done_is_seen(
         "no field",
     ],
 )
-def test_a_file_that_is_no_patch_is_refused(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(Refusal, match=said):
+def test_a_file_that_is_no_patch_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(Refusal, match=message):
         patch.read(written(tmp_path, text))
 
 
@@ -246,7 +246,7 @@ def test_a_version_that_nobody_looked_at_is_refused(tmp_path: Path, version: str
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("1.1 10 17 6", "1.1 10 17", "first line of each of 3 hunks"),
         ("1.1 10 17 6", "1.1 10 17 three", "first line of each of 3 hunks"),
@@ -257,9 +257,9 @@ def test_a_version_that_nobody_looked_at_is_refused(tmp_path: Path, version: str
     ],
     ids=["too few", "no number", "no version", "twice", "outside the range", "not the hunks' own"],
 )
-def test_x_lines_that_are_wrong_are_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_x_lines_that_are_wrong_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in RANGED
-    with pytest.raises(Refusal, match=said):
+    with pytest.raises(Refusal, match=message):
         patch.read(written(tmp_path, RANGED.replace(old, new) + TWICE))
 
 
@@ -285,7 +285,7 @@ def test_one_need_must_hold_in_the_target(tmp_path: Path, torch: str, pkg: str, 
 
 
 @pytest.mark.parametrize(
-    ("need", "said"),
+    ("need", "message"),
     [
         ("torch newer than 2", "is neither a requirement"),
         ("torch >=2.0, or ", "is neither a requirement"),
@@ -293,6 +293,6 @@ def test_one_need_must_hold_in_the_target(tmp_path: Path, torch: str, pkg: str, 
         ("patches/other/0001-guard.patch", "forms a circle"),
     ],
 )
-def test_a_need_that_cannot_be_read_is_refused(tmp_path: Path, need: str, said: str) -> None:
-    with pytest.raises(Refusal, match=said):
+def test_a_need_that_cannot_be_read_is_refused(tmp_path: Path, need: str, message: str) -> None:
+    with pytest.raises(Refusal, match=message):
         needing(tmp_path, need)

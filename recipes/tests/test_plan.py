@@ -32,11 +32,11 @@ def test_the_cpu_plan_is_complete() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what_if", "said"),
+    ("what_if", "message"),
     [({"python": "3.12"}, "torch 2.13.0\\+cpu needs Python ==3.11"), ({"sm": ["9.0"]}, "compiles no GPU code")],
 )
-def test_a_what_if_that_cannot_be_is_refused(what_if: dict[str, object], said: str) -> None:
-    with pytest.raises(Refusal, match=said):
+def test_a_what_if_that_cannot_be_is_refused(what_if: dict[str, object], message: str) -> None:
+    with pytest.raises(Refusal, match=message):
         plan(Catalogue(), "cpu", **what_if)  # type: ignore[arg-type]
 
 
@@ -103,13 +103,13 @@ def test_time_follows_cores_and_architectures(monkeypatch: pytest.MonkeyPatch) -
     """One core takes all of the work; many take the longest file, for each GPU architecture that nvcc compiles for."""
     monkeypatch.setattr("recipes.make.costs.memory_limit", lambda: 2**50)
     chosen = plan(Catalogue(), "cu12.1-torch2.1")
-    one = changed(chosen.target, ["9.0"], None)
+    narrowed = changed(chosen.target, ["9.0"], None)
     assert len(chosen.target.sm) == 2
     for pin in [pin for pin in chosen.pins if pin.release.kind == "source"]:
         longest = pin.build.longest_seconds or pin.build.core_seconds
         for cores, least in ((1, pin.build.core_seconds), (16, pin.build.core_seconds / 16), (10**6, longest)):
             monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: range(cores))
-            seconds = build_seconds(pin, one)
+            seconds = build_seconds(pin, narrowed)
             assert max(longest, least) <= seconds <= least + longest
             assert build_seconds(pin, chosen.target) == seconds * (2 if pin.build.compiler == "nvcc" else 1)
 
@@ -117,7 +117,7 @@ def test_time_follows_cores_and_architectures(monkeypatch: pytest.MonkeyPatch) -
 def test_costs_are_what_was_measured() -> None:
     """What a recipe says of a core's seconds and of memory is what the builds that the evidence holds have taken."""
     catalogue = Catalogue()
-    found = 0
+    count = 0
     for path in (catalogue.root / "smoke_tests" / "evidence").rglob("*.json"):
         packages = json.loads(path.read_text()).get("packages")
         if not isinstance(packages, dict):  # of mutants, of trainings
@@ -126,11 +126,11 @@ def test_costs_are_what_was_measured() -> None:
         for name, row in packages.items():
             built, pin = row["built_with"], held.get(f"{name} {row['release']}")
             if "cpu_seconds" in built and pin:  # of an older stack the costs may be others
-                found += 1
-                said = pin.build.core_seconds * len(built.get("sm", [""]))
-                assert 1 / 1.5 < built["cpu_seconds"] / said < 1.5, (path.name, name)
+                count += 1
+                estimate = pin.build.core_seconds * len(built.get("sm", [""]))
+                assert 1 / 1.5 < built["cpu_seconds"] / estimate < 1.5, (path.name, name)
                 assert built["peak_mib_per_process"] <= pin.build.mib_per_job, (path.name, name)
-    assert found > 20
+    assert count > 20
 
 
 WHEELS = {

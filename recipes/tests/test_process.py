@@ -90,11 +90,11 @@ def test_what_a_killed_run_started_ends_with_it() -> None:
 
 
 def test_what_a_command_leaves_running_ends_with_it() -> None:
-    processes, said = started(FAMILY + "sys.exit(3)", killed=False)
-    assert said.split() == ["code", "3"]
+    processes, output = started(FAMILY + "sys.exit(3)", killed=False)
+    assert output.split() == ["code", "3"]
     assert not list(filter(running, processes))
 
 
 def test_a_signal_that_ends_a_command_is_in_its_exit_code() -> None:
-    _, said = started(FAMILY + "import os; os.kill(os.getpid(), 9)", killed=False)
-    assert said.split() == ["code", "137"]
+    _, output = started(FAMILY + "import os; os.kill(os.getpid(), 9)", killed=False)
+    assert output.split() == ["code", "137"]

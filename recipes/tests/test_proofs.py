@@ -21,7 +21,7 @@ from recipes.prove import proofs
 from recipes.tests.conftest import PATCH, PYTHON, SOURCE, Checkout, Tiny, wheel
 
 PATCHES = patch.every(ROOT)
-for_each_patch = pytest.mark.parametrize("one", PATCHES, ids=lambda one: one.name.removeprefix("patches/"))
+for_each_patch = pytest.mark.parametrize("proved", PATCHES, ids=lambda proved: proved.name.removeprefix("patches/"))
 
 
 def faults(root: Path) -> list[str]:
@@ -36,13 +36,13 @@ def faults(root: Path) -> list[str]:
 def changed(root: Path) -> list[str]:
     """The patches of a checkout that changed after their proofs ran, or whose proofs did."""
     code = proofs.code(root)
-    return [one.name for one in patch.every(root) if proofs.state(one, code) == "changed"]
+    return [proved.name for proved in patch.every(root) if proofs.state(proved, code) == "changed"]
 
 
 def record_anew(root: Path) -> None:
     """Write each record as if its proof had run just now, with the outcome that it holds."""
-    for one in patch.every(root):
-        proofs.write(one, (proofs.written(one) or {"releases": []})["releases"])
+    for proved in patch.every(root):
+        proofs.write(proved, (proofs.written(proved) or {"releases": []})["releases"])
 
 
 def test_every_record_holds() -> None:
@@ -55,42 +55,43 @@ def moved(checkout: Checkout, path: Path) -> Path:
 
 
 @for_each_patch
-def test_a_patch_that_is_gone_is_missed(checkout: Checkout, one: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_patch_that_is_gone_is_missed(checkout: Checkout, proved: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     page = "docs/status/patches.md"  # it alone says which patches there are, without any evidence
     monkeypatch.setattr(render, "PAGES", {page: render.PAGES[page]})
     checkout.forget_evidence()
     assert render.check(Catalogue(checkout.root)) == 0
-    moved(checkout, one.path).unlink()
-    found = faults(checkout.root)
-    assert any(path.name in fault for fault in found for path in (one.path, proofs.record_of(one))), found
-    for path in (proofs.test_of(one), proofs.record_of(one)):
+    moved(checkout, proved.path).unlink()
+    listed = faults(checkout.root)
+    assert any(path.name in fault for fault in listed for path in (proved.path, proofs.record_of(proved))), listed
+    for path in (proofs.test_of(proved), proofs.record_of(proved)):
         moved(checkout, path).unlink()
     # Where another patch needs it, or a document's statement names it, that is refused before the page is made.
-    with pytest.raises(Refusal, match=rf"^patches\.md does not match|{re.escape(one.path.name)}"):
+    with pytest.raises(Refusal, match=rf"^patches\.md does not match|{re.escape(proved.path.name)}"):
         render.check(Catalogue(checkout.root))
 
 
 @for_each_patch
 @pytest.mark.parametrize("part", ["proof", "record"])
-def test_a_patch_without_proof_or_record_is_named(checkout: Checkout, one: Patch, part: str) -> None:
-    moved(checkout, proofs.test_of(one) if part == "proof" else proofs.record_of(one)).unlink()
-    assert any(f"{one.name} has no {part}" in fault for fault in faults(checkout.root))
+def test_a_patch_without_proof_or_record_is_named(checkout: Checkout, proved: Patch, part: str) -> None:
+    moved(checkout, proofs.test_of(proved) if part == "proof" else proofs.record_of(proved)).unlink()
+    assert any(f"{proved.name} has no {part}" in fault for fault in faults(checkout.root))
 
 
 @for_each_patch
-def test_a_record_names_no_place_of_the_machine_that_made_it(one: Patch) -> None:
-    assert not re.search(r"/(home|opt|root|tmp|usr|var|work)/", proofs.record_of(one).read_text())
+def test_a_record_names_no_place_of_the_machine_that_made_it(proved: Patch) -> None:
+    assert not re.search(r"/(home|opt|root|tmp|usr|var|work)/", proofs.record_of(proved).read_text())
 
 
-ONE = next(one for one in PATCHES if one.package == "deepspeed")  # of the newest release, for all targets that have it
+# Of the newest release, for all targets that have it.
+ONE = next(proved for proved in PATCHES if proved.package == "deepspeed")
 
 
 @pytest.fixture
 def spoilt(checkout: Checkout) -> Checkout:
     """A copy of the checkout with only one patch, to spoil."""
-    for one in PATCHES:
-        if one != ONE:
-            for path in (one.path, proofs.test_of(one), proofs.record_of(one)):
+    for proved in PATCHES:
+        if proved != ONE:
+            for path in (proved.path, proofs.test_of(proved), proofs.record_of(proved)):
                 moved(checkout, path).unlink()
     record_anew(checkout.root)
     assert faults(checkout.root) == [] and changed(checkout.root) == []
@@ -135,17 +136,17 @@ def test_a_release_that_is_not_in_the_record_is_named(spoilt: Checkout) -> None:
 def test_a_changed_script_changes_the_proofs_that_import_it(checkout: Checkout) -> None:
     record_anew(checkout.root)
     scripts = checkout.root / "patches" / "scripts.py"
-    tests = {proofs.test_of(one): one.name for one in PATCHES}
+    tests = {proofs.test_of(proved): proved.name for proved in PATCHES}
     part = re.compile(r"^from patches\.scripts import .*\bSETUP\b", re.MULTILINE)
     files = [path for path in scripts.parent.rglob("*.py") if part.search(path.read_text())]
     modules = {".".join(path.relative_to(checkout.root).with_suffix("").parts) for path in files}
     through = re.compile(rf"^from ({'|'.join(map(re.escape, modules))}) import", re.MULTILINE)
     users = [name for test, name in tests.items() if part.search(test.read_text()) or through.search(test.read_text())]
     assert 5 < len(users) < len(tests)
-    kept = scripts.read_text()
-    scripts.write_text("# a remark\n" + kept)
+    before = scripts.read_text()
+    scripts.write_text("# a remark\n" + before)
     assert changed(checkout.root) == []
-    scripts.write_text(kept.replace("makedirs", "removedirs"))
+    scripts.write_text(before.replace("makedirs", "removedirs"))
     assert changed(checkout.root) == users
     scripts.unlink()
     assert {*users} <= {*changed(checkout.root)}
@@ -158,7 +159,7 @@ def first_identity() -> str:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"runs": {}}, "lacks an output"),
         ({"runs": {"test": [{"pristine": {"code": 1, "output": ["x"]}}]}}, "lacks an output"),
@@ -172,13 +173,13 @@ def first_identity() -> str:
     ],
     ids=["no run", "one side", "no lines", "unproven without a reason", "another source", "another version"],
 )
-def test_a_record_that_does_not_hold_is_named(spoilt: Checkout, change: dict[str, Any], said: str) -> None:
+def test_a_record_that_does_not_hold_is_named(spoilt: Checkout, change: dict[str, Any], message: str) -> None:
     path = moved(spoilt, proofs.record_of(ONE))
     record = json.loads(path.read_text())
     record["releases"][0].update(change)
     path.write_text(json.dumps(record))
-    found = faults(spoilt.root)
-    assert any(said in fault for fault in found), found
+    listed = faults(spoilt.root)
+    assert any(message in fault for fault in listed), listed
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"releases": 1}'])
@@ -188,38 +189,38 @@ def test_a_record_that_is_none_is_named(spoilt: Checkout, text: str) -> None:
 
 
 def test_unproven_is_accepted_with_the_proof_s_own_reason_only(spoilt: Checkout) -> None:
-    (one,) = patch.every(spoilt.root)
-    record = json.loads(proofs.record_of(one).read_text())
+    (proved,) = patch.every(spoilt.root)
+    record = json.loads(proofs.record_of(proved).read_text())
     extra = {"version": "99.0", "file": f"{ONE.package}-99.0.tar.gz", "sha256": "1" * 64}
     recipe = spoilt.recipe(ONE.package)
     listed = ", ".join(f'{key} = "{value}"' for key, value in extra.items())
     recipe.write_text(recipe.read_text().replace("\n[build]", f"\nproved_on = [{{ {listed} }}]\n\n[build]", 1))
-    one.path.write_text(one.path.read_text().replace(str(one.header["X-Applies-To"]), ">=0.19.8", 1))
-    test = proofs.test_of(one)
+    proved.path.write_text(proved.path.read_text().replace(str(proved.header["X-Applies-To"]), ">=0.19.8", 1))
+    test = proofs.test_of(proved)
     test.write_text(test.read_text() + '\nUNPROVEN = {"99.0": "nobody has it"}\n')
     releases = [*record["releases"], {"version": "99.0", "source": "1" * 64, "unproven": "nobody has it"}]
-    proofs.write(patch.read(one.path), releases)
+    proofs.write(patch.read(proved.path), releases)
     assert faults(spoilt.root) == []
-    assert "unproven on 99.0: nobody has it" in proofs.proved_on(one)
-    proofs.write(patch.read(one.path), releases[1:])
+    assert "unproven on 99.0: nobody has it" in proofs.proved_on(proved)
+    proofs.write(patch.read(proved.path), releases[1:])
     assert any("is proved on no release" in fault for fault in faults(spoilt.root))
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("", "does not say where it runs"), ("RUNS_IN = str(1)", "RUNS_IN is not a plain value")]
+    ("text", "message"), [("", "does not say where it runs"), ("RUNS_IN = str(1)", "RUNS_IN is not a plain value")]
 )
-def test_a_proof_that_does_not_say_where_it_runs_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_proof_that_does_not_say_where_it_runs_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "test_0001_x.py").write_text(text)
-    with pytest.raises(Refusal, match=said):
+    with pytest.raises(Refusal, match=message):
         proofs.conditions(tmp_path / "test_0001_x.py")
 
 
 def test_the_table_shows_every_patch(checkout: Checkout) -> None:
-    said = checkout.succeed("patches")
-    for one in PATCHES:
-        (line,) = [line for line in said.splitlines() if line.startswith(f"{one.package} {one.path.name[:4]} ")]
-        assert str(one.applies_to.specifier) in line
-    (torch,) = [one for one in PATCHES if one.package == "torch"]
+    output = checkout.succeed("patches")
+    for proved in PATCHES:
+        (line,) = [line for line in output.splitlines() if line.startswith(f"{proved.package} {proved.path.name[:4]} ")]
+        assert str(proved.applies_to.specifier) in line
+    (torch,) = [proved for proved in PATCHES if proved.package == "torch"]
     assert proofs.proved_on(torch).startswith("1.12.1, 1.13.0, 1.13.1 (CPython 3.8")
     assert "; unproven on 1.12.1+cu113: " in proofs.proved_on(torch)
 
@@ -323,8 +324,8 @@ def test_a_repository_out_of_reach_leaves_a_proof_unproven_here(proving: Proving
         mirror.mkdir()
         assert "git fetch failed" in proving.fails(FUSEBOX_MIRROR=str(mirror))
     else:
-        said = proving.passes()
-        assert "unproven here: https://127.0.0.1:9/own/er cannot be reached" in said and "1 skipped" in said
+        output = proving.passes()
+        assert "unproven here: https://127.0.0.1:9/own/er cannot be reached" in output and "1 skipped" in output
         assert "not recorded" in proving.fails("--record")
         assert not proving.record.exists()
 
@@ -333,6 +334,6 @@ def test_a_python_that_cannot_be_had_leaves_a_proof_unproven_here(proving: Provi
     tiny = proving.tiny
     table = tiny.targets.read_text().partition("[tiny]")
     tiny.targets.write_text(table[0] + table[1] + table[2].replace(f'python = "{PYTHON}"', 'python = "3.99"', 1))
-    said = proving.passes()
-    assert "unproven here: No Python 3.99 is on this machine" in said and "1 skipped" in said
+    output = proving.passes()
+    assert "unproven here: No Python 3.99 is on this machine" in output and "1 skipped" in output
     assert "not recorded" in proving.fails("--record")

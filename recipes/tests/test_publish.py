@@ -51,8 +51,8 @@ class _Proxy(BaseHTTPRequestHandler):
             self.send_error(503)
             return
         connection = http.client.HTTPConnection(REGISTRY)
-        kept = {key: value for key, value in self.headers.items() if key.lower() not in ("host", "accept-encoding")}
-        connection.request(self.command, self.path, body, kept | {"Host": self.server.host})
+        headers = {key: value for key, value in self.headers.items() if key.lower() not in ("host", "accept-encoding")}
+        connection.request(self.command, self.path, body, headers | {"Host": self.server.host})
         answer = connection.getresponse()
         data = answer.read()
         self.send_response(answer.status)

@@ -99,12 +99,12 @@ def test_a_cell_says_what_was_built_otherwise_than_declared() -> None:
 
 
 def test_a_target_that_was_built_and_never_run_says_with_what(unproved: Checkout) -> None:
-    one = plan(Catalogue(unproved.root), "cu12.1-torch2.1", sm=["9.0"])
+    planned = plan(Catalogue(unproved.root), "cu12.1-torch2.1", sm=["9.0"])
     made = {"compiler": "c++ 12.2.0; Cuda compilation tools, release 12.4, V12.4.131", "where": "bare", "sm": ["9.0"]}
-    packages = {pin.name: {"built_with": made} for pin in one.pins}
+    packages = {pin.name: {"built_with": made} for pin in planned.pins}
     path = unproved.root / "smoke_tests" / "evidence" / "built" / "cu12.1-torch2.1.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps({"target": one.target.name, "stack": one.stack, "packages": packages}))
+    path.write_text(json.dumps({"target": planned.target.name, "stack": planned.stack, "packages": packages}))
 
     def states() -> set[str]:
         lines = render.blocks(tables.Facts.of(Catalogue(unproved.root)))["matrix"].splitlines()
@@ -154,13 +154,13 @@ def test_what_is_said_of_parity_is_of_the_curves_beside_it(report: Path) -> None
     for row in rows:
         assert len(row["loss"]) == len(row["norm"]) == row["options"]["steps"] >= 1000
         seeds.setdefault(row["arm"], set()).add(row["seed"])
-    said = json.loads(report.read_text())
-    assert said["reference"] == rows[0]["arm"]
-    assert {arm: set(found["seeds"]) for arm, found in said["arms"].items()} == seeds
+    summary = json.loads(report.read_text())
+    assert summary["reference"] == rows[0]["arm"]
+    assert {arm: set(content["seeds"]) for arm, content in summary["arms"].items()} == seeds
     last = {arm: statistics.mean(row["loss"][-1] for row in rows if row["arm"] == arm) for arm in seeds}
     half = {(row["arm"], row["seed"]): statistics.mean(row["loss"][len(row["loss"]) // 2 :]) for row in rows}
-    for arm, compared in said["arms"].items():
+    for arm, compared in summary["arms"].items():
         apart = [half[arm, seed] - half[compared["beside"], seed] for seed in compared["seeds"]]
         assert compared.get("differences", [0.0] * len(apart)) == pytest.approx(apart, abs=1e-6)
         assert ("verdict" in compared) == (len(apart) >= 5 and arm != compared["beside"])
-    assert {arm: found["end"] for arm, found in said["arms"].items()} == pytest.approx(last)
+    assert {arm: content["end"] for arm, content in summary["arms"].items()} == pytest.approx(last)

@@ -27,11 +27,11 @@ for_each_run = pytest.mark.parametrize("run", RUNS.values(), ids=list(RUNS))
 def test_the_identity_of_the_batch(run: Run) -> None:
     steps_of_a_gpu = run.microbatch * run.accumulated / run.tensor / run.pipeline
     assert run.batch == run.hosts * run.gpus * steps_of_a_gpu
-    told = run.settings("out")
+    settings = run.settings("out")
     replicas = run.hosts * run.gpus // run.tensor // run.pipeline
-    assert told["training"]["global_batch_size"] % (told["training"]["local_batch_size"] * replicas) == 0
+    assert settings["training"]["global_batch_size"] % (settings["training"]["local_batch_size"] * replicas) == 0
     if run.pipeline > 1:  # one pass through the pipeline is a step
-        assert told["training"]["global_batch_size"] == told["training"]["local_batch_size"] * replicas
+        assert settings["training"]["global_batch_size"] == settings["training"]["local_batch_size"] * replicas
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_fewer_gpus_accumulate_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "said"),
+    ("name", "changes", "message"),
     [
         ("llama-8b-tp2-pp2", {"gpus": 6}, "6 GPUs are not a multiple of tensor 2 x pipeline 2"),
         ("llama-8b-fsdp", {"hosts": 3}, "global_batch 128 is not a multiple of 24 replicas x microbatch 1"),
@@ -60,8 +60,8 @@ def test_fewer_gpus_accumulate_more() -> None:
         ("lama", {}, "There is no run 'lama'; choose one of llama-1b8,"),
     ],
 )
-def test_numbers_that_do_not_agree_are_refused(name: str, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(Refusal, match=said):
+def test_numbers_that_do_not_agree_are_refused(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(Refusal, match=message):
         runs.chosen(name, changes)
 
 
@@ -81,8 +81,8 @@ def test_a_container_is_named_by_digest(checkout: Checkout) -> None:
     about = checkout.root / "build" / runs.TARGET / "image" / "image.json"
     about.parent.mkdir(parents=True)
     about.write_text(json.dumps({"name": "ghcr.io/someone/fusebox", "digest": "sha256:0"}))
-    said = checkout.succeed("launch", "tiny", "--as", "slurm")
-    assert "--container-image=ghcr.io#someone/fusebox@sha256:0" in said
+    output = checkout.succeed("launch", "tiny", "--as", "slurm")
+    assert "--container-image=ghcr.io#someone/fusebox@sha256:0" in output
 
 
 def test_the_image_for_several_hosts_has_what_rdma_needs() -> None:
@@ -109,14 +109,14 @@ def strangers(model: Any, data: Any, models: Any) -> list[str]:
     if model.startswith(("dict(", "list[")):
         inner = model.partition(", ")[2][:-1] if model.startswith("dict(") else model[5:-1]
         parts = data.values() if isinstance(data, dict) else data
-        return [found for part in parts for found in strangers(inner, part, models)]
+        return [stranger for part in parts for stranger in strangers(inner, part, models)]
     if model in ("str", "int", "bool", "object"):
         return [] if model == "object" or type(data).__name__ == model else [f"{data!r} is no {model}"]
     kind = models[model]
     types = {kind.attribute_map[name]: text for name, text in kind.openapi_types.items()}
     unknown = [f"{model} has no {key}" for key in data if key not in types]
     return unknown + [
-        found for key, part in data.items() if key in types for found in strangers(types[key], part, models)
+        stranger for key, part in data.items() if key in types for stranger in strangers(types[key], part, models)
     ]
 
 
@@ -136,7 +136,7 @@ def test_a_jobset_is_one(run: Run) -> None:
 def test_a_pytorchjob_is_one(run: Run) -> None:
     made = runs.pytorchjob(run, IMAGE, "shared")
     assert strangers("KubeflowOrgV1PyTorchJob", made, MODELS) == []
-    assert sum(one["replicas"] for one in made["spec"]["pytorchReplicaSpecs"].values()) == run.hosts
+    assert sum(replica["replicas"] for replica in made["spec"]["pytorchReplicaSpecs"].values()) == run.hosts
     wrong = json.loads(json.dumps(made))
     wrong["spec"]["nprocPerNode"] = 8
     wrong["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["containers"][0]["resorces"] = {}

@@ -61,9 +61,9 @@ def imports_of(path: Path, top_level_only: bool) -> set[str]:
     """First parts of the modules that a file imports."""
     tree = tree_of(path)
     nodes = tree.body if top_level_only else list(ast.walk(tree))
-    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    found |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
-    return {name.partition(".")[0] for name in found}
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names}
 
 
 @by_name
@@ -338,15 +338,15 @@ def test_several_processes_write_the_same_evidence_as_one(room: PlantedRoom) -> 
     rows = '@pytest.mark.parametrize("x", range(9))\n@proves("c")\ndef test_c(x, measured):\n    measured["x"] = x\n'
     skips = '@proves("s")\ndef test_s():\n    pytest.skip("no")\n@proves("f")\ndef test_f():\n    assert 0, "off"\n'
     room.plant(GOOD + rows + skips)
-    said, found = {}, {}
+    printed, outcomes = {}, {}
     for processes in ("-n0", "-n2"):
         result = room.run(processes)
         assert result.returncode == 1
-        said[processes] = {re.sub(r" \(.* s\)", "", line) for line in result.stdout.splitlines() if "alpha" in line}
-        found[processes] = [{**claim, "seconds": 0} for claim in room.outcomes()["claims"]]
-    assert found["-n0"] == found["-n2"]
-    assert len(found["-n2"]) == 12
-    assert {line for line in said["-n0"] if line.startswith("proved")} <= said["-n2"]
+        printed[processes] = {re.sub(r" \(.* s\)", "", line) for line in result.stdout.splitlines() if "alpha" in line}
+        outcomes[processes] = [{**claim, "seconds": 0} for claim in room.outcomes()["claims"]]
+    assert outcomes["-n0"] == outcomes["-n2"]
+    assert len(outcomes["-n2"]) == 12
+    assert {line for line in printed["-n0"] if line.startswith("proved")} <= printed["-n2"]
 
 
 def test_claims_of_one_group_run_in_one_process_and_the_others_anywhere(room: PlantedRoom) -> None:
@@ -382,8 +382,8 @@ def test_the_pytest_of_python_3_8_runs_them_too(room: PlantedRoom, tmp_path: Pat
     assert room.claims() == {"test_alpha.py::test_sum": ("proved", "")}
     asked = "import pytest, xdist; print(f'pytest=={pytest.__version__} pytest-xdist=={xdist.__version__}')"
     env = {**os.environ, "PYTHONPATH": str(older)}
-    said = subprocess.run([sys.executable, "-c", asked], env=env, capture_output=True, text=True, check=True)
-    assert said.stdout.split() == pinned
+    listed = subprocess.run([sys.executable, "-c", asked], env=env, capture_output=True, text=True, check=True)
+    assert listed.stdout.split() == pinned
 
 
 def test_a_claim_whose_process_dies_is_refuted_and_the_others_run(room: PlantedRoom) -> None:
@@ -481,6 +481,15 @@ def test_a_warning_that_our_own_file_causes_refutes_its_claim(room: PlantedRoom)
     }
 
 
+def test_a_warning_about_what_our_own_file_imports_refutes_its_claim(room: PlantedRoom) -> None:
+    (room.folder.parent / "deprecated_elsewhere.py").write_text(
+        "import warnings\nwarnings.warn('deprecated', DeprecationWarning, stacklevel=2)\n"
+    )
+    room.plant('@proves("a")\ndef test_a():\n    import deprecated_elsewhere\n')
+    assert room.run(PYTHONPATH=str(room.folder.parent)).returncode == 1
+    assert room.claims() == {"test_alpha.py::test_a": ("refuted", "DeprecationWarning: deprecated")}
+
+
 def test_numbers_depend_on_the_seed_and_not_on_the_order(room: PlantedRoom) -> None:
     draw = '@proves("{0}")\ndef test_{0}(measured):\n    import random\n    measured["x"] = random.random()\n'
 
@@ -489,6 +498,6 @@ def test_numbers_depend_on_the_seed_and_not_on_the_order(room: PlantedRoom) -> N
         assert room.run(FUSEBOX_SEED=seed).returncode == 0
         return {claim["claim"]: claim["measured"]["x"] for claim in room.outcomes()["claims"]}
 
-    one = drawn("a", "b", seed="1")
-    assert drawn("b", "a", seed="1") == one
-    assert drawn("a", "b", seed="2") != one
+    first = drawn("a", "b", seed="1")
+    assert drawn("b", "a", seed="1") == first
+    assert drawn("a", "b", seed="2") != first

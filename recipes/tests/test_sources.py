@@ -36,7 +36,7 @@ def test_sources_are_fetched_and_patched(name: str) -> None:
     assert list(trees) == [pin.name for pin in sources]
     for pin in sources:
         tree, release = trees[pin.name], pin.release
-        assert [record["file"] for record in tree.patches] == [one.name for one in chosen.patches[pin.name]]
+        assert [record["file"] for record in tree.patches] == [each.name for each in chosen.patches[pin.name]]
         assert (tree.path / (release.subfolder or ".") / "setup.py").is_file()
         for submodule in release.submodules:
             assert any((tree.path / submodule.path).iterdir()), submodule.path

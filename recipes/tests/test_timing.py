@@ -64,7 +64,7 @@ def test_a_run_says_what_it_takes_before_it_starts_and_begins_with_slow_tests(tm
     command = [sys.executable, "-m", "pytest", "-p", "recipes.tests.timing", "-n", processes, "-vv", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    said, _, ran = done.stdout.partition("3 tests; no earlier run says how long they take\n")
-    assert ran and "PASSED" not in said
+    announced, _, ran = done.stdout.partition("3 tests; no earlier run says how long they take\n")
+    assert ran and "PASSED" not in announced
     if processes == "0":
         assert re.findall(r"::(\w+\[?\d?)", ran) == ["test_long[1", "test_long[2", "test_quick"]

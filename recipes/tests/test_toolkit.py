@@ -84,7 +84,7 @@ def older() -> Plan:
     return plan(Catalogue(), "cu12.1-torch2.1")
 
 
-def found(chosen: Plan, folder: Path, **variables: str) -> Path:
+def located(chosen: Plan, folder: Path, **variables: str) -> Path:
     """The toolkit whose nvcc lies in that folder of the PATH."""
     return toolkit.of_machine(chosen.target, {"PATH": f"{folder}:{os.environ['PATH']}", **variables})
 
@@ -125,12 +125,12 @@ def test_nvcc_says_where_its_toolkit_lies(older: Plan, tmp_path: Path, kind: str
     else:
         other.mkdir()
         (other / "nvcc").symlink_to(home / "bin" / "nvcc")
-    assert found(older, other) == home
-    assert found(older, other, CUDA_HOME=str(home)) == home
+    assert located(older, other) == home
+    assert located(older, other, CUDA_HOME=str(home)) == home
 
 
 @pytest.mark.parametrize(
-    ("release", "variables", "said"),
+    ("release", "variables", "message"),
     [
         (
             "13.0",
@@ -140,17 +140,17 @@ def test_nvcc_says_where_its_toolkit_lies(older: Plan, tmp_path: Path, kind: str
         (
             "12.1",
             {"CUDA_HOME": "/opt/other"},
-            "CUDA_HOME is /opt/other, and .*bin/nvcc hides it, .*: put /opt/other/bin",
+            "CUDA_HOME is /opt/other, but the first nvcc on the PATH, .*bin/nvcc, belongs to .*: put /opt/other/bin",
         ),
     ],
     ids=["another version", "another nvcc on the PATH"],
 )
 def test_another_toolkit_is_refused(
-    older: Plan, tmp_path: Path, release: str, variables: dict[str, str], said: str
+    older: Plan, tmp_path: Path, release: str, variables: dict[str, str], message: str
 ) -> None:
     home = installed(tmp_path / "cuda", release)
-    with pytest.raises(Refusal, match=said):
-        found(older, home / "bin", **variables)
+    with pytest.raises(Refusal, match=message):
+        located(older, home / "bin", **variables)
 
 
 def test_an_nvcc_that_says_nothing_is_refused(older: Plan, tmp_path: Path) -> None:
@@ -158,11 +158,11 @@ def test_an_nvcc_that_says_nothing_is_refused(older: Plan, tmp_path: Path) -> No
     with pytest.raises(
         Refusal, match=r"nvcc does not say which CUDA toolkit it belongs to .*: put the toolkit's own bin"
     ):
-        found(older, tmp_path)
+        located(older, tmp_path)
 
 
 def test_no_nvcc_is_named(older: Plan, tmp_path: Path) -> None:
-    with pytest.raises(Refusal, match=r"compiled with CUDA 12\.1 and there is no nvcc on the PATH: install"):
+    with pytest.raises(Refusal, match=r"compiled with CUDA 12\.1, and there is no nvcc on the PATH: install"):
         toolkit.of_machine(older.target, {"PATH": str(tmp_path)})
 
 
@@ -198,10 +198,10 @@ def test_everything_that_is_missing_is_named_with_its_packages(older: Plan, tmp_
 
 
 FAULTS = {
-    "a newer g++": (TOO_NEW, r"does not take this machine's C\+\+ compiler \(gcc versions later than 15 are not"),
+    "a newer g++": (TOO_NEW, r"does not accept this machine's C\+\+ compiler \(gcc versions later than 15 are not"),
     "an sm that it does not know": (
         "echo \"nvcc fatal   : Unsupported gpu architecture 'compute_90'\" >&2; exit 1",
-        "does not compile for compute_90, and target cu12.1-torch2.1 is for sm 8.0, 9.0: pass --sm",
+        "cannot compile for compute_90, and target cu12.1-torch2.1 is for sm 8.0, 9.0: pass --sm",
     ),
     "no cicc": ("echo 'sh: 1: cicc: not found' >&2; exit 127", r"\(sh: 1: cicc: not found\): check the toolkit"),
 }
@@ -209,9 +209,9 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_toolkit_that_does_not_compile_is_refused(older: Plan, tmp_path: Path, fault: str) -> None:
-    before, said = FAULTS[fault]
+    before, message = FAULTS[fault]
     home = installed(tmp_path / "cuda", headers=tuple(needs(older, "headers")), before=before)
-    with pytest.raises(Refusal, match=said):
+    with pytest.raises(Refusal, match=message):
         probed(older, home, tmp_path / "probe")
 
 
@@ -247,9 +247,9 @@ def wheel_of(shelf: Path, name: str, version: str, files: Mapping[str, str] = {}
 def locked(path: Path, *wheels: Path) -> None:
     """Add wheels to a lock."""
     with path.open("a") as lock:
-        for one in wheels:
-            name, version = one.name.split("-")[:2]
-            lock.write(f"{name.replace('_', '-')}=={version} --hash=sha256:{sha256_of(one)}  # 1 bytes\n")
+        for wheel in wheels:
+            name, version = wheel.name.split("-")[:2]
+            lock.write(f"{name.replace('_', '-')}=={version} --hash=sha256:{sha256_of(wheel)}  # 1 bytes\n")
 
 
 class Pinned:
@@ -322,7 +322,7 @@ def test_a_truncated_wheel_of_a_toolkit_is_refused(pinned: Pinned) -> None:
 
 def test_a_compiler_that_a_pinned_toolkit_does_not_take_is_refused(pinned: Pinned) -> None:
     pinned.write(before=TOO_NEW)
-    naming = ("does not take this machine's C++ compiler", "gcc versions later than 15", "install an older g++")
+    naming = ("does not accept this machine's C++ compiler", "gcc versions later than 15", "install an older g++")
     pinned.tiny.refuse("build", "tiny", naming=naming)
     assert not any(pinned.tiny.cache.glob("wheels/*"))
 

@@ -195,8 +195,8 @@ def test_the_verb_prints_a_table_and_rolls_back(published: Published, checkout: 
 def test_the_sbom_says_what_we_changed() -> None:
     chosen = plan(Catalogue(), "cpu")
     made = statements.sbom(chosen, "here/fusebox@sha256:0", CONTENTS, {})
-    components = {one["name"]: one for one in made["components"]}
-    assert {one["purl"] for one in made["components"]} == CONTENTS.purls()
+    components = {component["name"]: component for component in made["components"]}
+    assert {component["purl"] for component in made["components"]} == CONTENTS.purls()
     patches = components["transformers"]["pedigree"]["patches"]
     assert len(patches) == len(chosen.patches["transformers"]) > 0
     assert "pedigree" not in components["torch"]
@@ -209,7 +209,9 @@ def test_the_materials_are_exactly_what_the_lock_and_the_recipes_pin() -> None:
             continue
         chosen = plan(Catalogue(), name)
         made = statements.materials(chosen, COMMIT)
-        assert all(re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", next(iter(one["digest"].values()))) for one in made)
-        stated = {next(iter(one["digest"].values())) for one in made}
+        assert all(
+            re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", next(iter(material["digest"].values()))) for material in made
+        )
+        stated = {next(iter(material["digest"].values())) for material in made}
         assert {artifact.sha256 for artifact in chosen.locked.artifacts} < stated
         assert {pin.release.identity for pin in chosen.pins if pin.release.kind != "provided"} < stated

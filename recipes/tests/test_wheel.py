@@ -81,7 +81,7 @@ def test_the_same_patch_makes_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "message"),
     [
         (lambda text: text.replace("pkg/code.py,sha256=", "pkg/code.py,sha256=x"), "RECORD says sha256=x"),
         (lambda text: text.replace(",9990\n", ",9991\n"), ",9991 of pkg/code.py, which has .*,9990"),
@@ -91,8 +91,8 @@ def test_the_same_patch_makes_the_same_bytes(tmp_path: Path) -> None:
     ],
     ids=["hash", "size", "unlisted", "missing", "empty"],
 )
-def test_a_record_that_lies_is_refused(tmp_path: Path, edit: Callable[[str], str], said: str) -> None:
-    with pytest.raises(Refusal, match=said):
+def test_a_record_that_lies_is_refused(tmp_path: Path, edit: Callable[[str], str], message: str) -> None:
+    with pytest.raises(Refusal, match=message):
         repacked(tmp_path, archive(tmp_path / "pkg-1.0-py3-none-any.whl", edit))
 
 
@@ -114,14 +114,14 @@ def patched(tiny: Tiny) -> Tiny:
 
 def records(tiny: Tiny) -> list[dict[str, Any]]:
     """The records of the repacked wheels."""
-    found = [json.loads(path.read_text()) for path in tiny.cache.glob("wheels/*/wheel.json")]
-    return [record for record in found if "wheel" in record["inputs"]]
+    written = [json.loads(path.read_text()) for path in tiny.cache.glob("wheels/*/wheel.json")]
+    return [record for record in written if "wheel" in record["inputs"]]
 
 
 def test_a_patched_wheel_is_installed_and_says_so(tiny: Tiny) -> None:
     patched(tiny).succeed("build", "tiny")
-    said = tiny.succeed("shell", "tiny", "--", "python", "-c", "import tinywheel; print(tinywheel.value)")
-    assert said.strip().endswith("2")
+    output = tiny.succeed("shell", "tiny", "--", "python", "-c", "import tinywheel; print(tinywheel.value)")
+    assert output.strip().endswith("2")
     (record,) = records(tiny)
     manifest = tiny.result()["packages"]["tinywheel"]
     assert manifest["sha256"] == record["sha256"] != record["inputs"]["wheel"]

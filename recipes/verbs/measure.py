@@ -50,15 +50,15 @@ def _register_bench(verbs: Verbs) -> None:
 
 def bench(options: argparse.Namespace) -> int:
     """Measure FP8 and fused operators in a target's environment, and write build/TARGET/bench/report.html."""
-    from recipes.measure import report  # matplotlib takes a second
-
     if options.seconds is not None and not options.seconds > 0:
         raise Refusal(f"--seconds {options.seconds:g} leaves no time for anything: give more seconds, or leave it out.")
+    if options.list and not options.rows:
+        return measuring.listed(*existing(options), options.only, options.quick)
+    from recipes.measure import report  # matplotlib takes a second
+
     if options.rows:
         plan, rows = chosen(options), options.rows
     else:
-        if options.list:
-            return measuring.listed(*existing(options), options.only, options.quick)
         plan, path = installed(options)
         with held(environment.folder(plan.root, plan.target), Steps().wait):
             rows = measuring.measure(plan, path, options.only, options.seconds, options.quick)
@@ -80,7 +80,9 @@ def _register_recommend(verbs: Verbs) -> None:
     added.add_argument(
         "--rows", type=place, help="a file of rows of `bench` (default: the committed one of the newest torch)"
     )
-    added.add_argument("--tokens", type=int, default=16384, help="how many tokens a layer gets at once (%(default)s)")
+    added.add_argument(
+        "--tokens", type=int, default=16384, help="how many tokens a layer processes at once (%(default)s)"
+    )
     added.add_argument(
         "--package", default="transformer-engine.delayed", help="the package and recipe that compute FP8 (%(default)s)"
     )
@@ -115,7 +117,7 @@ def _register_launch(verbs: Verbs) -> None:
     added = verbs.add("launch", launch, target=False)
     added.add_argument("run", help="the run, a table of recipes/runs.toml")
     added.add_argument(
-        "--as", dest="launcher", choices=runs.LAUNCHERS, default="torchrun", help="what starts it (%(default)s)"
+        "--as", dest="launcher", choices=runs.LAUNCHERS, default="torchrun", help="the launcher (%(default)s)"
     )
     added.add_argument("--float8", choices=tuple(runs.FLOAT8), help="the float8 recipe of the linear layers")
     for name, meaning in (

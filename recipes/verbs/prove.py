@@ -38,11 +38,11 @@ def register(verbs: Verbs) -> None:
     promoted.add_argument(
         "--record",
         type=place,
-        help="record this commit as the one whose program wrote this file of smoke_tests/evidence/",
+        help="note that the program of this commit wrote this file of smoke_tests/evidence/",
     )
     verbs.add("changes", changes, target=False)
     planted = verbs.add("mutants", mutants, mirror=True, sm=True)
-    planted.add_argument("--seeds", type=int, default=100, help="how many runs on correct code (%(default)s)")
+    planted.add_argument("--seeds", type=int, default=100, help="the number of runs on correct code (%(default)s)")
     planted.add_argument("--compile", action="store_true", help="only compile the faults of compiled code; plant none")
     planted.add_argument(
         "--from", dest="outcomes", type=place, help="keep the outcomes that a run elsewhere wrote to its --out"
@@ -79,7 +79,7 @@ def promote(options: argparse.Namespace) -> int:
 
 
 def changes(_: argparse.Namespace) -> int:
-    """List what has changed since each committed run of claims and proof of a patch, and which of them that affects."""
+    """List what has changed since each committed run, record and proof, and what that affects."""
     facts = Facts.of(Catalogue())
     for plan, run in facts.runs:
         changed = evidence.changes(evidence.built_for(plan, run), facts.room, run)
@@ -88,6 +88,8 @@ def changes(_: argparse.Namespace) -> int:
             concerned = sorted({row.split("[")[0] for row in rows})
             say(f"    {name}: {len(rows)} rows of {len(concerned)} claims, such as {concerned[0]}")
     _changed_proofs(facts.root)
+    _changed_mutants(facts.root)
+    _changed_records(facts.root)
     return 0
 
 
@@ -103,8 +105,24 @@ def _changed_proofs(root: Path) -> None:
         say(f"    {part}: {len(names)} of {len(every)} patches, such as {names[0]}")
 
 
+def _changed_mutants(root: Path) -> None:
+    """Count the mutants whose outcome was decided by code that has changed since."""
+    for outcomes in planting.committed(root):
+        name = f"mutants/{outcomes['target']}--{outcomes['hardware']['name']}"
+        changed = [str(row["name"]) for row in planting.changed(root, outcomes)]
+        concerned = f"{len(changed)} of {len(outcomes['mutants'])} mutants, such as {changed[0]}" if changed else ""
+        say(f"{name}, since {outcomes.get('commit') or 'no commit'}: {concerned or 'nothing changed'}")
+
+
+def _changed_records(root: Path) -> None:
+    """Say which numbers and training records were written by a program that has changed since."""
+    for record in records.every(root):
+        state = f"the program {record.program} has changed" if record.changed else "nothing changed"
+        say(f"{record.file}, since {record.commit or 'no commit'}: {state}")
+
+
 def mutants(options: argparse.Namespace) -> int:
-    """Plant faults in a target's environment to see that the claims catch them, and keep the outcomes."""
+    """Plant faults in a target's environment to see whether the claims catch them, and keep the outcomes."""
     if options.outcomes:
         planting.keep(chosen(options), options.outcomes)
         return render.write(Catalogue())

@@ -27,20 +27,20 @@ def register(verbs: Verbs) -> None:
     asked.add_argument("targets", nargs="*", metavar="TARGET", help="the targets to look at (default: all)")
     asked.add_argument("--json", type=text, metavar="FILE", help='also write JSON to this file; "-" prints it instead')
     begun = verbs.add("new-package", new_package, target=False)
-    begun.add_argument("pin", metavar="PACKAGE==VERSION", help="the release to begin with")
-    begun.add_argument("--target", default="cpu", help="the target whose wheel is taken (default: %(default)s)")
-    begun.add_argument("--source", action="store_true", help="build it from its sdist, also where there is a wheel")
+    begun.add_argument("pin", metavar="PACKAGE==VERSION", help="the release to write a recipe for")
+    begun.add_argument("--target", default="cpu", help="the target that the wheel has to fit (default: %(default)s)")
+    begun.add_argument("--source", action="store_true", help="build it from its sdist even if it has a wheel")
     added = verbs.add("new-target", new_target, target=False)
     added.add_argument("name", metavar="NAME", help="the name of the target")
     added.add_argument("--like", required=True, metavar="TARGET", help="the target to copy")
     added.add_argument(
         "--without", action="append", default=[], metavar="PACKAGE", help="leave this package out; repeat for several"
     )
-    added.add_argument("--reason", type=text, help="what the target is for, in a line")
+    added.add_argument("--reason", type=text, help="what the target is for, in one line")
 
 
 def outdated(options: argparse.Namespace) -> int:
-    """Show each pin's newest release, what the limits say of it, and what becomes of the pin's patches."""
+    """Show each pin's newest release, what the limits say about it, and what becomes of the pin's patches."""
     catalogue = Catalogue()
     targets = [catalogue.target(name) for name in options.targets] or list(catalogue.targets.values())
     alone = options.json == "-"
@@ -60,7 +60,7 @@ def outdated(options: argparse.Namespace) -> int:
 
 
 def new_package(options: argparse.Namespace) -> int:
-    """Write the recipe of a release on the package index, and say what is left to fill in."""
+    """Write the recipe of a release on the package index, and list what is left to fill in."""
     catalogue, cache, (name, version) = Catalogue(), Cache(), limits.what_if(options.pin)
     with Steps() as steps, cache.held(steps.wait):
         path, todo = draft.package(catalogue, name, version, options.target, options.source, cache, steps)
@@ -71,7 +71,7 @@ def new_package(options: argparse.Namespace) -> int:
 
 
 def new_target(options: argparse.Namespace) -> int:
-    """Write a target like another one, and say what is left to fill in."""
+    """Copy a target under another name, and list what is left to fill in."""
     catalogue = Catalogue()
     todo = draft.target(catalogue, options.name, options.like, options.without, options.reason)
     say(f"[{options.name}] is in {catalogue.targets_file}.")
@@ -88,12 +88,14 @@ def _show(rows: list[Standing]) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         cited = " ".join(str(reasons.index(reason) + 1) for reason in row.reasons)
-        words = Counter(one.word for one in row.patches)
+        words = Counter(patch.word for patch in row.patches)
         patches = ", ".join(f"{count} {word}" for word, count in sorted(words.items()))
         verdict = f"{row.verdict} {cited}".rstrip()
         table.add_row(row.target, row.package, row.pinned, row.newest or "", verdict, row.fitting or "", patches)
     console.print(table)
     for number, reason in enumerate(reasons, 1):
         say(f"{number:3}  {reason}")
-    for name, why in dict.fromkeys((one.name, one.why) for row in rows for one in row.patches if one.word == "retires"):
+    for name, why in dict.fromkeys(
+        (patch.name, patch.why) for row in rows for patch in row.patches if patch.word == "retires"
+    ):
         say(f"{name} retires: {why}")

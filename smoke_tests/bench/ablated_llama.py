@@ -1,4 +1,4 @@
-"""A Llama whose every operator can be the article's naive one or any of the table's: what the ablation trains.
+"""A Llama for the ablation: each operator is naive, as in the article on fused operators, or any of the table's.
 
 Shapes: b batch, l length, w width, h heads, k key/value heads, d head size, n tokens, v vocabulary.
 """

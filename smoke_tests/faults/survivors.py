@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 from typing import Callable, NamedTuple
 
 import torch
 
-from smoke_tests.operators import liger_kernel_adapter, torch_adapter
+from smoke_tests.operators import liger_kernel_adapter, references, torch_adapter
+from smoke_tests.training import checkpoint
+from smoke_tests.training.guard import Guard
+from smoke_tests.training.llama import NAIVE, Llama
+from smoke_tests.training.models import MODELS
+from smoke_tests.training.precision import mantissas
+from smoke_tests.training.text import Text
 
 
 class Reason(NamedTuple):
@@ -95,6 +102,72 @@ def gpu_is_above() -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (9, 0)
 
 
+def a_period_begins_at_the_good_state() -> bool:
+    """Whether the guard begins a period in the state that it keeps as the last good one."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    guard = Guard(lambda _: 1.0, model, every=2, steps=1)
+    guard(0)
+    guard(1)
+    kept, found = guard._good, guard._snapshot()
+    weights = [checkpoint.state_of(model), kept[0][0], found[0][0]]
+    flat = [
+        [tensor for tensor in torch.utils._pytree.tree_flatten(each)[0] if torch.is_tensor(tensor)] for each in weights
+    ]
+    return bool(flat[0]) and all(torch.equal(*pair) for each in flat[1:] for pair in zip(flat[0], each))
+
+
+def both_lists_begin_empty() -> bool:
+    """Whether the guard's batches and losses are two empty lists at the beginning of a period."""
+    guard = Guard(lambda _: 1.0, torch.nn.Sequential(torch.nn.Linear(3, 2)), every=1, steps=1)
+    guard(0)
+    return guard._batches == guard._losses == [] and guard._batches is not guard._losses
+
+
+def norms_take_more_dimensions() -> bool:
+    """Whether the plain norm and torch's give the rows of [2, 3, 24] the bits that they give those of [6, 24]."""
+    x, weight = torch.randn(2, 3, 24), torch.randn(24)
+    norms = [references.rms_norm] + ([torch_adapter.torch_rms_norm] if newer_than(2, 3)() else [])
+    return all(torch.equal(norm(x, weight, 1e-5).flatten(0, 1), norm(x.flatten(0, 1), weight, 1e-5)) for norm in norms)
+
+
+def a_mask_of_each_head_is_the_same() -> bool:
+    """Whether the upper triangle of [heads, rows, columns] is that of [rows, columns] for each head."""
+    every, single = torch.ones(3, 4, 7, dtype=torch.bool).triu(4), torch.ones(4, 7, dtype=torch.bool).triu(4)
+    return all(torch.equal(each, single) for each in every)
+
+
+def keys_are_as_many_as_values() -> bool:
+    """Whether a cache holds as many keys as values."""
+    llama = Llama(MODELS["tiny"], dict.fromkeys((*NAIVE,), "naive"), torch.float32)
+    cache = llama.empty_cache(1)
+    llama(torch.zeros(1, 5, dtype=torch.long), cache=cache)
+    return all(keys.shape == values.shape and keys.shape[2] == 5 for keys, values in cache)
+
+
+def mantissas_of_any_ending() -> bool:
+    """Whether the order of the endings, or of a pair of equal numbers, changes no mantissas."""
+    endings = ("rowwise", "blockwise", "gw_hp")
+    names = ("torchao.rowwise", "transformer-engine.blockwise", "torchao.rowwise_with_gw_hp", "torchao.tensorwise")
+    orders = list(itertools.permutations(endings))
+    return all(
+        mantissas(name) == ((3, 3)[::-1] if name.endswith(order) else (3, 2)) for name in names for order in orders
+    )
+
+
+def types_have_no_order() -> bool:
+    """Whether an object is of one of several types, or is caught as one of them, in any order of them."""
+    kinds = (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError, int, float)
+    objects = (OSError(), ValueError(), KeyError(), TypeError(), IndexError(), 1, 1.5, "1")
+    return all(isinstance(each, kinds) == isinstance(each, kinds[::-1]) for each in objects)
+
+
+def order_is_made_first() -> bool:
+    """Whether the order of a text's windows does not depend on what stood there before the first was asked for."""
+    first, second = (Text(torch.arange(500), 4, 0) for _ in range(2))
+    second._epoch, second._order = -2, torch.empty(1)
+    return [first._place(sample) for sample in range(300)] == [second._place(sample) for sample in range(300)]
+
+
 WHY = [
     Reason(
         r"^torch_attention .*: (version|\(2, |[25]:)",
@@ -144,14 +217,83 @@ WHY = [
     Reason(
         r"^infer\.generate .*: -1: USub turned", "of two dimensions the second is the last", lambda: last_of(2, 1, -1)
     ),
+    Reason(r"^infer\.generate .*: 1: 1 becomes 0", "of one position the last is the first", lambda: last_of(1, 0, -1)),
     Reason(
         r"^guard\.distances .*(a, b|zip\(way\.losses, high\.losses\)): 1 swapped with 2",
         "a distance is the same either way round",
         lambda: abs(2.5 - 1.25) == abs(1.25 - 2.5),
     ),
     Reason(
-        r"^guard\.distances .*max\(.*, TINY\): 1 swapped with 2",
-        "the larger of two numbers is the same either way round",
-        lambda: max(2.5, 1.25) == max(1.25, 2.5),
+        r"^(guard|trainer|text|parity)\..*(max|min)\(.*\): 1 swapped with 2$",
+        "the larger of two numbers, and the smaller, is the same either way round",
+        lambda: (max(2.5, 1.25), min(2.5, 1.25)) == (max(1.25, 2.5), min(1.25, 2.5)),
+    ),
+    Reason(
+        r"^guard\.Guard\._begin .*: 1 swapped with 2$",
+        "without a good state the next step keeps the state that it finds, which is this one",
+        a_period_begins_at_the_good_state,
+    ),
+    Reason(
+        r"^guard\.Guard\._begin .*: 3 swapped with 4$",
+        "each of the two begins with an empty list of its own",
+        both_lists_begin_empty,
+    ),
+    Reason(
+        r"^llama\.RMSNorm\.forward .*: (0: 0 becomes 1|2: 2 becomes 3)$",
+        "the norms that this target has normalize the last of any number of dimensions",
+        norms_take_more_dimensions,
+    ),
+    Reason(
+        r"^llama\.(Rotary\.forward|eager_attention) .*: -2: USub turned$",
+        "of four dimensions the third is the last but one",
+        lambda: last_of(4, 2, -2),
+    ),
+    Reason(
+        r"^llama\.eager_attention .*: 2: 2 becomes 3$",
+        "the mask has a dimension of heads as well, and is the same for each",
+        a_mask_of_each_head_is_the_same,
+    ),
+    Reason(
+        r"^llama\.Attention\.forward .*: 0: 0 becomes (1|-1)$",
+        "the keys and the values of a cache are equally many",
+        keys_are_as_many_as_values,
+    ),
+    Reason(
+        r"^precision\.mantissas .*\): [12] swapped with [23]$",
+        "a name may end in any of these, and both numbers are 3",
+        mantissas_of_any_ending,
+    ),
+    Reason(r"^precision\.factors .*: (2: 2 becomes 1|4: 4 becomes [35])$", "this torch is newer", newer_than(2, 4)),
+    Reason(
+        r"^precision\.RoundedProduct\.backward .*: (0: 0 becomes -1|.*None, None: 3 swapped with 4)$",
+        "it has one gradient, and None for both numbers of bits",
+        lambda: last_of(1, 0, -1) and (None, None)[::-1] == (None, None),
+    ),
+    Reason(
+        r"^checkpoint\.adamw_state .*: 1 swapped with 2$",
+        "the moments are taken over by name",
+        lambda: {"exp_avg": 1, "exp_avg_sq": 2} == {"exp_avg_sq": 2, "exp_avg": 1},
+    ),
+    Reason(
+        r"^(text\.documents|deepspeed_config\.applied) .*(Error|float)\): \d swapped with \d$",
+        "an exception, or a number, may be of any of these types",
+        types_have_no_order,
+    ),
+    Reason(
+        r"^deepspeed_config\.applied .*(\[float, float\]|\(None, product\)): 1 swapped with 2$",
+        "the two types are one, and a number may be any of the two",
+        lambda: (
+            [float, float] == [float, float][::-1] and all((n in (None, 3)) == (n in (3, None)) for n in (None, 3, 4))
+        ),
+    ),
+    Reason(
+        r"^text\.Text\.__init__ .*: (1: 1 becomes 2|0: 0 becomes 1)$",
+        "no epoch is negative, so that the order is made before it is read",
+        order_is_made_first,
+    ),
+    Reason(
+        r"^parity\.judged .*: low \* high: Mult turned$",
+        "two numbers other than 0 have one sign if their product has it, or their quotient",
+        lambda: all((a * b > 0) == (a / b > 0) for a in (-0.5, 0.25) for b in (-2.0, 3.0)),
     ),
 ]

@@ -39,6 +39,16 @@ def last_weight_not_saved(_: str) -> ContextManager[Any]:
     return saving(lambda state: dict(list(state.items())[:-1]))
 
 
+@patched("too few bits", CHECKPOINTS + "left_out_of_safetensors", "transformers")
+def safetensors_with_the_bits_of_bfloat16(column: str) -> ContextManager[Any]:
+    return weights_saved_with_the_bits_of_bfloat16(column)
+
+
+@patched("lost weight", CHECKPOINTS + "left_out_of_safetensors", "transformers")
+def last_weight_not_saved_as_safetensors(column: str) -> ContextManager[Any]:
+    return last_weight_not_saved(column)
+
+
 @patched("lost weight", CHECKPOINTS + "skipped_on_load", "transformers")
 def one_weight_drawn_anew_on_load(_: str) -> ContextManager[Any]:
     kind = importlib.import_module("transformers").PreTrainedModel
@@ -59,9 +69,15 @@ def entropy_of_mistral(
     change: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> ContextManager[Any]:
     """A Mistral's loss is change(the right one, logits, labels), of the tokens that have a next one."""
-    module = importlib.import_module("transformers.models.mistral.modeling_mistral")
-    entropy = torch.nn.CrossEntropyLoss()
-    return mock.patch.object(module, "CrossEntropyLoss", lambda: lambda x, y: change(entropy(x, y), x, y))
+    mistral = importlib.import_module("transformers.models.mistral.modeling_mistral")
+    if hasattr(mistral, "CrossEntropyLoss"):
+        entropy = torch.nn.CrossEntropyLoss()
+        return mock.patch.object(mistral, "CrossEntropyLoss", lambda: lambda x, y: change(entropy(x, y), x, y))
+    losses = importlib.import_module("transformers.loss.loss_utils")  # since 5, for every model
+    shared = losses.fixed_cross_entropy
+    return mock.patch.object(
+        losses, "fixed_cross_entropy", lambda x, y, *more, **named: change(shared(x, y, *more, **named), x, y)
+    )
 
 
 @patched("label shift", NEXT, "transformers")

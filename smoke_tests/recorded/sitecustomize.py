@@ -10,4 +10,4 @@ assert specification and specification.loader
 recorder = importlib.util.module_from_spec(specification)
 sys.modules[NAME] = recorder  # the one that a pytest worker imports later
 specification.loader.exec_module(recorder)
-recorder.join()
+recorder.begin_child()

@@ -317,9 +317,13 @@ RULED = (
             "Block.forward",
             "Llama.forward",
         ),
-        (LLAMA + "models_in_float64", INFER + "cache"),
+        (LLAMA + "models_in_float64", LLAMA + "decoder_turns_by_its_base", INFER + "cache", INFER + "cache_in_float32"),
     ),
-    Ruled("llama", ("eager_attention", "Block.extend"), (LLAMA + "models_in_float64", INFER + "cache")),
+    Ruled(
+        "llama",
+        ("eager_attention", "Block.extend"),
+        (LLAMA + "models_in_float64", LLAMA + "decoder_turns_by_its_base", INFER + "cache", INFER + "cache_in_float32"),
+    ),
     Ruled(
         "precision",
         ("mantissas", "factors", "RoundedProduct.forward", "RoundedProduct.backward"),

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from smoke_tests.claims import long, needs, proves
-from smoke_tests.training import guard_proof
+from smoke_tests.training import checkpoint, guard_proof
+from smoke_tests.training import guard as guard_module
 from smoke_tests.training.guard import ALL, LOSSES, WORST, Guard, Outcome, distances
 from smoke_tests.training.options import Options
 from smoke_tests.training.precision import computed, plain
+from smoke_tests.training.small_runs import small
 from smoke_tests.training.trainer import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -27,6 +29,11 @@ def last_loss_of_going_on() -> float:
         run.update(step)
     with computed(run.model, plain):
         return [run.update(step)["loss"] for step in range(6, 13)][-1]
+
+
+def loss_of(row: Dict[str, float]) -> float:
+    """The loss of what a step returned."""
+    return row["loss"]
 
 
 def moved(losses: float, *weights: float) -> Outcome:
@@ -52,6 +59,9 @@ def test_distances() -> None:
         (1.0, 0.25, WORST + 0.1, "matrix 1 ends 4.1 times"),
         (1.0, ALL - 0.05, ALL - 0.05, ""),
         (1.0, ALL + 0.1, ALL + 0.1, "the matrices end 1.5 times"),
+        # The farthest matrix is named before all, and all before the losses.
+        (LOSSES + 0.1, WORST + 0.2, WORST + 0.1, "matrix 0 ends 4.2 times"),
+        (LOSSES + 0.1, ALL + 0.1, ALL + 0.1, "the matrices end 1.5 times"),
     ):
         fp8 = moved(losses / 64, first / 32, second / 128)
         numbers, why = distances(fp8, high, by_hand)
@@ -93,19 +103,40 @@ def test_fault(fault: str, measured: Dict[str, Any], monkeypatch: pytest.MonkeyP
     package="torchao",
 )
 def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"EVERY": 4, "COMPARED": 2, "FROM": 5, "UNTIL": 7}.items():
+    for name, value in {"EVERY": 5, "COMPARED": 2, "FROM": 6, "UNTIL": 13}.items():
         monkeypatch.setattr(guard_proof, name, value)
-    run = guard_proof.guarded_run(0, "torchao.rowwise", "NaN", steps=14)
+    run = guard_proof.guarded_run(0, "torchao.rowwise", "NaN", steps=22)
     assert [(event["kind"], event["step"]) for event in run["events"]] == [
-        ("good", 3),
-        ("fallback", 5),
-        ("return", 9),
-        ("good", 13),
+        ("good", 4),
+        ("fallback", 6),
+        ("away", 11),
+        ("return", 16),
+        ("good", 21),
     ]
-    sound = guard_proof.guarded_run(0, "torchao.rowwise", steps=9)
-    alone = Run(guard_proof.options(0, "torchao.rowwise", 9))
-    assert sound["losses"] == [alone.update(step)["loss"] for step in range(9)]
+    sound = guard_proof.guarded_run(0, "torchao.rowwise", steps=11)
+    alone = Run(guard_proof.options(0, "torchao.rowwise", 11))
+    assert sound["losses"] == [alone.update(step)["loss"] for step in range(11)]
     measured["share"] = sound["share"]
+    assert 0 < sound["share"] < 1
+
+    compared: List[Outcome] = []
+
+    def noting(*outcomes: Outcome) -> Any:
+        compared.extend(outcomes)
+        return distances(*outcomes)
+
+    # Where FP8 is what is rounded by hand, one is as far from high precision as the other, to the last bit.
+    monkeypatch.setattr(guard_module, "distances", noting)
+    by_hand = Run(small("e8m3"))
+    guard = Guard(by_hand.update, by_hand.model, by_hand.optimizer, every=5, steps=2, mantissas=(3, 3), loss_of=loss_of)
+    assert guard.seconds == 0
+    for step in range(5):
+        guard(step)
+    (event,) = guard.news()
+    assert [event[key] for key in ("kind", "losses", "one", "all")] == ["good", 1, 1, 1]
+    matrices = {name for name, weight in checkpoint.weights_of(by_hand.model).items() if weight.dim() == 2}
+    assert [(len(each.losses), set(each.weights)) for each in compared] == [(2, matrices)] * 3
+    assert guard.seconds > 0
 
     def broken(batch: int) -> float:
         return float("nan") if batch == 3 else 1.0
@@ -115,8 +146,9 @@ def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ArithmeticError, match="in high precision, too"):
         for batch in range(5):
             guard(batch)
-    with pytest.raises(ValueError, match="a period of 2 steps has no 3 to compare"):
-        Guard(broken, model, every=2, steps=3)
+    for steps in (0, 3):
+        with pytest.raises(ValueError, match=f"a period of 2 steps has no {steps} to compare"):
+            Guard(broken, model, every=2, steps=steps)
 
 
 @proves(

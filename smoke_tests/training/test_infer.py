@@ -43,6 +43,19 @@ def test_cache(tmp_path: Path, measured: Dict[str, Any]) -> None:
     assert infer.generate(reader, tokens[0, :5].tolist(), 4, 0.0, 0).shape == (16, 4)
 
 
+@proves(
+    "reading with a KV cache, in parts and token by token, gives the logits of one pass over the whole text",
+    package="torch",
+    since="2.4",
+)
+def test_cache_in_float32() -> None:
+    reader, tokens = untrained(), torch.randint(256, (3, 24))
+    whole, cache = reader(tokens), reader.model.empty_cache(3)
+    parts = [reader(part, cache=cache) for part in (tokens[:, :9], *tokens[:, 9:].split(1, dim=1))]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-3, atol=1e-4)
+    assert [tuple(half.shape) for half in cache[0]] == [(3, 2, 24, 16)] * 2
+
+
 def untrained() -> infer.Reader:
     """A reader whose tokens are far from equally likely."""
     model = Llama(MODELS["tiny"], dict.fromkeys(PARTS, "naive"), torch.float32)

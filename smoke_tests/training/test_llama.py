@@ -78,6 +78,15 @@ def test_models_in_float64(operators: str, measured: Dict[str, Any]) -> None:
     targets[0, :5] = -100
     logits, loss = llama(tokens), llama(tokens, targets)
     loss.backward()
+    assert set(llama.state_dict()) == set(exact), "it keeps more than its weights"
+
+    def recompute(block: Any, x: Any) -> torch.Tensor:
+        assert isinstance(block, torch.nn.Module) and isinstance(x, torch.Tensor)
+        output: torch.Tensor = block(x)
+        return output
+
+    llama.recompute = recompute
+    assert torch.equal(llama(tokens), logits)
     true_logits, true_loss = formulas(exact, model, tokens, targets)
     true_loss.backward()
     errors = [
@@ -99,6 +108,8 @@ def test_decoder_turns_by_its_base(base: float, measured: Dict[str, Any]) -> Non
     # Rounded on the way: the cosine, both products, the result.
     floor, _ = bounds.rounding_noise(bounds.MANTISSA[torch.float32])
     measured["error"] = bounds.assert_rounded_like(turned, truth, floor, bounds.ceiling(torch.float32, 4))
+    rotary.rope = lambda *given: given  # an implementation with its own table
+    assert [type(each) for each in rotary(x, 13)] == [torch.Tensor, int]
 
 
 @pytest.mark.parametrize("base", [10000.0, 5e5], ids=["1e4", "5e5"])
@@ -120,7 +131,8 @@ def test_hugging_face(base: float, tmp_path: Path, measured: Dict[str, Any]) -> 
     loaded = MistralForCausalLM.from_pretrained(tmp_path)
     back = hugging_face.from_mistral(loaded)
     assert set(back) == set(weights) and all(torch.equal(back[name], weights[name]) for name in weights)
-    assert loaded.config.rope_theta == base
+    kept = getattr(loaded.config, "rope_parameters", None) or loaded.config.to_dict()  # the former since transformers 5
+    assert kept["rope_theta"] == base
     tokens = torch.randint(256, (2, 64))
     with torch.no_grad():
         other, own = loaded(tokens).logits, llama(tokens)

@@ -45,6 +45,7 @@ def test_parity(measured: Dict[str, Any]) -> None:
     assert 930 <= held <= 970 and pooled < 500 and wrong <= 50
     assert parity.smoothed([1, 2, 3, 4], 2) == [1.5, 2.5, 3.5]
     assert parity.differences([[9, 9, 1, 1], [9, 9, 2, 2]], [[0, 0, 1, 2], [0, 0, 2, 2]]) == [0.5, 0.0]
+    assert parity.differences([[0.0, 0.0]], [[0.0, 0.00123456]]) == [0.0012346]
     assert parity.judged([0.1] * 4) == {}
     verdicts = [parity.judged([mean + off for off in (-0.002, -0.001, 0, 0.001, 0.002)]) for mean in (0.001, 0.02)]
     verdicts.append(parity.judged([-0.1, 0.1, 0.0, -0.05, 0.08]))

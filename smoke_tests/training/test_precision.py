@@ -12,7 +12,7 @@ from smoke_tests.operators import bounds
 from smoke_tests.training.columns import columns_of
 from smoke_tests.training.llama import Llama
 from smoke_tests.training.models import MODELS
-from smoke_tests.training.precision import layers_of, mantissas, round_mantissa, rounded
+from smoke_tests.training.precision import factors, layers_of, mantissas, round_mantissa, rounded
 from smoke_tests.training.precision import plain as unrounded
 from smoke_tests.training.small_runs import small
 from smoke_tests.training.trainer import Run
@@ -70,5 +70,8 @@ def test_rounded_layers() -> None:
                 assert bounds.relative_error(result, exact) <= 48 * 2.0**-24
             with torch.autocast("cpu", torch.bfloat16):
                 assert compute(layer, x).dtype is torch.bfloat16
+    for size, has_bias in ((1, True), (0, False)):  # Transformer Engine's bias is empty if there is none
+        layer.bias = torch.nn.Parameter(torch.zeros(size))
+        assert (factors(layer, x)[2] is not None) == has_bias
     layers = layers_of(Llama(MODELS["tiny"], columns_of("naive", False, 16, half=False), torch.float32))
     assert [layer.out_features for layer in layers] == [160, 96, 416, 96] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -46,6 +47,12 @@ def test_order() -> None:
     jumped = Run(small()).text
     assert torch.equal(jumped.windows(3 * text.count + 5, 4)[0], text.windows(3 * text.count + 5, 4)[0])
     assert [text._place(sample) for sample in range(text.count, text.count + 9)] != seen[:9]
+    # The order itself is part of what a run is: another one would not go on where a checkpoint ends.
+    draw = torch.Generator().manual_seed(3 * 1_000_003 + 2)
+    third = Text(text.tokens, text.length, 3)
+    assert [third._place(2 * text.count + index) for index in range(9)] == torch.randperm(text.count, generator=draw)[
+        :9
+    ].tolist()
     tokens, targets = text.windows(7, 2)
     assert torch.equal(tokens[:, 1:], targets[:, :-1])
     assert max(seen) < text.count <= text.count + text.held_out - 1
@@ -84,6 +91,10 @@ def test_text(tmp_path: Path) -> None:
     seen = [sorted(torch.cat([first, behind[:, -1:]], 1).tolist()) for first, behind in epochs]
     assert seen[0] == seen[1] == sorted(tokens[4 * index : 4 * index + 5] for index in range(text.count))
     assert not torch.equal(epochs[0][0], epochs[1][0])
+    later = None
+    with contextlib.suppress(IndexError):
+        later = Text.read(files, "", 256, 4, 0).windows(text.count, text.count)
+    assert later and torch.equal(later[0], epochs[1][0]), "an epoch depends on what was read before it"
     other = Text.read(files, "", 256, 4, 1)
     assert other.identity() == text.identity() and not torch.equal(other.windows(0, 9)[0], text.windows(0, 9)[0])
     assert len(Text.read(files, "", max(tokens) + 1, 4, 0).tokens) == len(tokens)

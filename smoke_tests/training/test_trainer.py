@@ -49,12 +49,14 @@ def test_run(tmp_path: Path, measured: Dict[str, Any]) -> None:
 )
 def test_accumulates(measured: Dict[str, Any]) -> None:
     whole, windows = None, 12
+    untouched = Run(small())
+    exact = float(untouched.model(*untouched.text.windows(windows, windows)).detach())
     for parts in (1, 2, 3, 4):
         run = Run(small(batch_size=windows // parts, gradient_accumulation_steps=parts))
         loss = run.gradients(1)
         gradient = torch.cat([parameter.grad.flatten() for parameter in run.model.parameters()])
         whole = (loss, gradient.double()) if whole is None else whole
-        assert float(loss) == pytest.approx(float(whole[0]), rel=2.0**-20)
+        assert float(loss) == pytest.approx(exact, rel=2.0**-20)
         measured[f"{parts} parts"] = bounds.relative_error(gradient, whole[1])
         # Of sums of 12 * 64 terms in another order.
         assert measured[f"{parts} parts"] <= windows * run.text.length * 2.0**-24
@@ -80,6 +82,7 @@ def test_update(share: float, measured: Dict[str, Any]) -> None:
         limit = limit or share * norm  # 0: none
         run.options.clip = limit
         measured["norm"] = run.update(step)["norm"]
+        assert run.step == step + 1
         assert measured["norm"] == pytest.approx(norm, rel=2.0**-20)
         factor = limit / norm if 0 < limit < norm else 1.0
         history.append({name: each * factor for name, each in gradients.items()})
@@ -100,7 +103,7 @@ def test_update(share: float, measured: Dict[str, Any]) -> None:
     since="2.4",
 )
 def test_clip_in_float32() -> None:
-    for limit, scale in ((0.5, 1.0), (1e4, 1.0), (0.5, 2.0**-12)):
+    for limit, scale in ((0.5, 1.0), (1e4, 1.0), (0.5, 2.0**-12), (1e-5, 2.0**-20)):
         parameters = [torch.nn.Parameter(torch.zeros(size, dtype=torch.bfloat16)) for size in (300, 70)]
         for parameter in parameters:
             parameter.grad = (scale * torch.randn(parameter.shape)).bfloat16()
@@ -109,7 +112,8 @@ def test_clip_in_float32() -> None:
         clipped_norm = float(trainer.clip_in_float32([*parameters, torch.nn.Parameter(torch.zeros(3))], limit))
         assert clipped_norm == pytest.approx(norm, rel=2.0**-20)
         clipped = torch.cat([parameter.grad for parameter in parameters]).double()
-        assert clipped.tolist() == pytest.approx((gradients * min(1.0, limit / norm)).tolist(), rel=2.0**-8)
+        share = min(1.0, limit / (norm + 1e-6))  # as torch's
+        assert clipped.tolist() == pytest.approx((gradients * share).tolist(), rel=2.0**-8)
 
 
 @proves(
@@ -120,7 +124,7 @@ def test_clip_in_float32() -> None:
 )
 def test_rates() -> None:
     top = 3e-3
-    for warmup, steps in ((0, 7), (4, 11)):
+    for warmup, steps in ((0, 7), (4, 11), (4, 5)):
         for schedule in ("cosine", "constant"):
             options = small(schedule=schedule, warmup=warmup, steps=steps)
             for step in range(steps + 1):
@@ -173,6 +177,10 @@ def test_not_finite(tmp_path: Path) -> None:
     hook.remove()
     assert trainer.spikes([5 - 0.01 * step for step in range(40)]) == []
     assert trainer.spikes([5 - 0.01 * step + (step == 35) for step in range(40)]) == [35]
+    # Six deviations, at least 0.3: of equal losses, and of losses whose deviation is 0.1.
+    for deviation, jump, found in ((0.0, 0.29, []), (0.0, 0.31, [32]), (0.1, 0.55, []), (0.1, 0.65, [32])):
+        curve = [5 + deviation * (-1) ** step for step in range(32)]
+        assert trainer.spikes([*curve, 5 + jump]) == found
 
 
 @proves(
@@ -187,6 +195,11 @@ def test_memory(measured: Dict[str, Any]) -> None:
         paper, held = memory.bytes_per_parameter(precision), memory.held(run.model, run.optimizer)
         assert held == pytest.approx({name: paper[name] for name in held})
         measured[precision] = sum(paper.values())
+    for precision, copies in (("float32", 0.0), ("bf16", 2.0), ("fp8", 2.0)):
+        assert memory.bytes_per_parameter(precision) == {"weights": 4, "gradients": 4, "moments": 8, "copies": copies}
+    remainders = memory.bytes_per_parameter("bf16", weights="bfloat16", moments="float32", remainders=True)
+    assert remainders == {"weights": 2, "gradients": 2, "moments": 10, "copies": 0}
+    assert memory.bytes_per_parameter(FP8[0])["copies"] == 0
     with pytest.raises(ValueError, match="chooses its own"):
         memory.bytes_per_parameter("ms-amp.O2")
     seed_001 = memory.bytes_per_parameter("bf16", weights="bfloat16", moments="float32")
