@@ -148,6 +148,18 @@ def index(session):
 
 
 @verb()
+def verify(session):
+    """Verify an image's signature, contents, origin and claims: -- NAME@DIGEST --key cosign.pub, or --identity TEXT."""
+    recipes(session, "verify", *session.posargs)
+
+
+@verb()
+def rollback(session):
+    """Move a target's floating tag back to an image published before: -- NAME@DIGEST --key cosign.pub."""
+    recipes(session, "rollback", *session.posargs)
+
+
+@verb()
 @for_each_target
 def promote(session, target):
     """Keep the evidence of a run of the claims, and render the tables; -- [--from DIR] [--built] [--record FILE]."""

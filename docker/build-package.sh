@@ -19,8 +19,8 @@ for need in /needs/*/*.whl; do
 done
 
 work=/tmp/build      # always the same, since gcc writes the folders that it was told into the objects
-trap 'rm -rf "$work"' EXIT
 mkdir -p "$work"
+: > "$out/build.log"
 cp -r "$in"/source/* "$work/"
 source=$work/$(ls "$in/source")
 
@@ -29,6 +29,12 @@ if [ ! -x "$nvcc" ]; then nvcc=nvcc; fi
 for compiler in c++ "$nvcc"; do
   if command -v "$compiler" > /dev/null; then "$compiler" --version | grep -E '[0-9]+\.[0-9]+'; fi
 done > "$out/compiler.txt"
+# What the compilers print goes into the log; here a line a minute says how far they are.
+while sleep "${FUSEBOX_BEAT:-60}"; do
+  echo "$((SECONDS / 60)) min, $(wc -l < "$out/build.log") lines: $(tail -n 1 "$out/build.log" | cut -c 1-100)"
+done &
+beat=$!
+trap 'kill "$beat"; rm -rf "$work"' EXIT
 if ! "$(dirname "$0")/build-wheel.sh" "$in" "$source" "$out" > "$out/build.log" 2>&1; then
   # Of a compiler, or of setup.py, whose traceback pip buries; 1: no such line.
   grep -E -m 20 '(fatal )?error:|(Error|Exception): ' "$out/build.log" >&2 || [ $? -eq 1 ]

@@ -13,8 +13,9 @@ RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/
     apt-get update && apt-get install --yes --no-install-recommends git
 WORKDIR /fusebox
 COPY docker/tool.sh docker/
-COPY pyproject.toml ./
+COPY recipes/lock/tool.txt recipes/lock/
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf docker/tool.sh install
+COPY pyproject.toml ./
 COPY patches patches
 COPY recipes/packages recipes/packages
 COPY recipes/catalogue recipes/catalogue
@@ -25,10 +26,12 @@ COPY recipes/*.py recipes/*.toml recipes/
 COPY recipes/lock/ms-amp.*txt recipes/lock/
 COPY docker/build-wheel.sh docker/assemble-toolkit.sh docker/
 ARG SM=
+ARG STANDIN=
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
     --mount=from=mirror,target=/mirror --mount=from=wheelcache,target=/wheelcache \
     --mount=type=cache,id=fusebox,target=/cache,sharing=locked \
-    docker/tool.sh patch ms-amp --sm "$SM" --mirror /mirror --wheelcache /wheelcache --into /out
+    docker/tool.sh patch ms-amp --sm "$SM" --standin "$STANDIN" \
+    --mirror /mirror --wheelcache /wheelcache --into /out
 
 # Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
 FROM nvidia/cuda:12.1.1-cudnn8-devel-ubuntu22.04@sha256:21196d81f56b48dbee70494d5f10322e1a77cc47ffe202a3bf68eab81533c20f AS toolchain
@@ -81,23 +84,42 @@ COPY --from=wheel-msamp-adamw /wheel /wheels/msamp-adamw
 RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
     docker/tool.sh audit ms-amp --sm "$SM" --out /out --wheels /wheels --built-in /opt/build --into /install
 
-FROM ubuntu:22.04@sha256:0eb0f877e1c869a300c442c41120e778db7161419244ee5cbc6fa5f134e74736 AS runtime
+FROM ubuntu:22.04@sha256:0eb0f877e1c869a300c442c41120e778db7161419244ee5cbc6fa5f134e74736 AS base
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
     apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ mpich python3.10-dev
+
+FROM base AS installed
 RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     --mount=from=audit,source=/install,target=/in \
     --mount=type=bind,source=docker/make-environment.sh,target=/make-environment.sh \
-    /make-environment.sh /opt/fusebox /in /in/wheelhouse /wheelhouse && \
+    /make-environment.sh /opt/fusebox /in /in/wheelhouse /wheelhouse
+RUN --network=none --mount=type=bind,source=docker/split-layers.sh,target=/split-layers.sh \
+    /split-layers.sh /opt/fusebox /layers
+
+# What seldom changes comes first: a change of a layer changes only those after it.
+FROM base AS runtime
+COPY --from=installed /layers/cuda /
+COPY --from=installed /layers/torch /
+COPY --from=installed /layers/dependencies /
+COPY --from=installed /layers/packages /
+# The first process: it hands signals on, so that a container stops at once, and reaps what is orphaned.
+COPY --from=sources /tool/bin/dumb-init /usr/local/bin/dumb-init
+RUN --network=none \
+    echo "fusebox:x:10001:" >> /etc/group && echo "fusebox:x:10001:10001::/tmp:/bin/bash" >> /etc/passwd && \
     # for whoever runs the image, also after root installed something on top of it
     mkdir --mode=1777 /tmp/cache && \
     # a login shell, as enroot starts one, makes a PATH of its own
     echo "PATH=/opt/fusebox/bin:\$PATH" > /etc/profile.d/fusebox.sh
 # COPY would keep the modes of the checkout, which the umask of whoever cloned it made.
 RUN --network=none --mount=type=bind,source=docker/smoke.sh,target=/smoke.sh \
+    --mount=from=audit,source=/install/fusebox,target=/fusebox \
     --mount=type=bind,source=smoke_tests,target=/smoke_tests \
+    install -D --mode=644 /fusebox/constraints.txt /opt/fusebox/constraints.txt && \
     install /smoke.sh /usr/local/bin/smoke && cp -R /smoke_tests /opt/fusebox/ && \
     chmod -R u=rwX,go=rX /opt/fusebox/smoke_tests
+# pip and uv change nothing that is installed here, whatever is added on top.
+ENV PIP_CONSTRAINT=/opt/fusebox/constraints.txt UV_CONSTRAINT=/opt/fusebox/constraints.txt
 ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
     HOME=/tmp USER=fusebox XDG_CACHE_HOME=/tmp/cache PYTHONPYCACHEPREFIX=/tmp/cache/python \
     TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
@@ -119,4 +141,5 @@ ARG SM=
 LABEL fusebox.sm="${SM:-9.0}"
 USER 10001:10001
 WORKDIR /tmp
+ENTRYPOINT ["dumb-init", "--"]
 CMD ["bash"]

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The steps of the stages `sources` and `audit`, in the tool's own environment /tool.
 #
-#   tool.sh install          make that environment from pyproject.toml
+#   tool.sh install          make that environment from recipes/lock/tool.txt, each file by its hash
 #   tool.sh VERB ...         run a verb of the tool
 #
 # The secret `ca`, if there is one, holds the certificates of a machine behind a proxy.
@@ -13,8 +13,7 @@ export FUSEBOX_CACHE=/cache PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONDONTWRITEBYTEC
 
 if [ "$1" = install ]; then
   python3 -m venv /tool
-  groups='import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["tool"], sep="\n")'
-  /tool/bin/pip install --quiet --no-cache-dir -r <(python3 -c "$groups")
+  /tool/bin/pip install --quiet --no-cache-dir --only-binary=:all: --require-hashes -r recipes/lock/tool.txt
 else
   exec /tool/bin/python -m recipes "$@"
 fi

@@ -6,6 +6,7 @@ uv resolves over pip's configured index; each version is then the one wheel that
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -22,6 +23,7 @@ from recipes.make.cache import Cache
 from recipes.make.fetch import Downloads
 from recipes.progress import Steps
 
+TOOL_PYTHON = "3.11"  # the oldest that runs the tool
 # Of the distribution cuda-toolkit, beside what torch asks for: the compiler and headers.
 EXTRAS = ("cccl", "crt", "nvcc", "nvvm", "profiler")
 
@@ -116,6 +118,46 @@ def write(plan: Plan, cache: Cache, steps: Steps) -> Path:
     return path
 
 
+def tool_inputs(root: Path) -> str:
+    """The hash of everything that decides the lock of the tool's own environment in an image."""
+    return digest_of([_tool(root), TOOL_PYTHON])
+
+
+def _tool(root: Path) -> list[str]:
+    """The requirements of the tool, and of what an image takes from its environment."""
+    groups = read_toml(root / "pyproject.toml")["dependency-groups"]
+    return sorted([*groups["tool"], *groups["image"]])
+
+
+def write_tool(catalogue: Catalogue, cache: Cache, steps: Steps) -> Path:
+    """Write recipes/lock/tool.txt: every distribution of the tool's environment in an image, by all its files' hashes.
+
+    The stage `sources` takes the file that fits its Python.
+    """
+    downloads = Downloads(cache, steps, None, catalogue.targets["cpu"])
+    wanted, path = _tool(catalogue.root), catalogue.root / "recipes" / "lock" / "tool.txt"
+    with steps.step("lock", f"the tool: resolve {len(wanted)} requirements"), cache.scratch("lock") as scratch:
+        (scratch / "in.txt").write_text("\n".join(wanted) + "\n")
+        options = ["--generate-hashes", "--python-version", TOOL_PYTHON, "--python-platform", "x86_64-manylinux_2_36"]
+        done = _compile(downloads, scratch / "in.txt", options)
+    if done.returncode != 0:
+        raise _unresolved("tool", done.stderr, "the groups tool and image in pyproject.toml")
+    about = "# Written by `nox -s lock -- tool`: the tool's own environment in an image, by the hashes of all files.\n"
+    write_text(path, f"{about}# inputs: {tool_inputs(catalogue.root)}\n{done.stdout}")
+    return path
+
+
+def _compile(downloads: Downloads, wanted: Path, options: list[str]) -> subprocess.CompletedProcess[str]:
+    """`uv pip compile` over pip's configured index, of wheels alone."""
+    settings = downloads.settings
+    command = ["pip", "compile", str(wanted), "--no-header", "--no-annotate", "--only-binary", ":all:", *options]
+    command += [f"--find-links={link}" for link in settings.find_links if "://" not in link]
+    command += [f"--extra-index-url={index}" for index in settings.indexes[1:] if not index.startswith("file:")]
+    command += [f"--index-url={index}" for index in settings.indexes[:1]]
+    command += [] if settings.indexes else ["--no-index"]
+    return environment.run_uv(downloads.cache, *command)
+
+
 def _text(plan: Plan, downloads: Downloads, about: str, follows_from: str, resolved: list[tuple[str, str]]) -> str:
     """The text of a lock: its target, the hash of what decides it, and each wheel."""
     lines = [
@@ -131,39 +173,27 @@ def _text(plan: Plan, downloads: Downloads, about: str, follows_from: str, resol
 
 def _resolve(plan: Plan, downloads: Downloads, wanted: list[str], kept_to: list[str]) -> list[tuple[str, str]]:
     """The names and versions to which these requirements resolve under those constraints."""
-    settings = downloads.settings
     with downloads.cache.scratch("lock") as scratch:
         (scratch / "in.txt").write_text("\n".join(wanted) + "\n")
         # A dependency on one of the target's own packages is met by the target, never by the index.
         (scratch / "own.txt").write_text("".join(f"{pin.name}; sys_platform == 'never'\n" for pin in plan.pins))
         (scratch / "constraints.txt").write_text("".join(f"{constraint}\n" for constraint in kept_to))
-        command = ["pip", "compile", str(scratch / "in.txt")]
-        command += ["--constraints", str(scratch / "constraints.txt"), "--overrides", str(scratch / "own.txt")]
-        command += ["--no-header", "--no-annotate", "--only-binary", ":all:"]
-        command += [
-            "--python-version",
-            plan.target.python,
-            "--python-platform",
-            f"x86_64-manylinux_{plan.target.glibc.replace('.', '_')}",
-        ]
-        command += [f"--find-links={link}" for link in settings.find_links if "://" not in link]
-        command += [f"--extra-index-url={index}" for index in settings.indexes[1:] if not index.startswith("file:")]
-        command += [f"--index-url={index}" for index in settings.indexes[:1]]
-        command += [] if settings.indexes else ["--no-index"]
-        done = environment.run_uv(downloads.cache, *command)
+        options = ["--constraints", str(scratch / "constraints.txt"), "--overrides", str(scratch / "own.txt")]
+        options += ["--python-version", plan.target.python]
+        options += ["--python-platform", f"x86_64-manylinux_{plan.target.glibc.replace('.', '_')}"]
+        done = _compile(downloads, scratch / "in.txt", options)
     if done.returncode != 0:
-        raise _unresolved(plan, " ".join(done.stderr.split()))
+        raise _unresolved(plan.target.name, done.stderr, "the ranges in the recipes")
     pinned = [re.match(r"^([A-Za-z0-9._-]+)==([^ ;]+)", line) for line in done.stdout.splitlines() if line.strip()]
     return [(canonicalize_name(match[1]), match[2]) for match in pinned if match]
 
 
-def _unresolved(plan: Plan, reason: str) -> Refusal:
-    """The sentence for what uv says where it resolves nothing."""
+def _unresolved(name: str, message: str, wrong: str) -> Refusal:
+    """The sentence for what uv says where it resolves nothing; `wrong` is what then needs a correction."""
+    reason = " ".join(message.split())
     if re.search(r"Failed to fetch|error sending request", reason):
         return Refusal(
-            f"{plan.target.name}: pip's configured index cannot be reached ({reason[:200]}): check the network and "
+            f"{name}: pip's configured index cannot be reached ({reason[:200]}): check the network and "
             "`pip config list`."
         )
-    return Refusal(
-        f"{plan.target.name}: the requirements do not resolve ({reason[:400]}): correct the ranges in the recipes."
-    )
+    return Refusal(f"{name}: the requirements do not resolve ({reason[:400]}): correct {wrong}.")

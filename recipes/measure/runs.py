@@ -52,7 +52,7 @@ class Fabric(NamedTuple):
     """The network between hosts as a device plugin of Kubernetes offers it: its resource, and how many a host gets."""
 
     resource: str
-    count: int
+    number: int
 
     @classmethod
     def parsed(cls, text: str) -> Fabric:
@@ -302,7 +302,7 @@ def _pod(
     run: Run, image: str, out: str, rendezvous: str, container: str, fabric: Fabric | None = None
 ) -> dict[str, Any]:
     """The pod of one host; `out` is a volume claim that many hosts may write, `fabric` the network between them."""
-    limits = {"nvidia.com/gpu": str(run.gpus)} | ({fabric.resource: str(fabric.count)} if fabric else {})
+    limits = {"nvidia.com/gpu": str(run.gpus)} | ({fabric.resource: str(fabric.number)} if fabric else {})
     # The adapters read and write registered memory, which must stay in place.
     locking = {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}} if fabric else {}
     return {

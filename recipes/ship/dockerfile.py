@@ -34,11 +34,19 @@ def text(plan: Plan) -> str:
         apt_mounts=_QUIET_APT,
         uv="type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv",
         built=[pin for pin in plan.pins if pin.release.kind == "source"],
+        layers=_layers(plan),
         needs=lambda pin: [name for name in pin.build.needs if name in own],
         variables=environment.own_variables(plan.target, Path("/opt/fusebox")) | _driver(plan.target),
         labels=labels(plan),
         quoted=_quoted,
     )
+
+
+def _layers(plan: Plan) -> list[str]:
+    """The layers of the environment, as docker/split-layers.sh makes them; none where it is one with the base."""
+    if plan.on_base:
+        return []
+    return [*(["cuda"] if plan.target.cuda != "none" else []), "torch", "dependencies", "packages"]
 
 
 def _driver(target: Target) -> dict[str, str]:

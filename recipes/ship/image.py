@@ -68,12 +68,13 @@ def resolve(targets_file: Path, target: Target) -> tuple[dict[str, str], list[st
 
 @dataclass(frozen=True)
 class Options:
-    """How an image is built here: stand-ins for bases, folders of files, certificates, architectures, network."""
+    """How an image is built here: stand-ins for bases, folders of files, secrets, GPU architectures, network."""
 
     standins: dict[str, str]
     mirror: Path | None = None
     wheelcache: Path | None = None
     ca: Path | None = None
+    pip_conf: Path | None = None
     sm: tuple[str, ...] = ()
     network: str | None = None
 
@@ -87,11 +88,14 @@ class Options:
             name, _, digest = other.partition("@")
             base = "--label=org.opencontainers.image.base"
             words += [f"{base}.name={name}", f"{base}.digest={digest}"]
+        if other := self.standins.get(target.base.wheels.image):
+            words.append(f"--build-arg=STANDIN={other}")
         for name, folder in (("mirror", self.mirror), ("wheelcache", self.wheelcache)):
             if folder:
                 _refuse_links_out_of(folder, name)
                 words.append(f"--build-context={name}={folder}")
         words += [f"--secret=id=ca,src={self.ca}"] if self.ca else []
+        words += [f"--secret=id=pip,src={self.pip_conf}"] if self.pip_conf else []
         words += [f"--build-arg=SM={','.join(self.sm)}"] if self.sm else []
         words += [f"--network={self.network}"] if self.network else []
         return words

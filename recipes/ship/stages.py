@@ -28,13 +28,16 @@ from recipes.make.export import check_exported
 # --- stage `sources`
 
 
-def base_of(target: Target) -> str:
-    """The base that wheels are compiled on: image and digest, and the packages installed on it."""
-    return " + ".join([target.base.wheels.reference, *target.base.wheels.apt])
+def base_of(target: Target, standin: str | None = None) -> str:
+    """The base that wheels are compiled on, or its stand-in: image and digest, and the packages installed on it."""
+    return " + ".join([standin or target.base.wheels.reference, *target.base.wheels.apt])
 
 
-def lay_out(plan: Plan, builder: Builder, into: Path, wheelcache: Path | None) -> None:
-    """Write the input of the later stages: environment/ to build in, and packages/NAME/ for each built package."""
+def lay_out(plan: Plan, builder: Builder, into: Path, wheelcache: Path | None, standin: str | None = None) -> None:
+    """Write the input of the later stages: environment/ to build in, and packages/NAME/ for each built package.
+
+    `standin` is the image that stands for the base of the wheels: what is compiled on it has another key.
+    """
     files = builder.fetch()
     house = into / "environment" / "wheelhouse"
     house.mkdir(parents=True)
@@ -52,7 +55,7 @@ def lay_out(plan: Plan, builder: Builder, into: Path, wheelcache: Path | None) -
         pin = next(pin for pin in plan.pins if pin.name == name)
         folder = into / "packages" / name
         shutil.copytree(tree.path, folder / "source" / tree.path.name, symlinks=True)
-        inputs = builder.inputs(pin, tree, pin.build.compiler, base_of(plan.target))
+        inputs = builder.inputs(pin, tree, pin.build.compiler, base_of(plan.target, standin))
         write_settings(pin, plan.target, folder)
         write_json(into / "inputs" / f"{name}.json", {"inputs": inputs, "patches": list(tree.patches)})
         if wheelcache and (wheelcache / digest_of(inputs) / "wheel.json").exists():
@@ -111,9 +114,17 @@ def gather(plan: Plan, out: Path, wheels: Path, built_in: Path, into: Path) -> N
     for wheel in made:
         if wheel.pin.release.kind == "source":
             requirements += f"{wheel.pin.name}=={wheel.pin.release.metadata_version} --hash=sha256:{wheel.sha256}\n"
+    _write(into / "fusebox", constraints_txt=_constraints(plan))
     _write(into, requirements_txt=requirements, python=f"{plan.target.python}\n", options="")
     if plan.on_base:
         _write(into, replaced="".join(f"{wheel.pin.name}\n" for wheel in made))
+
+
+def _constraints(plan: Plan) -> str:
+    """Every distribution that the image has, at its version: what pip and uv on top of the image may not change."""
+    versions = {artifact.name: artifact.version for artifact in plan.locked.artifacts}
+    versions |= {pin.name: pin.release.metadata_version for pin in plan.pins}
+    return "".join(f"{name}=={version}\n" for name, version in sorted(versions.items()))
 
 
 def _unpacked(wheel: Path) -> int:
@@ -150,7 +161,7 @@ def _audited(plan: Plan, pin: Pin, out: Path, built: Path, beside: Path | None, 
             "built_with": {
                 "python": plan.target.python,
                 "compiler": "; ".join(compilers) if compiled else "none",
-                "where": base_of(plan.target) if compiled else "any",
+                "where": planned["inputs"]["base"] if compiled else "any",
                 **({"sm": plan.target.sm} if pin.build.compiler == "nvcc" else {}),
             },
         }

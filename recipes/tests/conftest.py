@@ -592,3 +592,34 @@ def standin(engine: docker.DockerClient) -> str:
     if not reference:
         pytest.skip("unproven here: FUSEBOX_STANDIN names no image that stands for the bases")
     return reference
+
+
+@pytest.fixture
+def crane(pushed: tuple[str, str]) -> None:
+    """What publishes, and a registry that takes it."""
+    if shutil.which("crane") is None:
+        pytest.skip("unproven here: crane is not installed")
+
+
+def oci_image(folder: Path, **labels: str) -> tuple[Path, str]:
+    """An OCI layout with one image of one small layer that no registry has yet, and its digest."""
+    content = uuid.uuid4().bytes
+    layer, held = gzip.compress(content, mtime=0), f"sha256:{hashlib.sha256(content).hexdigest()}"
+    config = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [held]}}
+    config["config"] = {"Labels": labels}
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+
+    def put(data: bytes, kind: str) -> dict[str, object]:
+        digest = hashlib.sha256(data).hexdigest()
+        (blobs / digest).write_bytes(data)
+        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
+
+    manifest = {
+        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "config": put(json.dumps(config).encode(), "config.v1+json"), "layers": [put(layer, "layer.v1.tar+gzip")],
+    }  # fmt: skip
+    described = put(json.dumps(manifest).encode(), "manifest.v1+json")
+    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [described]}))
+    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    return folder, str(described["digest"])

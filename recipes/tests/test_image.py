@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import shutil
 import subprocess
 import zipfile
 from collections.abc import Callable, Iterator
@@ -18,7 +20,7 @@ from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan, plan
 from recipes.errors import Refusal
 from recipes.files import ROOT, sha256_of
-from recipes.ship import dockerfile, image
+from recipes.ship import dockerfile, image, publish, registry
 from recipes.tests.conftest import SOURCE, Checkout, Tiny, wheel
 from recipes.tests.objects import CUBIN, PORTABLE, fatbin, library
 
@@ -112,6 +114,15 @@ def test_an_image_on_a_standin_says_so() -> None:
     arguments = image.Options({target.base.runtime.image: "here/base@sha256:0"}).arguments(target)
     base = "--label=org.opencontainers.image.base"
     assert {f"{base}.name=here/base", f"{base}.digest=sha256:0"} <= set(arguments)
+    assert "--build-arg=STANDIN=here/base@sha256:0" in arguments
+
+
+def test_a_configuration_of_pip_is_a_secret(tmp_path: Path) -> None:
+    arguments = image.Options({}, pip_conf=tmp_path / "pip.conf").arguments(Catalogue().targets["cpu"])
+    assert arguments == [f"--secret=id=pip,src={tmp_path}/pip.conf"]
+    for name in Catalogue().targets:
+        text = (ROOT / "docker" / f"{name}.Dockerfile").read_text()
+        assert text.count("--mount=type=secret,id=pip,target=/etc/pip.conf") == 2
 
 
 def test_a_standin_for_no_base_is_refused() -> None:
@@ -175,6 +186,25 @@ def test_sources_hold_what_the_later_stages_read(tiny: Tiny, laid_out: tuple[Pla
     assert (package / "build.env").read_text() == "TINY_SECONDS=0\n"
 
 
+def test_a_wheel_compiled_on_a_standin_has_another_key(tiny: Tiny, tmp_path: Path) -> None:
+    """Else exported wheels of a stand-in would enter images on the real base."""
+    tiny.edit(tiny.recipe("tinypkg"), 'compiler = "none"', 'compiler = "c++"')
+    keys = {}
+    for name, options in {"base": (), "standin": ("--standin", "here/base@sha256:0")}.items():
+        tiny.succeed("patch", "tiny", "--into", tmp_path / name, *options)
+        inputs = json.loads((tmp_path / name / "inputs" / "tinypkg.json").read_text())["inputs"]
+        keys[name] = inputs["base"]
+    assert keys == {"base": tiny.declared.base.wheels.reference, "standin": "here/base@sha256:0"}
+    wheels = tmp_path / "wheels" / "tinypkg"
+    wheels.mkdir(parents=True)
+    with zipfile.ZipFile(wheel(wheels, "tinypkg", ("tinydep",)), "a") as archive:
+        archive.write(library(tmp_path, "op", "void op() {}", *PORTABLE), "op.so")
+    (wheels / "compiler.txt").write_text("")
+    tiny.succeed(*audited(tmp_path / "standin", tmp_path))
+    manifest = json.loads((tmp_path / "install" / "fusebox" / "manifest.json").read_text())
+    assert manifest["packages"]["tinypkg"]["built_with"]["where"] == "here/base@sha256:0"
+
+
 def test_what_was_built_is_audited_and_described(tiny: Tiny, laid_out: tuple[Plan, Path], tmp_path: Path) -> None:
     _, out = laid_out
     wheels = tmp_path / "wheels" / "tinypkg"
@@ -188,6 +218,8 @@ def test_what_was_built_is_audited_and_described(tiny: Tiny, laid_out: tuple[Pla
     with zipfile.ZipFile(built) as archive:
         assert sizes["tinypkg"] == sum(len(archive.read(name)) for name in archive.namelist())
     assert {"tinydep", "tinywheel", "pip"} < sizes.keys()
+    constraints = (tmp_path / "install" / "fusebox" / "constraints.txt").read_text().splitlines()
+    assert {"tinydep==1.0", "tinypkg==1.0", "tinywheel==1.0"} < set(constraints)
     assert f"tinypkg==1.0 --hash=sha256:{sha256_of(built)}" in (tmp_path / "install" / "requirements.txt").read_text()
     # It is kept as a wheel cache keeps it, and taken from there in place of a second build.
     again = tmp_path / "again"
@@ -313,6 +345,96 @@ def test_docker_sees_a_planted_fault(text: str, fault: str, rule: str, pushed: t
     assert done.returncode != 0 and rule in done.stdout, done.stdout + done.stderr
 
 
+def test_a_compilation_says_every_minute_that_it_goes_on(tmp_path: Path) -> None:
+    """What the compilers print is in build.log, which nobody sees until the stage ends."""
+    scripts, given = tmp_path / "docker", tmp_path / "in"
+    scripts.mkdir()
+    shutil.copy(ROOT / "docker" / "build-package.sh", scripts)
+    (scripts / "build-wheel.sh").write_text("#!/bin/sh\necho compiling; sleep 3\n")
+    (scripts / "build-wheel.sh").chmod(0o755)
+    (given / "source" / "tiny").mkdir(parents=True)
+    command = ["bash", str(scripts / "build-package.sh"), str(given), str(tmp_path / "out")]
+    variables = {**os.environ, "FUSEBOX_BEAT": "1"}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert "0 min, 1 lines: compiling" in done.stdout.splitlines()
+
+
+def test_an_environment_is_split_by_how_often_it_changes(tmp_path: Path) -> None:
+    """Every file once, with its mode: NVIDIA's libraries, torch, the locked dependencies, the target's own packages."""
+    prefix, site = tmp_path / "env", tmp_path / "env" / "lib" / "python3.11" / "site-packages"
+    owned = {
+        "nvidia_nccl_cu13": ["nvidia/__init__.py", "nvidia/nccl/lib.so"],
+        "nvidia_cublas": ["nvidia/__init__.py", "nvidia/cublas/lib.so"],
+        "torch": ["torch/a file, with a comma.py", "../../../bin/torchrun"],
+        "numpy": ["numpy/core.py"],
+        "Flash_attn": ["flash_attn/op.so"],
+    }
+    for name, files in owned.items():
+        record = f"{name}-1.0.dist-info/RECORD"
+        for file in (*files, record):
+            path = site / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("")
+        rows = [f'"{file}",,' if "," in file else f"{file},sha256=x,0" for file in (*files, record)]
+        (site / record).write_text("".join(f"{row}\n" for row in rows))
+    (prefix / "bin" / "torchrun").chmod(0o755)
+    (prefix / "bin" / "python").symlink_to("/usr/bin/python3")
+    (prefix / "fusebox").mkdir()
+    for name in ("torch.RECORD", "flash-attn.RECORD", "manifest.json"):
+        (prefix / "fusebox" / name).write_text("")
+    command = [ROOT / "docker" / "split-layers.sh", prefix, tmp_path / "layers"]
+    subprocess.run(command, check=True)
+    split = {
+        layer.name: {
+            str(path.relative_to(layer / str(prefix)[1:]))
+            for path in layer.rglob("*")
+            if path.is_symlink() or path.is_file()
+        }
+        for layer in (tmp_path / "layers").iterdir()
+    }
+    place = "lib/python3.11/site-packages"
+    records = {name: f"{place}/{name}-1.0.dist-info/RECORD" for name in owned}
+    assert split == {
+        "cuda": {records["nvidia_nccl_cu13"], records["nvidia_cublas"]}
+        | {f"{place}/nvidia/{file}" for file in ("__init__.py", "nccl/lib.so", "cublas/lib.so")},
+        "torch": {records["torch"], f"{place}/torch/a file, with a comma.py", "bin/torchrun"},
+        "dependencies": {records["numpy"], f"{place}/numpy/core.py", "bin/python"},
+        "packages": {records["Flash_attn"], f"{place}/flash_attn/op.so"}
+        | {f"fusebox/{name}" for name in ("torch.RECORD", "flash-attn.RECORD", "manifest.json")},
+    }
+    assert os.access(tmp_path / "layers" / "torch" / str(prefix)[1:] / "bin" / "torchrun", os.X_OK)
+
+
+@pytest.mark.slow
+def test_a_later_commit_keeps_the_layers_that_it_does_not_change(tiny: Tiny, standin: str, tmp_path: Path) -> None:
+    """Labels alone name the commit, and a change of the claims or of a package comes in a late layer."""
+    bases = (dockerfile.SOURCES, tiny.declared.base.wheels, tiny.declared.base.runtime)
+    certificates = Path("/etc/ssl/certs/ca-certificates.crt")
+    tiny.succeed("render")
+    tiny.succeed("fetch", "tiny", "--into", tmp_path / "mirror")
+    options = image.Options(
+        {base.image: standin for base in bases}, tmp_path / "mirror", ca=certificates, network="host"
+    )
+
+    def layers(name: str, seconds: int) -> tuple[str, list[str]]:
+        commit = publish.Commit(name * 40, seconds)
+        publish._build(plan(Catalogue(tiny.root), "tiny"), options, commit, tmp_path / name)
+        blobs = tmp_path / name / "blobs" / "sha256"
+        digest = registry.digest_in(tmp_path / name)
+        manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_text())
+        return digest, [layer["digest"] for layer in manifest["layers"]]
+
+    (first, held), (second, later) = layers("a", 1777939200), layers("b", 1778000000)
+    assert first != second and held == later
+    claims = tiny.root / "smoke_tests" / "claims.py"
+    claims.write_text(claims.read_text() + "# another line\n")
+    _, changed = layers("c", 1778100000)
+    assert [old == new for old, new in zip(held, changed, strict=True)] == [True] * (len(held) - 1) + [False]
+    tiny.edit(tiny.root / "patches" / "tinypkg" / "0001-say-two.patch", "+value = 2", "+value = 3")
+    _, patched = layers("d", 1778200000)
+    assert sum(old != new for old, new in zip(changed, patched, strict=True)) == 1
+
+
 # --- the image of the target cpu, as `nox -s "image(cpu)"` left it in the engine
 
 
@@ -331,6 +453,30 @@ def run(name: str, *command: str, options: tuple[str, ...] = ()) -> subprocess.C
     """Run a command in an image, offline."""
     line = ["docker", "run", "--rm", "--network=none", *options, name, *command]
     return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+def test_its_own_user_has_a_name(cpu: str) -> None:
+    assert run(cpu, "whoami").stdout == "fusebox\n"
+
+
+def test_a_container_stops_when_it_is_told(cpu: str) -> None:
+    """Python as the first process would ignore it, and docker would kill it after 10 seconds (code 137)."""
+    started = ["docker", "run", "--detach", "--network=none", cpu, "python", "-c", "import time; time.sleep(600)"]
+    container = subprocess.run(started, capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        subprocess.run(["docker", "stop", container], capture_output=True, check=True)
+        asked = ["docker", "inspect", "--format={{.State.ExitCode}}", container]
+        assert subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip() == "143"
+    finally:
+        subprocess.run(["docker", "rm", "--force", container], capture_output=True, check=False)
+
+
+def test_without_a_place_to_write_smoke_says_what_to_do(cpu: str) -> None:
+    done = run(cpu, "smoke", options=("--read-only",))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "fusebox: /tmp cannot be written, and the claims need it: run the container with --tmpfs /tmp:exec.\n"
+    )
 
 
 def test_a_login_shell_finds_the_environment(cpu: str) -> None:
@@ -366,9 +512,24 @@ def test_the_image_is_proved_also_with_an_own_package_on_top(on_top: Callable[[s
     """The claims that another package could refute: what is installed, what imports, who may write where."""
     own = on_top("")
     assert run(own, "python", "-c", "import ownpkg; print(ownpkg.value)").stdout == "42\n"
+    assert "added on top of the image: ownpkg 1.0\n" in run(own, "smoke", "--collect-only", "--quiet").stdout
     for options in ((), ("--user=12345", "--read-only", "--tmpfs=/tmp")):
         done = run(own, "smoke", "-k", "test_environment or test_torchao", options=options)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_what_the_image_has_is_not_replaced(cpu: str, tmp_path: Path) -> None:
+    """Not even for what is installed on top and asks for another version."""
+    wheel(tmp_path, "transformers", version="5.23.0")
+    wheel(tmp_path, "trl", ("transformers>=5",))
+    refused = ["docker", "build", "--network=none", "--progress=plain", "-"]
+    folder = f"--build-context=own={tmp_path}"
+    step = "RUN --mount=from=own,target=/own pip install --no-index --find-links=/own"
+    done = subprocess.run(
+        [*refused, folder], input=f"FROM {cpu}\nUSER root\n{step} trl\n", capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0 and "transformers==4.40.2" in done.stderr, done.stderr
 
 
 @pytest.mark.slow

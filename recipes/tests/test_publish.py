@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import gzip
-import hashlib
 import http.client
 import json
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -25,9 +22,9 @@ from recipes.catalogue.plan import plan
 from recipes.errors import Refusal
 from recipes.files import ROOT
 from recipes.prove.claims import Room
-from recipes.ship import publish
+from recipes.ship import publish, registry
 from recipes.ship.image import Options
-from recipes.tests.conftest import REGISTRY, Checkout
+from recipes.tests.conftest import REGISTRY, Checkout, oci_image
 
 
 class Registry(ThreadingHTTPServer):
@@ -74,41 +71,11 @@ class _Proxy(BaseHTTPRequestHandler):
         """Keep the test's output clean."""
 
 
-def oci_image(folder: Path, **labels: str) -> tuple[Path, str]:
-    """An OCI layout with one image of one small layer that no registry has yet, and its digest."""
-    layer = gzip.compress(uuid.uuid4().bytes, mtime=0)
-    config = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": []}}
-    config["config"] = {"Labels": labels}
-    blobs = folder / "blobs" / "sha256"
-    blobs.mkdir(parents=True)
-
-    def put(data: bytes, kind: str) -> dict[str, object]:
-        digest = hashlib.sha256(data).hexdigest()
-        (blobs / digest).write_bytes(data)
-        return {"mediaType": f"application/vnd.oci.image.{kind}", "digest": f"sha256:{digest}", "size": len(data)}
-
-    manifest = {
-        "schemaVersion": 2, "mediaType": "application/vnd.oci.image.manifest.v1+json",
-        "config": put(json.dumps(config).encode(), "config.v1+json"), "layers": [put(layer, "layer.v1.tar+gzip")],
-    }  # fmt: skip
-    described = put(json.dumps(manifest).encode(), "manifest.v1+json")
-    (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [described]}))
-    (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-    return folder, str(described["digest"])
-
-
 REFUSING = {
     "a blob": (r"(POST|PATCH|PUT) .*/blobs/uploads", "cannot be pushed, and no tag was set"),
     "the manifest": (r"PUT .*/manifests/sha256:", "cannot be pushed, and no tag was set"),
     "the tag": (r"PUT .*/manifests/cpu", "cannot be set"),
 }
-
-
-@pytest.fixture
-def crane(pushed: tuple[str, str]) -> None:
-    """What publishes, and a registry that takes it."""
-    if shutil.which("crane") is None:
-        pytest.skip("unproven here: crane is not installed")
 
 
 @pytest.mark.usefixtures("crane")
@@ -117,18 +84,18 @@ def test_a_registry_that_refuses_leaves_no_tag(tmp_path: Path, case: str) -> Non
     refused, sentence = REFUSING[case]
     oci, digest = oci_image(tmp_path / "oci")
     repository = f"fusebox/{uuid.uuid4().hex[:8]}"
-    with Registry(refused) as registry:
-        name = f"{registry.host}/{repository}"
+    with Registry(refused) as server:
+        name = f"{server.host}/{repository}"
         with pytest.raises(Refusal, match=f"{sentence}.*check the registry"):
-            publish.push(oci, name, digest)
-            publish.set_tags(name, digest, ["cpu-0123", "cpu"])
+            registry.push(oci, name, digest)
+            registry.set_tags(name, digest, ["cpu-0123", "cpu"])
         assert not tags_of(repository)
-        registry.refused = ""
-        publish.push(oci, name, digest)
+        server.refused = ""
+        registry.push(oci, name, digest)
         assert not tags_of(repository)
-        publish.set_tags(name, digest, ["cpu-0123", "cpu"])
+        registry.set_tags(name, digest, ["cpu-0123", "cpu"])
         assert sorted(tags_of(repository)) == ["cpu", "cpu-0123"]
-        registry.shutdown()
+        server.shutdown()
 
 
 @pytest.mark.usefixtures("crane")
@@ -140,33 +107,33 @@ def test_the_registry_is_tried_before_the_build(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(publish, "_refuse_classic_store", lambda: None)
     monkeypatch.setattr(publish.Commit, "of", lambda root: commit)
     monkeypatch.setattr(publish, "_build", lambda *given: built.append(oci_image(given[-1])))
-    with Registry("POST .*/blobs/uploads") as registry:
-        name = f"{registry.host}/{repository}"
+    with Registry("POST .*/blobs/uploads") as server:
+        name = f"{server.host}/{repository}"
         with pytest.raises(Refusal, match=r"takes no upload .*503.*so nothing was built: check the registry"):
             publish.publish(chosen, Options({}), name, None)
         assert not built
-        registry.refused = ""
-        publish.try_upload(name)
+        server.refused = ""
+        registry.try_upload(name)
         assert tags_of(repository) == []
-        registry.refused = "PUT .*/manifests/sha256:"
+        server.refused = "PUT .*/manifests/sha256:"
         with pytest.raises(Refusal, match="cannot be pushed"):
             publish.publish(chosen, Options({}), name, None)
         assert built and not list((tmp_path / "build" / "cpu" / "image").iterdir())
-        registry.shutdown()
+        server.shutdown()
     with pytest.raises(Refusal, match="takes no upload"):
-        publish.try_upload(f"{registry.host}/{repository}")
+        registry.try_upload(f"{server.host}/{repository}")
 
 
 @pytest.mark.usefixtures("crane")
 def test_the_tag_of_a_commit_never_moves(tmp_path: Path) -> None:
     name = f"{REGISTRY}/fusebox/{uuid.uuid4().hex[:8]}"
     (first, digest), (_, other) = oci_image(tmp_path / "first"), oci_image(tmp_path / "second")
-    publish.push(first, name, digest)
-    publish.refuse_moving(name, "cpu-0123", digest)  # there is none yet
-    publish.set_tags(name, digest, ["cpu-0123"])
-    publish.refuse_moving(name, "cpu-0123", digest)
+    registry.push(first, name, digest)
+    registry.refuse_moving(name, "cpu-0123", digest)  # there is none yet
+    registry.set_tags(name, digest, ["cpu-0123"])
+    registry.refuse_moving(name, "cpu-0123", digest)
     with pytest.raises(Refusal, match=f"cpu-0123 is {digest}, and this build of the same commit is {other}"):
-        publish.refuse_moving(name, "cpu-0123", other)
+        registry.refuse_moving(name, "cpu-0123", other)
 
 
 def test_the_floating_tag_waits_for_the_claims_of_this_image() -> None:
@@ -222,8 +189,8 @@ def test_an_older_commit_moves_no_tag_back(tmp_path: Path) -> None:
     """Nor does one compiled for some GPUs only, or on a stand-in, take the floating tag; elsewhere than here."""
     name = f"{REGISTRY}/fusebox/{uuid.uuid4().hex[:8]}"
     oci, digest = oci_image(tmp_path / "oci", **{"org.opencontainers.image.created": "2026-05-05T10:00:00+00:00"})
-    publish.push(oci, name, digest)
-    publish.set_tags(name, digest, ["cpu-20260505", "cpu"])
+    registry.push(oci, name, digest)
+    registry.set_tags(name, digest, ["cpu-20260505", "cpu"])
     chosen, plain = plan(Catalogue(), "cpu"), Options({})
     morning, evening = (publish.Commit("0" * 40, 1777939200 + 3600 * hour) for hour in (8, 20))
     assert (f"{morning.time:%Y%m%d %H}", f"{evening.time:%Y%m%d %H}") == ("20260505 08", "20260505 20")
@@ -241,7 +208,7 @@ def test_an_older_commit_moves_no_tag_back(tmp_path: Path) -> None:
     + [(name, False) for name in ("MyOrg", "ghcr.io/Owner", "a b", "https://ghcr.io/a", "host:/a", "")],
 )
 def test_a_registry_is_where_an_image_can_be_pushed(name: str, good: bool) -> None:
-    assert bool(re.fullmatch(publish.REGISTRY, name)) == good
+    assert bool(re.fullmatch(registry.REGISTRY, name)) == good
 
 
 def tags_of(repository: str) -> list[str]:
@@ -280,9 +247,9 @@ def test_an_image_is_published_from_a_commit(tmp_path: Path) -> None:
         publish.Commit.of(tmp_path)
 
 
-@pytest.mark.parametrize("registry", ["", "https://ghcr.io/owner", "ghcr.io/", "ghcr.io/Owner", "ghcr.io/owner:tag"])
-def test_a_registry_that_is_none_is_refused_before_the_build(checkout: Checkout, registry: str) -> None:
-    checkout.refuse("publish", "cpu", "--registry", registry, naming=(f"--registry {registry!r}", "HOST[:PORT]"))
+@pytest.mark.parametrize("place", ["", "https://ghcr.io/owner", "ghcr.io/", "ghcr.io/Owner", "ghcr.io/owner:tag"])
+def test_a_registry_that_is_none_is_refused_before_the_build(checkout: Checkout, place: str) -> None:
+    checkout.refuse("publish", "cpu", "--registry", place, naming=(f"--registry {place!r}", "HOST[:PORT]"))
 
 
 def test_what_publishing_lacks_is_refused_before_the_build(checkout: Checkout, tmp_path: Path) -> None:
@@ -294,10 +261,10 @@ def test_what_publishing_lacks_is_refused_before_the_build(checkout: Checkout, t
 
 
 @pytest.mark.parametrize(
-    "registry", ["127.0.0.1:5000", "localhost:5000/a", "ghcr.io/some-owner", "registry.example/a/b_c"]
+    "place", ["127.0.0.1:5000", "localhost:5000/a", "ghcr.io/some-owner", "registry.example/a/b_c"]
 )
-def test_a_registry_is_a_host_with_port_and_path(registry: str) -> None:
-    assert re.fullmatch(publish.REGISTRY, registry)
+def test_a_registry_is_a_host_with_port_and_path(place: str) -> None:
+    assert re.fullmatch(registry.REGISTRY, place)
 
 
 def test_a_target_that_is_not_published_says_why(checkout: Checkout) -> None:

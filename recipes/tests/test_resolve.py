@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+
+from packaging.utils import canonicalize_name
+
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
+from recipes.files import ROOT
 from recipes.make import resolve
 from recipes.tests.conftest import Tiny
 
@@ -21,6 +27,21 @@ def test_the_inputs_follow_python_and_the_c_library() -> None:
     assert resolve.inputs(chosen) != resolve.inputs(
         type(chosen)(chosen.root, older, chosen.pins, chosen.patches, chosen.lock)
     )
+
+
+def test_the_lock_of_the_tool_is_current_and_whole() -> None:
+    """In an image, the tool's own environment is made of files with these hashes alone."""
+    text = (ROOT / "recipes" / "lock" / "tool.txt").read_text()
+    assert f"# inputs: {resolve.tool_inputs(ROOT)}\n" in text
+    locked = {
+        str(canonicalize_name(match[1])): (match[2], match[3].count("--hash=sha256:"))
+        for match in re.finditer(r"^([\w.-]+)==(\S+) ((?:\\\n    \S+ ?)+)", text, re.MULTILINE)
+    }
+    assert len(locked) == len(re.findall(r"^[\w.-]+==", text, re.MULTILINE)) and all(n for _, n in locked.values())
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    for name, _, version in (pin.partition("==") for pin in [*groups["tool"], *groups["image"]]):
+        assert locked[canonicalize_name(name)][0] == version
+    assert "--require-hashes" in (ROOT / "docker" / "tool.sh").read_text()
 
 
 def test_an_index_that_is_not_reached_is_no_fault_of_a_recipe(tiny: Tiny) -> None:

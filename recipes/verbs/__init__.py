@@ -15,7 +15,7 @@ from recipes.verbs.arguments import Verbs
 MODULES = {
     "make": ("plan", "fetch", "build", "shell", "lock", "bump", "cache", "clean"),
     "stages": ("patch", "audit"),
-    "ship": ("image", "publish"),
+    "ship": ("image", "publish", "verify", "rollback"),
     "wheels": ("wheels", "index"),
     "prove": ("patches", "smoke", "promote", "changes", "mutants"),
     "measure": ("bench", "recommend", "launch"),

@@ -121,8 +121,16 @@ def _with_options_behind_the_target(options: argparse.Namespace) -> argparse.Nam
 
 
 def lock(options: argparse.Namespace) -> int:
-    """Resolve a target's dependencies again (recipes/lock/TARGET.txt), and the missing digests of its base images."""
-    plan, cache = chosen(options), Cache()
+    """Resolve a target's dependencies again (recipes/lock/TARGET.txt), and the missing digests of its base images.
+
+    `tool` in place of a target is the tool's own environment in an image.
+    """
+    cache = Cache()
+    if options.target == "tool":
+        with Steps() as steps, cache.held(steps.wait):
+            steps.say("lock", "tool", str(resolve.write_tool(Catalogue(), cache, steps)))
+        return 0
+    plan = chosen(options)
     with Steps() as steps, cache.held(steps.wait):
         steps.say("lock", plan.target.name, str(resolve.write(plan, cache, steps)))
         digests, missing = image.resolve(Catalogue().targets_file, plan.target)

@@ -5,11 +5,19 @@ from __future__ import annotations
 import argparse
 import re
 
+from rich.markup import escape
+from rich.table import Table
+
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import plan as planned
 from recipes.errors import Refusal
-from recipes.progress import say
+from recipes.progress import console, say
 from recipes.prove import evidence
 from recipes.ship import image as images
 from recipes.ship import publish as publishing
+from recipes.ship import registry
+from recipes.ship import verify as verifying
+from recipes.ship.verify import Signer, workflow
 from recipes.verbs.arguments import Verbs, chosen, folder, place
 
 
@@ -18,6 +26,17 @@ def register(verbs: Verbs) -> None:
     built = verbs.add("image", image, mirror=True, sm=True)
     published = verbs.add("publish", publish, mirror=True, sm=True)
     published.add_argument("--registry", required=True, help="the registry to push to: HOST[:PORT][/PATH]")
+    published.add_argument("--key", type=place, help="cosign's private key; in GitHub's workflow none is needed")
+    verified = verbs.add("verify", verify, target=False)
+    verified.add_argument("image", help="the image, by digest: NAME@DIGEST or NAME:TAG@DIGEST")
+    back = verbs.add("rollback", rollback, target=False)
+    back.add_argument("image", help="an image that was published before, NAME@DIGEST: its target's tag moves to it")
+    for added in (verified, back):
+        trusted = added.add_mutually_exclusive_group(required=True)
+        trusted.add_argument("--key", type=place, help="the public key of who signed it")
+        trusted.add_argument(
+            "--identity", help="a pattern of the workflow that signed it, such as ^https://github.com/OWNER/"
+        )
     for added in (built, published):
         added.add_argument(
             "--standin",
@@ -30,6 +49,9 @@ def register(verbs: Verbs) -> None:
             "--wheelcache", type=folder, help="a folder of exported wheels to use instead of compiling them"
         )
         added.add_argument("--ca", type=place, help="a file of certificates, for a machine behind a proxy")
+        added.add_argument(
+            "--pip-conf", type=place, help="a configuration of pip for the steps that fetch; it stays out of the image"
+        )
         added.add_argument(
             "--network", help='the network of the steps that fetch, such as "host" (default: that of the builder)'
         )
@@ -48,9 +70,41 @@ def image(options: argparse.Namespace) -> int:
 def publish(options: argparse.Namespace) -> int:
     """Build a target's image from the commit, push it by digest, prove what was pushed, and then set its tags."""
     plan = chosen(options)
-    folder = publishing.publish(plan, _options(options), options.registry, evidence.against_moving(plan))
+    signer = Signer(options.key) if options.key else workflow()
+    against = evidence.against_moving(plan)
+    folder = publishing.publish(plan, _options(options), options.registry, against, signer)
     say(f"contents: {folder}/image.md")
     return 0
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Verify an image: its signature, its layers, its SBOM, its provenance against this checkout, and its claims."""
+    return _verified(options, publishing.Commit.of(Catalogue().root).sha)
+
+
+def rollback(options: argparse.Namespace) -> int:
+    """Move a target's floating tag back to an image that was published before, once that is verified."""
+    if _verified(options, None):
+        return 1
+    name, _, digest = options.image.partition("@")
+    target = registry.label(options.image, "fusebox.target")
+    registry.set_tags(name, digest, [target])
+    say(f"{name}:{target} is {digest}")
+    return 0
+
+
+def _verified(options: argparse.Namespace, commit: str | None) -> int:
+    """Print what was checked; 1 if anything is wrong."""
+    of_image = planned(Catalogue(), registry.label(options.image, "fusebox.target"))
+    checks = verifying.verify(of_image, options.image, Signer(options.key, options.identity), commit)
+    table = Table(title=options.image, box=None, pad_edge=False)
+    for column in ("check", "", "what was found"):
+        table.add_column(column, overflow="fold")
+    for check in checks:
+        word = "[red]refused[/red]" if check.fault else "[green]good[/green]"
+        table.add_row(check.name, word, escape(check.fault or check.finding))
+    console.print(table)
+    return 1 if verifying.faults(checks) else 0
 
 
 def _options(options: argparse.Namespace) -> images.Options:
@@ -64,6 +118,7 @@ def _options(options: argparse.Namespace) -> images.Options:
         mirror=options.mirror,
         wheelcache=options.wheelcache,
         ca=options.ca,
+        pip_conf=options.pip_conf,
         sm=tuple(options.sm or ()),
         network=options.network,
     )

@@ -18,6 +18,7 @@ def register(verbs: Verbs) -> None:
     patched.add_argument(
         "--wheelcache", type=folder, help="a folder of exported wheels to use instead of compiling them"
     )
+    patched.add_argument("--standin", help="the image that stands for the base on which the wheels are compiled")
     audited = verbs.add("audit", audit, sm=True)
     for name, holds in (
         ("out", "the folder that `patch --into` wrote"),
@@ -34,7 +35,7 @@ def patch(options: argparse.Namespace) -> int:
     with Steps() as steps, cache.held(steps.wait):
         builder = Builder(plan, cache, steps, options.mirror)
         if options.into:
-            stages.lay_out(plan, builder, options.into, options.wheelcache)
+            stages.lay_out(plan, builder, options.into, options.wheelcache, options.standin)
             return 0
         for name, tree in builder.trees(builder.fetch()).items():
             steps.say("patch", f"{name}: tree {tree.sha256[:12]}", str(tree.path))

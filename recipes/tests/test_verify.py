@@ -1,0 +1,217 @@
+"""What is signed about an image, and every way in which an image is refused; with cosign and a registry here."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import http.client
+import json
+import os
+import re
+import shutil
+import subprocess
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import Plan, plan
+from recipes.prove import evidence
+from recipes.ship import registry, statements, verify
+from recipes.ship.verify import Signer
+from recipes.tests.conftest import REGISTRY, Checkout, oci_image
+
+COMMIT = "a" * 40
+TIME = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+CONTENTS = statements.Contents(
+    {"torch": "2.13.0+cpu", "transformers": "4.40.2"}, (("g++", "4:12.2.0-3", "amd64"),), "debian"
+)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A private key and its public one."""
+    if shutil.which("cosign") is None:
+        pytest.skip("unproven here: cosign is not installed")
+    folder = tmp_path_factory.mktemp("keys")
+    return made_key(folder, "ours")
+
+
+def made_key(folder: Path, name: str) -> tuple[Path, Path]:
+    command = ["cosign", "generate-key-pair", f"--output-key-prefix={folder / name}"]
+    subprocess.run(command, env={**os.environ, "COSIGN_PASSWORD": ""}, check=True, capture_output=True)
+    return folder / f"{name}.key", folder / f"{name}.pub"
+
+
+@dataclasses.dataclass
+class Published:
+    """An image in the registry with what is stated about it, and the keys."""
+
+    plan: Plan
+    name: str
+    digest: str
+    keys: tuple[Path, Path]
+
+    @property
+    def image(self) -> str:
+        return f"{self.name}@{self.digest}"
+
+    def predicates(self) -> dict[str, dict[str, Any]]:
+        run = evidence.promoted(self.plan.root, "cpu")[0]
+        stated = statements.provenance(self.plan, COMMIT, "host:here", TIME, ())
+        return {
+            statements.SBOM: statements.sbom(self.plan, self.image, CONTENTS, {}),
+            statements.PROVENANCE: stated,
+            statements.TESTS: statements.test_result(self.plan, run),
+            statements.ATTRIBUTES: statements.attributes(run),
+        }
+
+    def sign(self, **changes: Any) -> None:
+        """Sign it; a change of a predicate by its name, or None to leave it out."""
+        stated = self.predicates() | {getattr(statements, kind): value for kind, value in changes.items()}
+        verify.sign(self.image, {kind: value for kind, value in stated.items() if value}, Signer(self.keys[0]))
+
+    def faults(self, image: str | None = None, commit: str = COMMIT, key: Path | None = None) -> list[str]:
+        checks = verify.verify(self.plan, image or self.image, Signer(key or self.keys[1]), commit)
+        return verify.faults(checks)
+
+
+@pytest.fixture
+def published(tmp_path: Path, crane: None, keys: tuple[Path, Path]) -> Published:
+    """An image that is pushed and not signed yet."""
+    name = f"{REGISTRY}/fusebox/{uuid.uuid4().hex[:8]}"
+    oci, digest = oci_image(tmp_path / "oci", **{"fusebox.target": "cpu"})
+    registry.push(oci, name, digest)
+    return Published(plan(Catalogue(), "cpu"), name, digest, keys)
+
+
+def test_a_sound_image_is_verified(published: Published) -> None:
+    published.sign()
+    checks = verify.verify(published.plan, published.image, Signer(published.keys[1]), COMMIT)
+    assert verify.faults(checks) == []
+    findings = {check.name: check.finding for check in checks}
+    assert re.fullmatch(r"\d+ proved on x86-64", findings["claims"])
+    assert findings["SBOM"] == "3 components"
+    assert "inputs by digest, and by name alone g++, python3-dev" in findings["provenance"]
+
+
+def test_an_unsigned_image_is_refused(published: Published) -> None:
+    assert published.faults() == [f"{published.image} is not signed; take one that is."]
+
+
+def test_another_key_is_refused(published: Published, tmp_path: Path) -> None:
+    published.sign()
+    _, other = made_key(tmp_path, "other")
+    (fault,) = published.faults(key=other)
+    assert f"is signed, but not by {other}" in fault
+
+
+def test_a_statement_about_another_digest_is_refused(published: Published, tmp_path: Path) -> None:
+    """The statements of a sound image, attached to another one by whoever may write to the registry."""
+    published.sign()
+    oci, digest = oci_image(tmp_path / "other", **{"fusebox.target": "cpu"})
+    registry.push(oci, published.name, digest)
+    other = dataclasses.replace(published, digest=digest)
+    tag = published.digest.replace(":", "-")
+    registry.run_crane("copy", f"{published.name}:{tag}", f"{published.name}:{digest.replace(':', '-')}")
+    verify.sign(other.image, {}, Signer(published.keys[0]))
+    faults = other.faults()
+    assert faults and all(other.image in fault for fault in faults)
+
+
+def test_an_image_with_refuted_claims_is_refused(published: Published) -> None:
+    refuted = published.predicates()[statements.TESTS] | {"result": "FAILED", "failedTests": ["test_torch.py::test_a"]}
+    published.sign(TESTS=refuted)
+    assert published.faults() == ["1 claims were refuted, such as test_torch.py::test_a; take another image."]
+
+
+def test_unproven_claims_are_refused_unless_excepted(published: Published) -> None:
+    excepted = list(published.plan.target.unproven_in_image)
+    stated = published.predicates()[statements.TESTS]
+    published.sign(TESTS=stated | {"warnedTests": [*excepted, "test_torch.py::test_b"]})
+    assert published.faults() == ["1 claims are unproven, such as test_torch.py::test_b; prove the image again."]
+
+
+def test_the_provenance_of_another_commit_is_refused(published: Published) -> None:
+    published.sign()
+    assert published.faults(commit="b" * 40) == [
+        "It was built from commit aaaaaaaaaaaa, and this checkout is bbbbbbbbbbbb; check out the first."
+    ]
+
+
+def test_an_input_that_is_not_pinned_is_refused(published: Published) -> None:
+    stated = published.predicates()[statements.PROVENANCE]
+    stated["buildDefinition"]["resolvedDependencies"][4]["digest"]["sha256"] = "0" * 64
+    published.sign(PROVENANCE=stated)
+    (fault,) = published.faults()
+    assert fault.startswith("2 inputs are not what this checkout pins, such as pkg:pypi/")
+
+
+def test_an_image_without_sbom_is_refused(published: Published) -> None:
+    published.sign(SBOM=None)
+    assert published.faults() == [
+        f"{published.image} has no SBOM (https://cyclonedx.org/bom); publish it again, with a signature."
+    ]
+
+
+def test_a_stripped_layer_is_refused(published: Published) -> None:
+    published.sign()
+    manifest = json.loads(registry.run_crane("manifest", published.image).stdout)
+    host, _, repository = published.name.partition("/")
+    connection = http.client.HTTPConnection(host)
+    connection.request("DELETE", f"/v2/{repository}/blobs/{manifest['layers'][0]['digest']}")
+    assert connection.getresponse().status == 202
+    (fault,) = published.faults()
+    assert fault.startswith(f"The registry does not have all of {published.image} ")
+
+
+def test_a_tag_that_moved_is_refused(published: Published, tmp_path: Path) -> None:
+    published.sign()
+    registry.set_tags(published.name, published.digest, ["cpu"])
+    tagged = f"{published.name}:cpu@{published.digest}"
+    assert published.faults(tagged) == []
+    oci, other = oci_image(tmp_path / "other")
+    registry.push(oci, published.name, other)
+    registry.set_tags(published.name, other, ["cpu"])
+    (fault,) = published.faults(tagged)
+    assert fault.startswith(f"The tag cpu has moved: it names {other}, and {published.digest} was asked for")
+
+
+def test_the_verb_prints_a_table_and_rolls_back(published: Published, checkout: Checkout, tmp_path: Path) -> None:
+    key = ("--key", published.keys[1])
+    done = checkout.run("rollback", published.image, *key)
+    assert done.returncode == 1 and "is not signed" in " ".join(done.stdout.split())
+    published.sign()
+    oci, bad = oci_image(tmp_path / "bad")
+    registry.push(oci, published.name, bad)
+    registry.set_tags(published.name, bad, ["cpu"])
+    assert f"{published.name}:cpu is {published.digest}" in checkout.succeed("rollback", published.image, *key)
+    assert registry.digest_of_tag(f"{published.name}:cpu") == published.digest
+    checkout.refuse("rollback", f"{published.name}:cpu", *key, naming=("names no digest",))
+
+
+def test_the_sbom_says_what_we_changed() -> None:
+    chosen = plan(Catalogue(), "cpu")
+    made = statements.sbom(chosen, "here/fusebox@sha256:0", CONTENTS, {})
+    components = {component["name"]: component for component in made["components"]}
+    assert {component["purl"] for component in made["components"]} == CONTENTS.purls()
+    patches = components["transformers"]["pedigree"]["patches"]
+    assert len(patches) == len(chosen.patches["transformers"]) > 0
+    assert "pedigree" not in components["torch"]
+
+
+def test_the_materials_are_exactly_what_the_lock_and_the_recipes_pin() -> None:
+    """Each by a digest; of the target's dependencies none is missing."""
+    for name, target in Catalogue().targets.items():
+        if target.base.unresolved:
+            continue
+        chosen = plan(Catalogue(), name)
+        made = statements.materials(chosen, COMMIT)
+        assert all(
+            re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", next(iter(material["digest"].values()))) for material in made
+        )
+        stated = {next(iter(material["digest"].values())) for material in made}
+        assert {artifact.sha256 for artifact in chosen.locked.artifacts} < stated
+        assert {pin.release.identity for pin in chosen.pins if pin.release.kind != "provided"} < stated
