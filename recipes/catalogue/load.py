@@ -111,7 +111,10 @@ class Catalogue:
             wanted = [text for release in package.release for text in release.requires]
             wanted += package.build.requires if package.build else []
             known |= {canonicalize_name(Requirement(text).name) for text in wanted}
-        for path in (self.root / "recipes" / "lock").glob("*.txt"):
+        locks = self.root / "recipes" / "lock"
+        if not all((locks / f"{name}.txt").exists() for name in self.targets):
+            return  # `docker build` has the lock of its target only, and others' rows name what theirs hold
+        for path in locks.glob("*.txt"):
             known |= locked_names(path)
         rows = [(f"limit[{at}]", row, row.needs) for at, row in enumerate(learned.limit)]
         rows += [(f"tried[{at}]", row, row.beside) for at, row in enumerate(learned.tried)]  # type: ignore[misc]

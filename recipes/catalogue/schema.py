@@ -483,7 +483,7 @@ class Symptom(Strict):
     """
 
     pattern: Pattern
-    example: Text
+    example: Annotated[str, Field(min_length=1)]  # of several lines, where the pattern spans them
     cause: Text
     fix: Text
     thread: Annotated[str, Field(pattern=r"^https://")]

@@ -69,9 +69,11 @@ def _changes(
     chosen = {name: candidate.version for name, candidate in solution.items() if candidate.version}
     changed = {name: version for name, version in chosen.items() if target.packages.get(name) != version}
     left_out = [name for name in target.packages if name not in chosen]
-    smaller = target.model_copy(
-        update={"packages": {name: version for name, version in target.packages.items() if name in chosen}}
-    )
+    remaining = {
+        field: {name: value for name, value in getattr(target, field).items() if name in chosen}
+        for field in ("packages", "options")
+    }
+    smaller = target.model_copy(update=remaining)
     if set(changed) <= set(replaced) and not left_out:
         return ""
     verdict = known.verdict(smaller, {**replaced, **changed})

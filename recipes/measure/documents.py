@@ -152,7 +152,8 @@ def answers(root: Path) -> list[Answer]:
     arms = {name for _, cells in measured for row in cells for name in row["arms"]}
     words = set(re.findall(r"\w+", " ".join([*arms, *map(read_text, (root / "smoke_tests" / "bench").glob("*.py"))])))
     for statement in load(root):
-        _refuse_unknown_arms(statement, arms, words)
+        if measured:
+            _refuse_unknown_arms(statement, arms, words)
         if statement.patch:
             answers_to_it = [_proved(root, statement, statement.patch, code)]
         elif statement.parity:
