@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
@@ -19,7 +20,15 @@ if sys.stdout is None:  # it is closed (>&-)
 if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does with what the terminal's encoding lacks
 LOG_WIDTH = 160  # columns where there is no terminal to ask
-console = Console(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
+
+
+class _Output(Console):
+    def on_broken_pipe(self) -> NoReturn:
+        """rich would end the program with 1, as if it had failed; `__main__` ends it as the signal does."""
+        raise BrokenPipeError
+
+
+console = _Output(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
 errors = Console(stderr=True, highlight=False)
 
 

@@ -181,6 +181,7 @@ def test_another_base_is_refused(planted: Tiny, tmp_path: Path, version: str) ->
 
 def test_a_layer_is_not_built_on_any_other_python(planted: Tiny, tmp_path: Path) -> None:
     Base(tmp_path, planted)
+    planted.renew_inputs()
     planted.refuse("build", "tiny", naming=("tinybase 1.0 comes with python:", "has none", "inside that image"))
 
 
