@@ -21,8 +21,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from recipes.catalogue import limits
-from recipes.catalogue.limits import Reason, Verdict, built_for, within
-from recipes.catalogue.load import FACTS, Catalogue, what_if
+from recipes.catalogue.limits import FACTS, Reason, Verdict, built_for, within
+from recipes.catalogue.load import Catalogue, what_if
 from recipes.catalogue.lock import Lock
 from recipes.catalogue.schema import Limit, Release, Target, Tried, is_version
 
@@ -196,11 +196,11 @@ class Knowledge:
 
     def _pairs(self, target: Target, held: limits.Facts, thing: str) -> Iterator[tuple[str, str, str]]:
         """Whom a change concerns: each package that depends on the thing, and what the thing itself depends on."""
-        for package in [name for name in held if name not in (thing, "python", "glibc", "driver", "gcc", "cudnn")]:
+        for package in [name for name in held if name not in (thing, "cudnn", *_LASTING)]:
             for version in held[package]:
                 if self._concerns(target, package, version, thing):
                     yield package, version, thing
-        if thing not in ("python", "glibc", "driver", "gcc", "cudnn"):
+        if thing not in ("cudnn", *_LASTING):
             for version in held[thing]:
                 for about in [name for name in held if name != thing]:
                     if self._concerns(target, thing, version, about):

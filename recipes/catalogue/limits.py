@@ -21,6 +21,8 @@ from recipes.catalogue.lock import Lock
 from recipes.catalogue.schema import BaseFacts, Limit, Target, is_version
 from recipes.errors import Refusal
 
+# What a limit may name beside distributions.
+FACTS = ("python", "cuda", "cudnn", "driver", "gcc", "glibc", "sm")
 # What a combination holds: versions of distributions, and of python, cuda, sm, glibc; sm may have several.
 Facts = Mapping[str, list[str]]
 
@@ -72,6 +74,12 @@ def judge(limits: list[Limit], held: Facts, about: Collection[str]) -> Verdict:
     return Verdict("allowed", tuple(need.reason for need in cited)) if cited else Verdict("unknown")
 
 
+def barred(limits: list[Limit], cuda: str, thing: str, version: str) -> str:
+    """The rule that bars this version of a thing, such as gcc, beside that CUDA, or ""."""
+    verdict = judge(limits, {"cuda": [cuda], thing: [version]}, {thing})
+    return verdict.reasons[0].rule if verdict.word == "refused" else ""
+
+
 def refuse(verdict: Verdict, instead: Callable[[], str] = str) -> None:
     """Raise a refusal with every reason of the verdict, if it is refused; `instead` finds what would fit."""
     if verdict.word == "refused":
@@ -121,7 +129,7 @@ def built_for(version: str) -> str | None:
 def constraints(limits: list[Limit], target: Target) -> list[str]:
     """What the limits require of distributions that the target does not pin; its lock has to keep to these."""
     held = facts(target, None, {})
-    beside = {"python", "cuda", "cudnn", "driver", "gcc", "glibc", "sm"} | set(target.packages)
+    beside = {*FACTS, *target.packages}
     required = {
         f"{thing}{need}"
         for limit in limits

@@ -16,13 +16,11 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ValidationError
 
+from recipes.catalogue.limits import FACTS
 from recipes.catalogue.lock import locked_names
 from recipes.catalogue.schema import PLACEHOLDERS, Limit, Limits, Package, Pin, Target
 from recipes.errors import Refusal, suggestion
 from recipes.files import ROOT, read_toml
-
-# What a limit may name beside distributions.
-FACTS = ("python", "cuda", "cudnn", "driver", "gcc", "glibc", "sm")
 
 
 class Catalogue:
@@ -291,12 +289,23 @@ def validated(model: type[_Model], data: dict[str, Any], path: Path | str, *pref
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        raise Refusal(f"{path}: {'; also, '.join(_faults(model, error, prefix))}.") from None
+        faults = error.errors(include_url=False)
+        message = f"{path}: {'; also, '.join(_faults(model, faults, prefix))}."
+        if all(fault["type"] == "missing" for fault in faults):
+            raise Incomplete(message, [_key(*prefix, *fault["loc"]) for fault in faults]) from None
+        raise Refusal(message) from None
 
 
-def _faults(model: type[BaseModel], error: ValidationError, prefix: tuple[str, ...]) -> Iterator[str]:
+class Incomplete(Refusal):
+    """Keys are missing, and nothing else is wrong."""
+
+    def __init__(self, message: str, keys: list[str]) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
+def _faults(model: type[BaseModel], faults: list[Any], prefix: tuple[str, ...]) -> Iterator[str]:
     """What is wrong, key by key; keys that are missing are told together, and not where another key is their typo."""
-    faults = error.errors(include_url=False)
     unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
     mistyped = {(*fault["loc"][:-1], nearest) for fault in unknown if (nearest := _nearest(model, fault["loc"]))}
     absent = [fault["loc"] for fault in faults if fault["type"] == "missing" and fault["loc"] not in mistyped]
@@ -313,12 +322,9 @@ def _faults(model: type[BaseModel], error: ValidationError, prefix: tuple[str, .
 def missing_keys(model: type[BaseModel], data: dict[str, Any], path: Path, *prefix: str) -> list[str]:
     """The keys that a draft lacks, as a refusal would name them; any other fault is refused."""
     try:
-        model.model_validate(data)
-    except ValidationError as error:
-        faults = error.errors(include_url=False)
-        if other := next((fault for fault in faults if fault["type"] != "missing"), None):
-            raise Refusal(f"{path}: {_fault(model, other, prefix)}.") from None
-        return [_key(*prefix, *fault["loc"]) for fault in faults]
+        validated(model, data, path, *prefix)
+    except Incomplete as incomplete:
+        return incomplete.keys
     return []
 
 

@@ -13,8 +13,8 @@ from resolvelib import AbstractProvider, BaseReporter, Resolver
 from resolvelib.resolvers import ResolutionError
 
 from recipes.catalogue.compatibility import Knowledge, knowledge, same_cuda
-from recipes.catalogue.limits import built_for, within
-from recipes.catalogue.load import FACTS, Catalogue
+from recipes.catalogue.limits import FACTS, built_for, within
+from recipes.catalogue.load import Catalogue
 from recipes.catalogue.schema import Target
 
 SECONDS = 4.0  # for all of it

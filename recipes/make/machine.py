@@ -22,9 +22,8 @@ from urllib.parse import urlsplit
 from packaging.version import Version
 
 from recipes.catalogue import limits, symptoms
-from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan
-from recipes.catalogue.schema import Pin, Target, is_version
+from recipes.catalogue.schema import Limit, Pin, Target, is_version
 from recipes.errors import Refusal
 from recipes.make import costs, toolkit
 from recipes.make.cache import default_cache
@@ -46,10 +45,10 @@ class Check:
     remedy: str = ""
 
 
-def of_target(plan: Plan) -> Iterator[Check]:
-    """What decides whether a target can be built and run here."""
-    yield _driver(plan)
-    yield _compiler(plan)
+def of_target(plan: Plan, rows: list[Limit]) -> Iterator[Check]:
+    """What decides whether a target can be built and run here; `rows` are those of limits.toml."""
+    yield _driver(plan, rows)
+    yield _compiler(plan, rows)
     yield _toolkit(plan)
     yield _c_library(plan.target)
     yield _memory(plan)
@@ -70,7 +69,7 @@ def of_machine(root: Path) -> Iterator[Check]:
 # --- the GPU and its driver
 
 
-def _driver(plan: Plan) -> Check:
+def _driver(plan: Plan, rows: list[Limit]) -> Check:
     """NVIDIA's driver against what the target's CUDA needs, and the first GPU against what it is compiled for."""
     target = plan.target
     if target.cuda == "none":
@@ -87,20 +86,13 @@ def _driver(plan: Plan) -> Check:
         return _diagnosed("driver", "nvidia-smi fails", done.stdout + done.stderr, plan.root)
     version, capability, name = first
     is_old = target.driver is not None and Version(version) < Version(target.driver)
-    if is_old or _broken_limit(plan, "driver", version):
+    if is_old or limits.barred(rows, target.cuda, "driver", version):
         remedy = f"apt-get install nvidia-driver-{(target.driver or '580').partition('.')[0]}, and reboot"
         return Check("driver", "failure", f"{version} is too old for CUDA {target.cuda}: {needed} is needed", remedy)
     if capability not in target.sm:
         finding = f"{version}; {name} is sm {capability}, and the target is for sm {', '.join(target.sm)}"
         return Check("driver", "warning", finding, f"pass --sm {capability}")
     return Check("driver", "pass", f"{version}, {name}")
-
-
-def _broken_limit(plan: Plan, thing: str, version: str) -> str:
-    """The limit that rules out this version of a thing with the target's CUDA, or ""."""
-    facts = {"cuda": [plan.target.cuda], thing: [version]}
-    verdict = limits.judge(Catalogue(plan.root).limits, facts, {thing})
-    return verdict.reasons[0].rule if verdict.word == "refused" else ""
 
 
 def _diagnosed(about: str, what: str, output: str, root: Path) -> Check:
@@ -124,7 +116,7 @@ def _compiled(plan: Plan) -> list[Pin]:
     return [pin for pin in plan.pins if pin.release.kind == "source" and pin.build.compiler != "none"]
 
 
-def _compiler(plan: Plan) -> Check:
+def _compiler(plan: Plan, rows: list[Limit]) -> Check:
     """The C++ compiler, and whether the target's nvcc takes it."""
     compiler, version = shutil.which("c++"), toolkit.gcc_of_machine()
     if not _compiled(plan):
@@ -133,8 +125,8 @@ def _compiler(plan: Plan) -> Check:
         return Check("C++ compiler", "failure", "there is no c++ on the PATH", "apt-get install g++")
     if version is None:
         return Check("C++ compiler", "warning", f"{compiler} is not g++, for which nvcc's limits are known")
-    if rule := _broken_limit(plan, "gcc", version):
-        taken = [major for major in range(NEWEST_GCC) if not _broken_limit(plan, "gcc", f"{major}.1")]
+    if rule := limits.barred(rows, plan.target.cuda, "gcc", version):
+        taken = [major for major in range(NEWEST_GCC) if not limits.barred(rows, plan.target.cuda, "gcc", f"{major}.1")]
         remedy = f"apt-get install g++-{max(taken)}, and put it first on the PATH as c++"
         # A toolkit of this machine may be newer than the target's: its probe decides.
         return Check("C++ compiler", "failure" if plan.toolkit else "warning", f"g++ {version}: {rule}", remedy)

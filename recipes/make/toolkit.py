@@ -147,12 +147,10 @@ def check_compiler(plan: Plan) -> None:
     version = gcc_of_machine() if plan.toolkit else None
     if version is None:
         return
-    facts = {"cuda": [plan.target.cuda], "gcc": [version]}
-    verdict = limits.judge(Catalogue(plan.root).limits, facts, {"gcc"})
-    if verdict.word == "refused":
+    if rule := limits.barred(Catalogue(plan.root).limits, plan.target.cuda, "gcc", version):
         raise Refusal(
             f"This machine's C++ compiler is g++ {version}, and target {plan.target.name} is compiled with CUDA "
-            f"{plan.target.cuda} ({verdict.reasons[0].rule}): install another g++ and put it first on the PATH as c++."
+            f"{plan.target.cuda} ({rule}): install another g++ and put it first on the PATH as c++."
         )
 
 

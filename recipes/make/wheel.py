@@ -34,7 +34,7 @@ def repack(wheel: Path, tree: Path, files: Iterable[str], final: Path) -> None:
     """
     with opened(wheel) as archive, wheel.open("rb") as source, zipfile.ZipFile(final, "w") as made:
         changed = {name: (tree / name).read_bytes() for name in files}
-        record = _record_of(wheel, archive)
+        record = record_of(wheel, archive)
         changed[record] = _renewed(wheel, archive, record, changed)
         ends = _ends(archive)
         for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
@@ -51,7 +51,7 @@ def relabel(wheel: Path, final: Path, renamed: Callable[[str], str], changed: Ma
     the old RECORD that is not its file's is refused.
     """
     with opened(wheel) as archive, wheel.open("rb") as source, zipfile.ZipFile(final, "w") as made:
-        record = _record_of(wheel, archive)
+        record = record_of(wheel, archive)
         signatures = {f"{record}.jws", f"{record}.p7s"}  # of the old RECORD
         rows = csv.reader(archive.read(record).decode("utf-8").splitlines())
         listed = {name: digest for name, digest, _ in rows if digest.startswith("sha256=")}
@@ -94,7 +94,8 @@ def _ends(archive: zipfile.ZipFile) -> dict[int, int]:
     return dict(zip(starts, [*starts[1:], archive.start_dir], strict=True))
 
 
-def _record_of(wheel: Path, archive: zipfile.ZipFile) -> str:
+def record_of(wheel: Path, archive: zipfile.ZipFile) -> str:
+    """The name of a wheel's RECORD in its archive."""
     records = [name for name in archive.namelist() if name.endswith(".dist-info/RECORD") and name.count("/") == 1]
     if len(records) != 1:
         raise Refusal(f"{wheel.name} has {len(records)} RECORD files, and a wheel has one: check the recipe's file.")

@@ -33,7 +33,7 @@ from recipes.errors import Refusal
 from recipes.files import disk_named, remove, sha256_of, sync_tree, write_json
 from recipes.make import audit, environment
 from recipes.make.environment import Wheel
-from recipes.make.wheel import relabel
+from recipes.make.wheel import record_of, relabel
 from recipes.progress import Steps
 from recipes.ship import locks, sbom
 
@@ -241,11 +241,7 @@ class _Collected:
     def _old_stem(self) -> str:
         """NAME-VERSION as the cache's wheel has it in the names of its folders."""
         with audit.opened(self.wheel.path) as archive:
-            return next(
-                name.partition(".dist-info/")[0]
-                for name in archive.namelist()
-                if name.endswith(".dist-info/RECORD") and name.count("/") == 1
-            )
+            return record_of(self.wheel.path, archive).removesuffix(".dist-info/RECORD")
 
     def _tags(self, came: list[str]) -> list[str]:
         """The wheel's tags, with the platform that auditwheel finds; a wheel for every platform keeps its own."""

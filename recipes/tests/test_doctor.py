@@ -51,7 +51,7 @@ def tool(path: Path, text: str) -> None:
 
 
 def of_target(name: str) -> dict[str, Check]:
-    return {check.about: check for check in machine.of_target(plan(CATALOGUE, name))}
+    return {check.about: check for check in machine.of_target(plan(CATALOGUE, name), CATALOGUE.limits)}
 
 
 def of_machine() -> dict[str, Check]:

@@ -41,7 +41,7 @@ def doctor(options: argparse.Namespace) -> int:
     names = [options.target] if options.target else list(catalogue.targets)
     rows: dict[Check, list[str]] = {}
     for name in names:
-        for check in machine.of_target(plan(catalogue, name)):
+        for check in machine.of_target(plan(catalogue, name), catalogue.limits):
             rows.setdefault(check, []).append(name)
     order = list(dict.fromkeys(check.about for check in rows))
     of_targets = [
