@@ -150,7 +150,7 @@ class Knowledge:
             version = held[package][0]
             needs = [(name, need) for row in self.rows_of(package, version) for name, need in row.needs.items()]
             for release in self.fitting(target, package, version):
-                wanted = filter(target.applies, map(_parsed, release.requires))
+                wanted = filter(target.applies, map(_parsed, release.needs))
                 needs += [(canonicalize_name(requirement.name), str(requirement.specifier)) for requirement in wanted]
             for name, need in needs:
                 if name not in {*FACTS, *self.catalogue.packages} and (match := re.fullmatch(r"==([^*,]+)", need)):
@@ -355,7 +355,7 @@ class Knowledge:
         """What a package requires of those that have a recipe, where the target has none of it."""
         for version in held.get(package, []):
             for release in self.fitting(target, package, version):
-                for requirement in filter(target.applies, map(_parsed, release.requires)):
+                for requirement in filter(target.applies, map(_parsed, release.needs)):
                     name = canonicalize_name(requirement.name)
                     missing = name in self.catalogue.packages and name not in held
                     if missing and name not in self._locked_of[target.name]:
@@ -380,7 +380,7 @@ class Knowledge:
 
     def _requirements(self, package: str, release: Release) -> Iterator[Requirement]:
         """What a release needs to run, and what its build imports."""
-        yield from map(_parsed, release.requires)
+        yield from map(_parsed, release.needs)
         recipe = self.catalogue.packages[package]
         if release.kind == "source" and recipe.build:
             yield from map(_parsed, recipe.build.requires)

@@ -106,7 +106,7 @@ class Catalogue:
         """Refuse a row of limits.toml that names a distribution or a fact which nothing else of the checkout names."""
         known = {*FACTS, *learned.releases, *self.packages}
         for package in self.packages.values():
-            wanted = [text for release in package.release for text in release.requires]
+            wanted = [text for release in package.release for text in release.needs]
             wanted += package.build.requires if package.build else []
             known |= {canonicalize_name(Requirement(text).name) for text in wanted}
         locks = self.root / "recipes" / "lock"
@@ -180,7 +180,7 @@ class Catalogue:
             _check_wheel_name(target, pin)
 
     def _check_requirements(self, target: Target, pin: Pin, pins: Mapping[str, Pin]) -> None:
-        for requirement in map(Requirement, pin.release.requires):
+        for requirement in map(Requirement, pin.release.needs):
             other = pins.get(canonicalize_name(requirement.name))
             if (
                 other

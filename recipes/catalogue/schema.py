@@ -337,9 +337,9 @@ class Obstacle(NamedTuple):
 class Release(Source):
     """One pinned version of a package.
 
-    `provided` comes with the base image. `python`, `torch` and `cuda` are the ranges it needs, `requires` its run-time
-    dependencies, `subfolder` the part of the tree that is built, `build` what differs from the package's [build].
-    `uncollected` is why `nox -s wheels` leaves its wheel out.
+    `provided` comes with the base image. `python`, `torch` and `cuda` are the ranges it needs, `requires` the run-time
+    dependencies that its metadata names, `undeclared` those that it leaves out, `subfolder` the part of the tree that
+    is built, `build` what differs from the package's [build]. `uncollected` is why `nox -s wheels` leaves it out.
     """
 
     kind: Literal["source", "wheel", "provided"]
@@ -348,6 +348,7 @@ class Release(Source):
     torch: Specifier = ""
     cuda: CudaRange = ""
     requires: list[RequirementText]
+    undeclared: list[RequirementText] = []
     env: Variables = {}
     build: BuildChanges = BuildChanges()
     uncollected: Text | None = None
@@ -363,6 +364,11 @@ class Release(Source):
         if self.kind == "provided" and (file or git):
             raise ValueError('a release of kind "provided" comes with the base image and has no source of its own')
         return self
+
+    @property
+    def needs(self) -> list[str]:
+        """Its run-time dependencies, whether its metadata names them or not."""
+        return [*self.requires, *self.undeclared]
 
     def obstacle(self, target: Target, torch: str | None) -> Obstacle | None:
         """Why this release cannot be in the target, or None. `torch` is the target's version of it."""

@@ -206,7 +206,7 @@ class _Provider(AbstractProvider[Need, Candidate, str]):
             for thing, need in row.needs.items()
         ]
         for release in self.known.fitting(self.target, package, version):
-            wanted = filter(self.target.applies, map(Requirement, release.requires))
+            wanted = filter(self.target.applies, map(Requirement, release.needs))
             needs += [
                 Need(canonicalize_name(requirement.name), str(requirement.specifier), True) for requirement in wanted
             ]

@@ -33,7 +33,7 @@ def requirements(plan: Plan) -> list[str]:
     groups = read_toml(plan.root / "pyproject.toml")["dependency-groups"]
     wanted = {"pip", *groups["smoke"]}
     for pin in plan.pins:
-        wanted |= {*pin.release.requires, *(pin.build.requires if pin.release.kind == "source" else [])}
+        wanted |= {*pin.release.needs, *(pin.build.requires if pin.release.kind == "source" else [])}
     own = {pin.name for pin in plan.pins}
     parsed = [Requirement(text) for text in wanted]
     needed = [
@@ -73,7 +73,7 @@ def _check_requirements(plan: Plan, lock: Lock) -> None:
     versions = {canonicalize_name(artifact.name): artifact.version for artifact in lock.artifacts}
     own = {pin.name for pin in plan.pins}
     for pin in plan.pins:
-        texts = [*pin.release.requires, *(pin.build.requires if pin.release.kind == "source" else [])]
+        texts = [*pin.release.needs, *(pin.build.requires if pin.release.kind == "source" else [])]
         for requirement in filter(plan.target.applies, map(Requirement, texts)):
             name = canonicalize_name(requirement.name)
             has = versions.get(name)

@@ -306,9 +306,7 @@ class _Collected:
         pin, plan = self.pin, self.plan
         own = {other.name: version_of(plan, other) for other in collected(plan)}
         needed: set[str] = {
-            canonicalize_name(asked.name)
-            for asked in map(Requirement, pin.release.requires)
-            if plan.target.applies(asked)
+            canonicalize_name(asked.name) for asked in map(Requirement, pin.release.needs) if plan.target.applies(asked)
         }
         needed |= set(pin.package.build.needs) if pin.package.build else set()
         exact = [f"{name}=={own[name]}" for name in sorted(needed & own.keys() - {pin.name})]

@@ -195,3 +195,10 @@ def test_metadata_must_be_what_the_recipe_says(
 def test_an_extra_s_requirement_is_not_the_package_s(tmp_path: Path, pin: Pin) -> None:
     made = wheel(tmp_path, metadata=metadata(pin, 'sphinx; extra == "docs"'))
     audit.check_metadata(made, pin, CPU)
+
+
+def test_metadata_may_leave_out_what_the_recipe_calls_undeclared(tmp_path: Path, pin: Pin) -> None:
+    release = pin.release.model_copy(update={"undeclared": ["left-pad>=1"]})
+    assert "left-pad>=1" in release.needs
+    made = wheel(tmp_path, metadata=metadata(pin))
+    audit.check_metadata(made, pin.model_copy(update={"release": release}), CPU)

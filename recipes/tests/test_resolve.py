@@ -21,6 +21,11 @@ def test_requirements_leave_out_the_target_s_own_packages() -> None:
     assert {"pip", "pytest", "numpy>=1.17", "wheel", "py-cpuinfo"} <= set(names)  # to build, to test, to run
 
 
+def test_what_a_package_s_metadata_leaves_out_is_locked_too() -> None:
+    chosen = plan(Catalogue(), "cu13.2-torch2.15")
+    assert "cuda-toolkit[curand]" in resolve.requirements(chosen)
+
+
 def test_the_inputs_follow_python_and_the_c_library() -> None:
     chosen = plan(Catalogue(), "cpu")
     older = chosen.target.model_copy(update={"glibc": "2.17"})
