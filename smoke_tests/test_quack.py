@@ -84,7 +84,7 @@ def test_norm_of_long_rows(features: int, dtype: torch.dtype, device: str, measu
 
 
 @needs(cuda=True)
-@proves("its RMSNorm gives a row the same bits alone and in a batch, forward and backward")
+@proves("QuACK's RMSNorm gives a row the same bits alone and in a batch, forward and backward")
 def test_a_row_of_the_norm_is_the_same_alone(device: str) -> None:
     batch, gradient = (torch.randn(37, 1000).to(torch.bfloat16) for _ in range(2))
     weight = torch.randn(1000).to(torch.bfloat16).to(device)
