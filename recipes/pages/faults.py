@@ -32,8 +32,9 @@ def _sections(root: Path, outcomes: Row) -> Iterator[str]:
     )
     if outcomes["failing"]:
         yield f"These claims fail without any mutant and so catch none: {', '.join(outcomes['failing'])}."
+    earlier = f" at {clean['commit'][:7]}" if clean.get("commit") else ""
     yield (
-        f"On correct code, {clean['seeds']} seeds, one after another in {clean['processes']} "
+        f"On correct code{earlier}, {clean['seeds']} seeds, one after another in {clean['processes']} "
         f"{'process' if clean['processes'] == 1 else 'processes'}: claims ran {clean['claims']} times, with "
         f"{len(clean['alarms'])} false alarms."
     )

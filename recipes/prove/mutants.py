@@ -115,6 +115,9 @@ def run(plan: Plan, env: Path, libraries: Path, seeds: int) -> int:
 
 
 class Clean(evidence.Brought):
+    """The seeds on correct code. `commit` is where they ran, if the mutants ran at a later one."""
+
+    commit: str = ""
     seeds: int
     claims: int
     alarms: list[Any]
