@@ -24,6 +24,11 @@ from recipes.verbs.arguments import Verbs, chosen, folder, place
 def register(verbs: Verbs) -> None:
     """Add these verbs with their arguments."""
     built = verbs.add("image", image, mirror=True, sm=True)
+    built.add_argument(
+        "--compiled-elsewhere",
+        action="store_true",
+        help="also take exported wheels that another compiler or base made from the same inputs; the image says so",
+    )
     published = verbs.add("publish", publish, mirror=True, sm=True)
     published.add_argument("--registry", required=True, help="the registry to push to: HOST[:PORT][/PATH]")
     published.add_argument("--key", type=place, help="cosign's private key; in GitHub's workflow none is needed")
@@ -121,4 +126,5 @@ def _options(options: argparse.Namespace) -> images.Options:
         pip_conf=options.pip_conf,
         sm=tuple(options.sm or ()),
         network=options.network,
+        elsewhere=getattr(options, "compiled_elsewhere", False),  # what is published was compiled on its base
     )
