@@ -88,10 +88,8 @@ RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,targe
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     --mount=from=audit,source=/install,target=/in \
     --mount=type=bind,source=docker/make-environment.sh,target=/make-environment.sh \
-    /make-environment.sh /opt/fusebox /in /in/wheelhouse /wheelhouse
-RUN --network=none --mount=type=bind,source=docker/split-layers.sh,target=/split-layers.sh \
-    /split-layers.sh /opt/fusebox /layers
-
+    --mount=type=bind,source=docker/split-layers.sh,target=/split-layers.sh \
+    /make-environment.sh /opt/fusebox /in /in/wheelhouse /wheelhouse && /split-layers.sh /opt/fusebox /layers
 # What seldom changes comes first: a change of a layer changes only those after it.
 FROM base AS runtime
 COPY --from=installed /layers/cuda /
