@@ -90,7 +90,8 @@ def prove(options: argparse.Namespace) -> int:
     driver = Driver.of_machine()
     with timed("driver's files added"):
         driver.prepare(root)
-    container = Container(root, image.config["config"], driver, options.out.resolve(), options.folder.resolve())
+    tools = unpacked_tools(options.folder, options.work)
+    container = Container(root, image.config["config"], driver, options.out.resolve(), tools)
     used, refused = choose(container, [options.runtime] if options.runtime else list(RUNTIMES))
     for name, why in refused.items():
         print("%s does not run it: %s" % (name, why), flush=True)
@@ -162,6 +163,15 @@ def join(folder: Path, parts: Sequence[Dict[str, Any]], layout: Path) -> None:
                 shutil.copyfileobj(file, tar.stdin, BLOCK)
     if tar.returncode != 0:
         raise Failure("tar could not unpack the joined parts into %s: see its message above." % layout)
+
+
+def unpacked_tools(folder: Path, work: Path) -> Path:
+    """The programs that came along in tools.tar.gz: NAME, and lib/ with the libraries that they need."""
+    tools = work / "tools"
+    tools.mkdir(exist_ok=True)
+    if (folder / "tools.tar.gz").exists():
+        subprocess.run(["tar", "-xzf", str(folder / "tools.tar.gz"), "-C", str(tools)], check=True)
+    return tools
 
 
 class Image:
@@ -310,9 +320,8 @@ class Driver:
 class Container:
     """What every runtime has to make of the image: its process, its mounts, its devices and its user."""
 
-    def __init__(self, root: Path, config: Dict[str, Any], driver: Driver, out: Path, folder: Path) -> None:
-        self.root, self.config, self.driver, self.out, self.folder = root, config, driver, out, folder
-        self.tools = folder / "tools"
+    def __init__(self, root: Path, config: Dict[str, Any], driver: Driver, out: Path, tools: Path) -> None:
+        self.root, self.config, self.driver, self.out, self.tools = root, config, driver, out, tools
         user, _, group = (config.get("User") or "0:0").partition(":")
         self.uid, self.gid = int(user), int(group or 0)
         self.entry: List[str] = list(config.get("Entrypoint") or [])
