@@ -73,6 +73,8 @@ def carry(image: str, into: Path, mib: int) -> dict[str, Any]:
     if shutil.which("crane") is None:
         raise Refusal("Carrying an image needs crane (go-containerregistry), which is not installed: install it.")
     text = _asked("manifest", image)
+    if f"sha256:{hashlib.sha256(text).hexdigest()}" != digest:
+        raise Refusal(f"The registry's manifest of {image} has other bytes than its digest says: push the image again.")
     manifest = json.loads(text)
     if "layers" not in manifest:
         raise Refusal(f"{image} is an index of several images: name the manifest of one platform by its digest.")

@@ -3,7 +3,7 @@
 
     python3 prove_carried.py FOLDER --out OUT [--work DIR] [--runtime NAME] [--zstd PROGRAM] -- [pytest's arguments]
 
-Needs root, Python 3.8 and what the image's layers are compressed with (gzip or zstd). It
+Needs root, Python 3.11 and what the image's layers are compressed with (gzip or zstd). It
 1. checks every part by its hash, and every blob of the OCI layout that they hold by its digest, up to the image's own;
 2. unpacks the layers into a root file system, each checked by the digest that the image's configuration gives;
 3. adds the driver's libraries and devices, as NVIDIA's container toolkit does for "compute,utility";
@@ -27,8 +27,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any
 
 # What the toolkit (libnvidia-container) mounts for the capabilities "compute" and "utility", as far as it is there.
 LIBRARIES = (
@@ -36,7 +37,13 @@ LIBRARIES = (
     *("libnvidia-ptxjitcompiler.so", "libnvidia-allocator.so", "libnvidia-compiler.so", "libnvidia-pkcs11.so"),
     *("libnvidia-pkcs11-openssl3.so", "libnvidia-ml.so", "libnvidia-cfg.so", "libnvidia-nscq.so"),
 )
-PROGRAMS = ("nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server")
+PROGRAMS = (
+    "nvidia-smi",
+    "nvidia-debugdump",
+    "nvidia-persistenced",
+    "nvidia-cuda-mps-control",
+    "nvidia-cuda-mps-server",
+)
 LIBRARY_PLACE, PROGRAM_PLACE = "usr/lib/x86_64-linux-gnu", "usr/bin"
 BLOCK = 1 << 20
 # The trial that a runtime must pass: the user, a root that cannot be written, a /tmp that can, and OUT.
@@ -70,7 +77,7 @@ def main() -> int:
     try:
         return prove(options)
     except (Failure, OSError) as error:
-        print("fusebox: %s" % error, file=sys.stderr)
+        print(f"fusebox: {error}", file=sys.stderr)
         return 2
 
 
@@ -94,11 +101,11 @@ def prove(options: argparse.Namespace) -> int:
     container = Container(root, image.config["config"], driver, options.out.resolve(), tools)
     used, refused = choose(container, [options.runtime] if options.runtime else list(RUNTIMES))
     for name, why in refused.items():
-        print("%s does not run it: %s" % (name, why), flush=True)
+        print(f"{name} does not run it: {why}", flush=True)
     if used is None:
         raise Failure("No runtime on this machine runs the image; the reasons stand above.")
     about = {
-        "image": "%s@%s" % (carried["name"], carried["digest"]),
+        "image": "{}@{}".format(carried["name"], carried["digest"]),
         "config": image.manifest["config"]["digest"],
         "layers": [layer["digest"] for layer in image.manifest["layers"]],
         "labels": image.config["config"].get("Labels") or {},
@@ -107,7 +114,7 @@ def prove(options: argparse.Namespace) -> int:
         "user": image.config["config"].get("User") or "0:0",
         "driver": driver.listed(),
     }
-    line = "image %(image)s in %(name)s %(version)s, as %(user)s" % {**about, **about["runtime"]}
+    line = "image {image} in {name} {version}, as {user}".format(**about, **about["runtime"])
     shutil.copyfile(str(root / "opt/fusebox/fusebox/manifest.json"), str(options.out / "manifest.json"))
     (options.out / "image.json").write_text(json.dumps(about, indent=1, sort_keys=True) + "\n")
     with timed("smoke ran"), (options.out / "smoke.log").open("w") as log:
@@ -123,7 +130,7 @@ def prove(options: argparse.Namespace) -> int:
 def timed(what: str) -> Iterator[None]:
     begun = time.monotonic()
     yield
-    print("%s: %.1f s" % (what, time.monotonic() - begun), flush=True)
+    print(f"{what}: {time.monotonic() - begun:.1f} s", flush=True)
 
 
 # --- the image: parts, blobs, layers
@@ -137,11 +144,11 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def join(folder: Path, parts: Sequence[Dict[str, Any]], layout: Path) -> None:
+def join(folder: Path, parts: Sequence[dict[str, Any]], layout: Path) -> None:
     """Check the parts, which are one tar archive of an OCI layout, and unpack it."""
-    faults: List[str] = []
+    faults: list[str] = []
 
-    def check(part: Dict[str, Any]) -> None:
+    def check(part: dict[str, Any]) -> None:
         path = folder / part["name"]
         if not path.exists() or sha256_of(path) != part["sha256"]:
             faults.append(part["name"])
@@ -152,7 +159,7 @@ def join(folder: Path, parts: Sequence[Dict[str, Any]], layout: Path) -> None:
     for thread in threads:
         thread.join()
     if faults:
-        raise Failure("%s: missing or damaged: bring %s again." % (folder, ", ".join(sorted(faults))))
+        raise Failure("{}: missing or damaged: bring {} again.".format(folder, ", ".join(sorted(faults))))
     if (layout / "index.json").exists():
         return
     layout.mkdir(parents=True, exist_ok=True)
@@ -162,7 +169,7 @@ def join(folder: Path, parts: Sequence[Dict[str, Any]], layout: Path) -> None:
             with (folder / part["name"]).open("rb") as file:
                 shutil.copyfileobj(file, tar.stdin, BLOCK)
     if tar.returncode != 0:
-        raise Failure("tar could not unpack the joined parts into %s: see its message above." % layout)
+        raise Failure(f"tar could not unpack the joined parts into {layout}: see its message above.")
 
 
 def unpacked_tools(folder: Path, work: Path) -> Path:
@@ -187,13 +194,13 @@ class Image:
 
     def _checked(self, digest: str) -> Path:
         if "sha256:" + sha256_of(self.blob(digest)) != digest:
-            raise Failure("%s does not have the bytes of its name: bring the parts again." % self.blob(digest))
+            raise Failure(f"{self.blob(digest)} does not have the bytes of its name: bring the parts again.")
         return self.blob(digest)
 
     def unpack(self, root: Path, zstd: str) -> None:
         """Unpack the layers in order, and apply what each removes of those below it."""
         root.mkdir(parents=True)
-        layers = zip(self.manifest["layers"], self.config["rootfs"]["diff_ids"])
+        layers = zip(self.manifest["layers"], self.config["rootfs"]["diff_ids"], strict=False)
         for layer, diff_id in layers:
             program = [zstd, "-d", "-q", "-c"] if layer["mediaType"].endswith("zstd") else ["gzip", "-d", "-c"]
             remove_whited_out(root, Removed.of(self.blob(layer["digest"]), program))
@@ -203,11 +210,11 @@ class Image:
 class Removed:
     """The files of the layers below that a layer removes, and the folders that it makes empty first (OCI: whiteouts)."""
 
-    def __init__(self, files: List[str], emptied: List[str]) -> None:
+    def __init__(self, files: list[str], emptied: list[str]) -> None:
         self.files, self.emptied = files, emptied
 
     @classmethod
-    def of(cls, blob: Path, program: Sequence[str]) -> "Removed":
+    def of(cls, blob: Path, program: Sequence[str]) -> Removed:
         removed = cls([], [])
         with blob.open("rb") as packed, subprocess.Popen(program, stdin=packed, stdout=subprocess.PIPE) as unpacking:
             assert unpacking.stdout
@@ -246,9 +253,9 @@ def extract(blob: Path, program: Sequence[str], diff_id: str, root: Path) -> Non
                 digest.update(block)
                 extracting.stdin.write(block)
     if unpacking.returncode or extracting.returncode:
-        raise Failure("%s cannot be unpacked: see the message above." % blob)
+        raise Failure(f"{blob} cannot be unpacked: see the message above.")
     if "sha256:" + digest.hexdigest() != diff_id:
-        raise Failure("%s unpacks to other bytes than the image names: bring the parts again." % blob)
+        raise Failure(f"{blob} unpacks to other bytes than the image names: bring the parts again.")
 
 
 # --- the driver
@@ -257,12 +264,12 @@ def extract(blob: Path, program: Sequence[str], diff_id: str, root: Path) -> Non
 class Driver:
     """The files and devices of NVIDIA's driver on this machine; nothing where there is none."""
 
-    def __init__(self, libraries: List[Path], programs: List[Path], devices: List[Path]) -> None:
+    def __init__(self, libraries: list[Path], programs: list[Path], devices: list[Path]) -> None:
         self.libraries, self.programs, self.devices = libraries, programs, devices
 
     @classmethod
-    def of_machine(cls) -> "Driver":
-        found: Dict[str, Path] = {}
+    def of_machine(cls) -> Driver:
+        found: dict[str, Path] = {}
         for folder in cls._folders():
             for path in sorted(folder.glob("lib*.so.*")) if folder.is_dir() else ():
                 name = path.name.partition(".so.")[0] + ".so"
@@ -275,7 +282,7 @@ class Driver:
         return cls(list(found.values()), programs, devices)
 
     @staticmethod
-    def _folders() -> List[Path]:
+    def _folders() -> list[Path]:
         """Where the driver's libraries can lie: the loader's cache first, as the toolkit looks them up."""
         listed = subprocess.run(["ldconfig", "-p"], stdout=subprocess.PIPE, check=False).stdout.decode()
         places = [line.rpartition("=> ")[2] for line in listed.splitlines() if "x86-64" in line and "=> " in line]
@@ -284,7 +291,7 @@ class Driver:
         folders += [Path("/usr/local/nvidia/lib64"), Path("/usr/lib64"), Path("/" + LIBRARY_PLACE)]
         return list(dict.fromkeys(folders))
 
-    def mounts(self) -> List[Tuple[Path, str]]:
+    def mounts(self) -> list[tuple[Path, str]]:
         """Each file, and where it is mounted in the root."""
         mounted = [(path, LIBRARY_PLACE + "/" + path.name) for path in self.libraries]
         return mounted + [(path, PROGRAM_PLACE + "/" + path.name) for path in self.programs]
@@ -300,8 +307,8 @@ class Driver:
                 (root / place).touch(0o644)
         if not self.libraries:
             return
-        binds = " && ".join("mount --bind '%s' '%s'" % (path, root / place) for path, place in self.mounts())
-        script = "%s && ldconfig -r '%s'" % (binds, root)
+        binds = " && ".join(f"mount --bind '{path}' '{root / place}'" for path, place in self.mounts())
+        script = f"{binds} && ldconfig -r '{root}'"
         done = subprocess.run(["unshare", "--mount", "--propagation", "private", "sh", "-c", script], check=False)
         if done.returncode != 0:
             raise Failure("ldconfig could not be run on the image's root with the driver's libraries: see above.")
@@ -310,7 +317,7 @@ class Driver:
             if (link.parent / (name + ".1")).exists() and not link.exists():
                 link.symlink_to(name + ".1")
 
-    def listed(self) -> List[str]:
+    def listed(self) -> list[str]:
         return sorted([path.name for path in (*self.libraries, *self.programs)] + [str(path) for path in self.devices])
 
 
@@ -320,15 +327,15 @@ class Driver:
 class Container:
     """What every runtime has to make of the image: its process, its mounts, its devices and its user."""
 
-    def __init__(self, root: Path, config: Dict[str, Any], driver: Driver, out: Path, tools: Path) -> None:
+    def __init__(self, root: Path, config: dict[str, Any], driver: Driver, out: Path, tools: Path) -> None:
         self.root, self.config, self.driver, self.out, self.tools = root, config, driver, out, tools
         user, _, group = (config.get("User") or "0:0").partition(":")
         self.uid, self.gid = int(user), int(group or 0)
-        self.entry: List[str] = list(config.get("Entrypoint") or [])
-        self.env: Dict[str, str] = dict(entry.split("=", 1) for entry in config["Env"])
+        self.entry: list[str] = list(config.get("Entrypoint") or [])
+        self.env: dict[str, str] = dict(entry.split("=", 1) for entry in config["Env"])
         self.cwd: str = config.get("WorkingDir") or "/"
 
-    def tool(self, name: str) -> Optional[str]:
+    def tool(self, name: str) -> str | None:
         """A program of this machine, else the one that came with the image."""
         brought = self.tools / name
         if place := shutil.which(name):
@@ -356,9 +363,9 @@ class Container:
             raise Failure("it is not installed")
         return place
 
-    def in_environment(self, command: Sequence[str]) -> List[str]:
+    def in_environment(self, command: Sequence[str]) -> list[str]:
         """The command with the image's variables alone, as the image's user without any right of root."""
-        variables = ["%s=%s" % pair for pair in self.env.items()]
+        variables = ["{}={}".format(*pair) for pair in self.env.items()]
         user = ["--reuid=%d" % self.uid, "--regid=%d" % self.gid, "--clear-groups", "--no-new-privs"]
         drop = ["--bounding-set=-all", "--inh-caps=-all"]
         return ["/usr/bin/setpriv", *user, *drop, "/usr/bin/env", "-i", "-C", self.cwd, *variables, *command]
@@ -370,35 +377,35 @@ def _is_library(name: str) -> bool:
     )
 
 
-def enroot(container: Container, command: Sequence[str], output: Optional[int]) -> int:
+def enroot(container: Container, command: Sequence[str], output: int | None) -> int:
     program = container.needed("enroot")
     place = container.root.parent / "enroot"
     place.mkdir(exist_ok=True)
     if not (place / "image").exists():
         (place / "image").symlink_to(container.root)
-    mounts = ["--mount=%s:/%s" % pair for pair in container.driver.mounts()]
-    mounts += ["--mount=%s" % device for device in container.driver.devices]
-    mounts += ["--mount=%s:/mnt:rw,bind" % container.out, "--mount=tmpfs:/tmp:tmpfs:exec,mode=1777"]
+    mounts = ["--mount={}:/{}".format(*pair) for pair in container.driver.mounts()]
+    mounts += [f"--mount={device}" for device in container.driver.devices]
+    mounts += [f"--mount={container.out}:/mnt:rw,bind", "--mount=tmpfs:/tmp:tmpfs:exec,mode=1777"]
     run = ["setpriv", "--reuid=%d" % container.uid, "--regid=%d" % container.gid, "--clear-groups"]
     run += [program, "start", *mounts, "image", *command]
     variables = {**os.environ, "ENROOT_DATA_PATH": str(place), "ENROOT_ROOTFS_WRITABLE": "no"}
     return _run(run, output, variables)
 
 
-def apptainer(container: Container, command: Sequence[str], output: Optional[int]) -> int:
+def apptainer(container: Container, command: Sequence[str], output: int | None) -> int:
     program = container.needed("apptainer")
-    binds = ["--bind=%s:/%s:ro" % pair for pair in container.driver.mounts()]
-    binds += ["--bind=%s" % device for device in container.driver.devices] + ["--bind=%s:/mnt" % container.out]
+    binds = ["--bind={}:/{}:ro".format(*pair) for pair in container.driver.mounts()]
+    binds += [f"--bind={device}" for device in container.driver.devices] + [f"--bind={container.out}:/mnt"]
     scratch = container.root.parent / "apptainer"
     scratch.mkdir(exist_ok=True)
     scratch.chmod(0o1777)
     run = ["setpriv", "--reuid=%d" % container.uid, "--regid=%d" % container.gid, "--clear-groups", program, "exec"]
-    variables = ["--env=%s=%s" % pair for pair in container.env.items()]
-    run += ["--containall", "--cleanenv", "--workdir=%s" % scratch, "--pwd=%s" % container.cwd, *variables, *binds]
+    variables = ["--env={}={}".format(*pair) for pair in container.env.items()]
+    run += ["--containall", "--cleanenv", f"--workdir={scratch}", f"--pwd={container.cwd}", *variables, *binds]
     return _run([*run, str(container.root), *command], output)
 
 
-def bubblewrap(container: Container, command: Sequence[str], output: Optional[int]) -> int:
+def bubblewrap(container: Container, command: Sequence[str], output: int | None) -> int:
     run = [container.needed("bwrap"), "--ro-bind", str(container.root), "/", "--proc", "/proc", "--dev", "/dev"]
     run += ["--tmpfs", "/tmp", "--chmod", "1777", "/tmp", "--bind", str(container.out), "/mnt"]
     for path, place in container.driver.mounts():
@@ -411,15 +418,15 @@ def bubblewrap(container: Container, command: Sequence[str], output: Optional[in
     return _run([*run, *container.in_environment(command)], output)
 
 
-def runc(container: Container, command: Sequence[str], output: Optional[int]) -> int:
+def runc(container: Container, command: Sequence[str], output: int | None) -> int:
     return _oci(container, container.needed("runc"), command, output)
 
 
-def crun(container: Container, command: Sequence[str], output: Optional[int]) -> int:
+def crun(container: Container, command: Sequence[str], output: int | None) -> int:
     return _oci(container, container.needed("crun"), command, output)
 
 
-def _oci(container: Container, program: str, command: Sequence[str], output: Optional[int]) -> int:
+def _oci(container: Container, program: str, command: Sequence[str], output: int | None) -> int:
     """Run by a runtime of the Open Container Initiative: config.json says everything."""
     bundle, name = container.root.parent / "bundle", "fusebox-%d" % os.getpid()
     bundle.mkdir(exist_ok=True)
@@ -431,9 +438,9 @@ def _oci(container: Container, program: str, command: Sequence[str], output: Opt
         subprocess.run([program, "delete", "--force", name], stderr=subprocess.DEVNULL, check=False)
 
 
-def _specification(container: Container, command: Sequence[str]) -> Dict[str, Any]:
+def _specification(container: Container, command: Sequence[str]) -> dict[str, Any]:
     plain = ["nosuid", "nodev", "noexec"]
-    mounts: List[Dict[str, Any]] = [
+    mounts: list[dict[str, Any]] = [
         {"destination": "/proc", "type": "proc", "source": "proc", "options": plain},
         {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755", "size=65536k"]},
         {"destination": "/dev/shm", "type": "tmpfs", "source": "shm", "options": ["nosuid", "nodev", "mode=1777"]},
@@ -451,7 +458,7 @@ def _specification(container: Container, command: Sequence[str]) -> Dict[str, An
         numbers = {"major": os.major(status.st_rdev), "minor": os.minor(status.st_rdev)}
         mode = stat.S_IMODE(status.st_mode)
         devices.append({"path": str(path), "type": "c", "fileMode": mode, "uid": 0, "gid": 0, **numbers})
-    rules: List[Dict[str, Any]] = [{"allow": False, "access": "rwm"}]
+    rules: list[dict[str, Any]] = [{"allow": False, "access": "rwm"}]
     rules += [{"allow": True, "type": "c", "major": d["major"], "minor": d["minor"], "access": "rwm"} for d in devices]
     return {
         "ociVersion": "1.0.2",
@@ -459,7 +466,7 @@ def _specification(container: Container, command: Sequence[str]) -> Dict[str, An
             "terminal": False,
             "user": {"uid": container.uid, "gid": container.gid},
             "args": list(command),
-            "env": ["%s=%s" % pair for pair in container.env.items()],
+            "env": ["{}={}".format(*pair) for pair in container.env.items()],
             "cwd": container.cwd,
             "noNewPrivileges": True,
         },
@@ -474,26 +481,32 @@ def _specification(container: Container, command: Sequence[str]) -> Dict[str, An
     }
 
 
-def unshare(container: Container, command: Sequence[str], output: Optional[int]) -> int:
+def unshare(container: Container, command: Sequence[str], output: int | None) -> int:
     """Namespaces by util-linux, and chroot: each mount is made by hand."""
-    root, steps = container.root, []
-    steps.append("mount --bind '%s' '%s' && mount -o remount,bind,ro '%s'" % (root, root, root))
-    steps.append("mount -t proc proc '%s/proc' && mount -t tmpfs -o mode=755 tmpfs '%s/dev'" % (root, root))
-    steps.append("mount -t tmpfs -o mode=1777 tmpfs '%s/tmp' && mount --bind '%s' '%s/mnt'" % (root, container.out, root))
-    for device in (*(Path("/dev", name) for name in ("null", "zero", "full", "random", "urandom")), *container.driver.devices):
-        steps.append("mkdir -p '%s%s' && touch '%s%s' && mount --bind '%s' '%s%s'" % (
-            root, device.parent, root, device, device, root, device))
-    steps.append("ln -s /proc/self/fd '%s/dev/fd' && mkdir -m 1777 '%s/dev/shm'" % (root, root))
-    steps.append("mount -t tmpfs -o mode=1777 tmpfs '%s/dev/shm'" % root)
+    root, devices = container.root, [Path("/dev", name) for name in ("null", "zero", "full", "random", "urandom")]
+    steps = [
+        f"mount --bind '{root}' '{root}'",
+        f"mount -o remount,bind,ro '{root}'",
+        f"mount -t proc proc '{root}/proc'",
+        f"mount -t tmpfs -o mode=755 tmpfs '{root}/dev'",
+        f"mount -t tmpfs -o mode=1777 tmpfs '{root}/tmp'",
+        f"mount --bind '{container.out}' '{root}/mnt'",
+        f"ln -s /proc/self/fd '{root}/dev/fd'",
+        f"mkdir '{root}/dev/shm'",
+        f"mount -t tmpfs -o mode=1777 tmpfs '{root}/dev/shm'",
+    ]
+    for device in (*devices, *container.driver.devices):
+        place = f"{root}{device}"
+        steps.append(f"mkdir -p '{Path(place).parent}' && touch '{place}' && mount --bind '{device}' '{place}'")
     for path, place in container.driver.mounts():
-        steps.append("mount --bind '%s' '%s/%s' && mount -o remount,bind,ro '%s/%s'" % (path, root, place, root, place))
-    script = " && ".join(steps) + " && exec chroot '%s' \"$@\"" % root
+        steps.append(f"mount --bind '{path}' '{root}/{place}' && mount -o remount,bind,ro '{root}/{place}'")
+    script = " && ".join([*steps, f"exec chroot '{root}' \"$@\""])
     spaces = ["--mount", "--propagation", "private", "--pid", "--fork", "--kill-child", "--ipc", "--uts"]
     run = [container.needed("unshare"), *spaces, "sh", "-c", script, "sh", *container.in_environment(command)]
     return _run(run, output)
 
 
-RUNTIMES: Dict[str, Callable[[Container, Sequence[str], Optional[int]], int]] = {
+RUNTIMES: dict[str, Callable[[Container, Sequence[str], int | None], int]] = {
     "enroot": enroot,
     "apptainer": apptainer,
     "bubblewrap": bubblewrap,
@@ -503,7 +516,7 @@ RUNTIMES: Dict[str, Callable[[Container, Sequence[str], Optional[int]], int]] = 
 }
 
 
-def _run(command: Sequence[str], output: Optional[int], variables: Optional[Dict[str, str]] = None) -> int:
+def _run(command: Sequence[str], output: int | None, variables: dict[str, str] | None = None) -> int:
     """Run a command. With `output`, everything that it prints goes there and its code is returned; else it has to work."""
     to: Any = subprocess.PIPE if output is None else output
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=to, stderr=subprocess.STDOUT, env=variables)
@@ -513,7 +526,7 @@ def _run(command: Sequence[str], output: Optional[int], variables: Optional[Dict
     return done.returncode
 
 
-def choose(container: Container, names: Sequence[str]) -> Tuple[Optional[str], Dict[str, str]]:
+def choose(container: Container, names: Sequence[str]) -> tuple[str | None, dict[str, str]]:
     """The first runtime that passes the trial, and why those before it do not."""
     devices = len([path for path in container.driver.devices if path.parent == Path("/dev")])
     trial = TRIAL % (container.uid, container.gid, devices)

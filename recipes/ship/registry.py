@@ -107,9 +107,7 @@ def is_local(name: str) -> bool:
 
 def run_crane(*words: str) -> subprocess.CompletedProcess[str]:
     """Run crane; a registry on this machine may lack TLS."""
-    return subprocess.run(
-        crane_command(*words), capture_output=True, text=True, check=False, preexec_fn=ends_with_us
-    )
+    return subprocess.run(crane_command(*words), capture_output=True, text=True, check=False, preexec_fn=ends_with_us)
 
 
 def crane_command(*words: str) -> list[str]:
