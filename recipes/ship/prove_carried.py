@@ -122,7 +122,7 @@ def prove(options: argparse.Namespace) -> int:
         command = [*container.entry, "smoke", "--evidence", "/mnt/outcomes.json", *options.arguments]
         code = RUNTIMES[used](container, command, log.fileno())
     print(line)
-    print("smoke ended with code %d; outcomes in %s" % (code, options.out))
+    print(f"smoke ended with code {code}; outcomes in {options.out}")
     return code
 
 
@@ -208,7 +208,7 @@ class Image:
 
 
 class Removed:
-    """The files of the layers below that a layer removes, and the folders that it makes empty first (OCI: whiteouts)."""
+    """What a layer removes of those below it (OCI's whiteouts): files, and all that is in the folders `emptied`."""
 
     def __init__(self, files: list[str], emptied: list[str]) -> None:
         self.files, self.emptied = files, emptied
@@ -246,12 +246,17 @@ def extract(blob: Path, program: Sequence[str], diff_id: str, root: Path) -> Non
     digest = hashlib.sha256()
     tar = ["tar", "-x", "-f", "-", "-C", str(root), "--same-owner", "--preserve-permissions", "--numeric-owner"]
     tar += ["--exclude=.wh.*"]
-    with blob.open("rb") as packed, subprocess.Popen(program, stdin=packed, stdout=subprocess.PIPE) as unpacking:
-        with subprocess.Popen(tar, stdin=subprocess.PIPE) as extracting:
-            assert unpacking.stdout and extracting.stdin
-            for block in iter(lambda: unpacking.stdout.read(BLOCK), b""):  # type: ignore[union-attr]
-                digest.update(block)
-                extracting.stdin.write(block)
+    with (
+        blob.open("rb") as packed,
+        subprocess.Popen(program, stdin=packed, stdout=subprocess.PIPE) as unpacking,
+        subprocess.Popen(tar, stdin=subprocess.PIPE) as extracting,
+    ):
+        assert unpacking.stdout
+        assert extracting.stdin
+        while block := unpacking.stdout.read(BLOCK):
+            digest.update(block)
+            extracting.stdin.write(block)
+        extracting.stdin.close()
     if unpacking.returncode or extracting.returncode:
         raise Failure(f"{blob} cannot be unpacked: see the message above.")
     if "sha256:" + digest.hexdigest() != diff_id:
@@ -363,10 +368,14 @@ class Container:
             raise Failure("it is not installed")
         return place
 
+    def as_user(self) -> list[str]:
+        """Options of setpriv."""
+        return [f"--reuid={self.uid}", f"--regid={self.gid}", "--clear-groups"]
+
     def in_environment(self, command: Sequence[str]) -> list[str]:
         """The command with the image's variables alone, as the image's user without any right of root."""
         variables = ["{}={}".format(*pair) for pair in self.env.items()]
-        user = ["--reuid=%d" % self.uid, "--regid=%d" % self.gid, "--clear-groups", "--no-new-privs"]
+        user = [*self.as_user(), "--no-new-privs"]
         drop = ["--bounding-set=-all", "--inh-caps=-all"]
         return ["/usr/bin/setpriv", *user, *drop, "/usr/bin/env", "-i", "-C", self.cwd, *variables, *command]
 
@@ -386,8 +395,7 @@ def enroot(container: Container, command: Sequence[str], output: int | None) -> 
     mounts = ["--mount={}:/{}".format(*pair) for pair in container.driver.mounts()]
     mounts += [f"--mount={device}" for device in container.driver.devices]
     mounts += [f"--mount={container.out}:/mnt:rw,bind", "--mount=tmpfs:/tmp:tmpfs:exec,mode=1777"]
-    run = ["setpriv", "--reuid=%d" % container.uid, "--regid=%d" % container.gid, "--clear-groups"]
-    run += [program, "start", *mounts, "image", *command]
+    run = ["setpriv", *container.as_user(), program, "start", *mounts, "image", *command]
     variables = {**os.environ, "ENROOT_DATA_PATH": str(place), "ENROOT_ROOTFS_WRITABLE": "no"}
     return _run(run, output, variables)
 
@@ -399,7 +407,7 @@ def apptainer(container: Container, command: Sequence[str], output: int | None) 
     scratch = container.root.parent / "apptainer"
     scratch.mkdir(exist_ok=True)
     scratch.chmod(0o1777)
-    run = ["setpriv", "--reuid=%d" % container.uid, "--regid=%d" % container.gid, "--clear-groups", program, "exec"]
+    run = ["setpriv", *container.as_user(), program, "exec"]
     variables = ["--env={}={}".format(*pair) for pair in container.env.items()]
     run += ["--containall", "--cleanenv", f"--workdir={scratch}", f"--pwd={container.cwd}", *variables, *binds]
     return _run([*run, str(container.root), *command], output)
@@ -428,7 +436,7 @@ def crun(container: Container, command: Sequence[str], output: int | None) -> in
 
 def _oci(container: Container, program: str, command: Sequence[str], output: int | None) -> int:
     """Run by a runtime of the Open Container Initiative: config.json says everything."""
-    bundle, name = container.root.parent / "bundle", "fusebox-%d" % os.getpid()
+    bundle, name = container.root.parent / "bundle", f"fusebox-{os.getpid()}"
     bundle.mkdir(exist_ok=True)
     (bundle / "config.json").write_text(json.dumps(_specification(container, command), indent=1))
     subprocess.run([program, "delete", "--force", name], stderr=subprocess.DEVNULL, check=False)
@@ -517,12 +525,12 @@ RUNTIMES: dict[str, Callable[[Container, Sequence[str], int | None], int]] = {
 
 
 def _run(command: Sequence[str], output: int | None, variables: dict[str, str] | None = None) -> int:
-    """Run a command. With `output`, everything that it prints goes there and its code is returned; else it has to work."""
+    """Run a command: what it prints goes to `output`, and its code is returned; without `output`, it has to work."""
     to: Any = subprocess.PIPE if output is None else output
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=to, stderr=subprocess.STDOUT, env=variables)
     if output is None and done.returncode != 0:
         printed = " ".join(done.stdout.decode(errors="replace").split())
-        raise Failure("code %d, %s" % (done.returncode, printed[-300:] or "and it printed nothing"))
+        raise Failure(f"code {done.returncode}, {printed[-300:] or 'and it printed nothing'}")
     return done.returncode
 
 
