@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import shutil
 import stat
 import subprocess
@@ -71,7 +72,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="the folder for the outcomes")
     parser.add_argument("--work", type=Path, default=Path("/tmp/fusebox-image"), help="where the image is unpacked")
     parser.add_argument("--runtime", choices=list(RUNTIMES), help="use this one alone")
-    parser.add_argument("--zstd", default="zstd", help="the program zstd")
+    parser.add_argument("--zstd", default="zstd", help="the program zstd, or a command that runs it")
     parser.add_argument("arguments", nargs="*", help="arguments of pytest, behind --")
     options = parser.parse_args()
     try:
@@ -202,7 +203,7 @@ class Image:
         root.mkdir(parents=True)
         layers = zip(self.manifest["layers"], self.config["rootfs"]["diff_ids"], strict=False)
         for layer, diff_id in layers:
-            program = [zstd, "-d", "-q", "-c"] if layer["mediaType"].endswith("zstd") else ["gzip", "-d", "-c"]
+            program = [*shlex.split(zstd), "-d", "-q", "-c"] if layer["mediaType"].endswith("zstd") else ["gzip", "-d", "-c"]
             remove_whited_out(root, Removed.of(self.blob(layer["digest"]), program))
             extract(self.blob(layer["digest"]), program, diff_id, root)
 
