@@ -47,9 +47,9 @@ PROGRAMS = (
 )
 LIBRARY_PLACE, PROGRAM_PLACE = "usr/lib/x86_64-linux-gnu", "usr/bin"
 BLOCK = 1 << 20
-# The trial that a runtime must pass: the user, a root that cannot be written, a /tmp that can, and OUT.
+# The trial that a runtime must pass: the user, a root that cannot be written, a /tmp that can, OUT, and the GPUs.
 TRIAL = """
-import os, sys
+import ctypes, os
 assert (os.getuid(), os.getgid()) == (%d, %d), (os.getuid(), os.getgid())
 for folder in ("/", "/opt/fusebox", "/usr"):
     assert os.statvfs(folder).f_flag & os.ST_RDONLY, folder + " can be written"
@@ -58,7 +58,9 @@ for folder in ("/tmp", "/mnt"):
     open(path, "w").close()
     os.remove(path)
 assert os.path.exists("/opt/fusebox/bin/python") and os.listdir("/proc/self/fd") and os.path.exists("/dev/urandom")
-assert len([name for name in os.listdir("/dev") if name.startswith("nvidia")]) >= %d
+if %r:
+    code = ctypes.CDLL("libcuda.so.1").cuInit(0)
+    assert code == 0, "cuInit returns %%d" %% code
 """
 
 
@@ -282,7 +284,8 @@ class Driver:
                 # The real file, under the name that has the driver's version; a link of that version is made later.
                 if name in LIBRARIES and path.resolve().name not in found:
                     found[path.resolve().name] = path.resolve()
-        programs = [Path(place).resolve() for place in map(shutil.which, PROGRAMS) if place]
+        path = f"{os.environ.get('PATH', '')}:/usr/local/nvidia/bin"
+        programs = [Path(place).resolve() for name in PROGRAMS if (place := shutil.which(name, path=path))]
         devices = [path for path in sorted(Path("/dev").glob("nvidia*")) if stat.S_ISCHR(path.stat().st_mode)]
         devices += sorted(Path("/dev/nvidia-caps").glob("*"))
         return cls(list(found.values()), programs, devices)
@@ -537,8 +540,7 @@ def _run(command: Sequence[str], output: int | None, variables: dict[str, str] |
 
 def choose(container: Container, names: Sequence[str]) -> tuple[str | None, dict[str, str]]:
     """The first runtime that passes the trial, and why those before it do not."""
-    devices = len([path for path in container.driver.devices if path.parent == Path("/dev")])
-    trial = TRIAL % (container.uid, container.gid, devices)
+    trial = TRIAL % (container.uid, container.gid, bool(container.driver.devices))
     refused = {}
     for name in names:
         try:
