@@ -53,7 +53,7 @@ import ctypes, os
 assert (os.getuid(), os.getgid()) == (%d, %d), (os.getuid(), os.getgid())
 for folder in ("/", "/opt/fusebox", "/usr"):
     assert os.statvfs(folder).f_flag & os.ST_RDONLY, folder + " can be written"
-for folder in ("/tmp", "/mnt"):
+for folder in ("/tmp", "/mnt", "/dev/shm"):
     path = os.path.join(folder, "trial")
     open(path, "w").close()
     os.remove(path)
@@ -419,7 +419,9 @@ def apptainer(container: Container, command: Sequence[str], output: int | None) 
 
 def bubblewrap(container: Container, command: Sequence[str], output: int | None) -> int:
     run = [container.needed("bwrap"), "--ro-bind", str(container.root), "/", "--proc", "/proc", "--dev", "/dev"]
-    run += ["--tmpfs", "/tmp", "--chmod", "1777", "/tmp", "--bind", str(container.out), "/mnt"]
+    for place in ("/tmp", "/dev/shm"):
+        run += ["--tmpfs", place, "--chmod", "1777", place]
+    run += ["--bind", str(container.out), "/mnt"]
     for path, place in container.driver.mounts():
         run += ["--ro-bind", str(path), "/" + place]
     for device in container.driver.devices:
