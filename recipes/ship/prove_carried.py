@@ -86,21 +86,22 @@ def main() -> int:
 
 def prove(options: argparse.Namespace) -> int:
     carried = json.loads((options.folder / "image.json").read_text())
-    layout, root = options.work / "oci", options.work / "root"
+    work = options.work.resolve()
+    layout, root = work / "oci", work / "root"
     with timed("parts checked, blobs written"):
         join(options.folder, carried["parts"], layout)
     image = Image(layout, carried["digest"])
-    if not (options.work / "unpacked").exists():
+    if not (work / "unpacked").exists():
         shutil.rmtree(root, ignore_errors=True)
         with timed("layers unpacked"):
             image.unpack(root, options.zstd)
-        (options.work / "unpacked").write_text(carried["digest"])
+        (work / "unpacked").write_text(carried["digest"])
     options.out.mkdir(parents=True, exist_ok=True)
     options.out.chmod(0o1777)
     driver = Driver.of_machine()
     with timed("driver's files added"):
         driver.prepare(root)
-    tools = unpacked_tools(options.folder, options.work)
+    tools = unpacked_tools(options.folder, work)
     container = Container(root, image.config["config"], driver, options.out.resolve(), tools)
     used, refused = choose(container, [options.runtime] if options.runtime else list(RUNTIMES))
     for name, why in refused.items():
