@@ -96,6 +96,7 @@ RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,targe
     --mount=type=bind,source=docker/make-environment.sh,target=/make-environment.sh \
     --mount=type=bind,source=docker/split-layers.sh,target=/split-layers.sh \
     /make-environment.sh /opt/fusebox /in /in/wheelhouse /wheelhouse && /split-layers.sh /opt/fusebox /layers
+
 # What seldom changes comes first: a change of a layer changes only those after it.
 FROM base AS runtime
 COPY --from=installed /layers/cuda /

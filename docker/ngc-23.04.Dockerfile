@@ -73,6 +73,7 @@ RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,targe
     --mount=from=audit,source=/install,target=/in \
     --mount=type=bind,source=docker/make-environment.sh,target=/make-environment.sh \
     /make-environment.sh /opt/fusebox /in /in/wheelhouse /wheelhouse
+
 # One layer on the base's own Python.
 FROM installed AS runtime
 # The first process: it hands signals on, so that a container stops at once, and reaps what is orphaned.

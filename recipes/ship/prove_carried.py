@@ -206,7 +206,8 @@ class Image:
         root.mkdir(parents=True)
         layers = zip(self.manifest["layers"], self.config["rootfs"]["diff_ids"], strict=False)
         for layer, diff_id in layers:
-            program = [*shlex.split(zstd), "-d", "-q", "-c"] if layer["mediaType"].endswith("zstd") else ["gzip", "-d", "-c"]
+            is_zstd = layer["mediaType"].endswith("zstd")
+            program = [*shlex.split(zstd), "-d", "-q", "-c"] if is_zstd else ["gzip", "-d", "-c"]
             remove_whited_out(root, Removed.of(self.blob(layer["digest"]), program))
             extract(self.blob(layer["digest"]), program, diff_id, root)
 
@@ -285,8 +286,8 @@ class Driver:
                 # The real file, under the name that has the driver's version; a link of that version is made later.
                 if name in LIBRARIES and path.resolve().name not in found:
                     found[path.resolve().name] = path.resolve()
-        path = f"{os.environ.get('PATH', '')}:/usr/local/nvidia/bin"
-        programs = [Path(place).resolve() for name in PROGRAMS if (place := shutil.which(name, path=path))]
+        places = f"{os.environ.get('PATH', '')}:/usr/local/nvidia/bin"
+        programs = [Path(place).resolve() for name in PROGRAMS if (place := shutil.which(name, path=places))]
         devices = [path for path in sorted(Path("/dev").glob("nvidia*")) if stat.S_ISCHR(path.stat().st_mode)]
         devices += sorted(Path("/dev/nvidia-caps").glob("*"))
         return cls(list(found.values()), programs, devices)
