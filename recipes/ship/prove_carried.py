@@ -279,18 +279,18 @@ class Driver:
 
     @classmethod
     def of_machine(cls) -> Driver:
-        found: dict[str, Path] = {}
+        libraries: dict[str, Path] = {}
         for folder in cls._folders():
             for path in sorted(folder.glob("lib*.so.*")) if folder.is_dir() else ():
                 name = path.name.partition(".so.")[0] + ".so"
                 # The real file, under the name that has the driver's version; a link of that version is made later.
-                if name in LIBRARIES and path.resolve().name not in found:
-                    found[path.resolve().name] = path.resolve()
+                if name in LIBRARIES and path.resolve().name not in libraries:
+                    libraries[path.resolve().name] = path.resolve()
         places = f"{os.environ.get('PATH', '')}:/usr/local/nvidia/bin"
         programs = [Path(place).resolve() for name in PROGRAMS if (place := shutil.which(name, path=places))]
         devices = [path for path in sorted(Path("/dev").glob("nvidia*")) if stat.S_ISCHR(path.stat().st_mode)]
         devices += sorted(Path("/dev/nvidia-caps").glob("*"))
-        return cls(list(found.values()), programs, devices)
+        return cls(list(libraries.values()), programs, devices)
 
     @staticmethod
     def _folders() -> list[Path]:

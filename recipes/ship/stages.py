@@ -82,17 +82,17 @@ ELSEWHERE = ("compiler", "base")  # the inputs in which a wheel that was compile
 def _made_elsewhere(pin: Pin, inputs: dict[str, Any], wheelcache: Path) -> tuple[Path | None, dict[str, Any]]:
     """The exported wheel whose inputs differ in its compiler and base alone, with its inputs; several are refused."""
     wanted = {key: value for key, value in inputs.items() if key not in ELSEWHERE}
-    found = []
+    fitting = []
     for path in sorted(wheelcache.glob("*/wheel.json")):
         theirs = json.loads(path.read_text(encoding="utf-8")).get("inputs", {})
         if {key: value for key, value in theirs.items() if key not in ELSEWHERE} == wanted:
-            found.append((path.parent, theirs))
-    if len(found) > 1:
+            fitting.append((path.parent, theirs))
+    if len(fitting) > 1:
         raise Refusal(
-            f"{pin.label}: {len(found)} exported wheels differ in compiler or base alone "
-            f"({', '.join(folder.name[:12] for folder, _ in found)}): leave one of them in the folder."
+            f"{pin.label}: {len(fitting)} exported wheels differ in compiler or base alone "
+            f"({', '.join(folder.name[:12] for folder, _ in fitting)}): remove all but one of them from the folder."
         )
-    return found[0] if found else (None, inputs)
+    return fitting[0] if fitting else (None, inputs)
 
 
 def _lay_out_toolkit(plan: Plan, files: Mapping[str, Path], into: Path) -> None:
