@@ -148,6 +148,12 @@ def index(session):
 
 
 @verb()
+def carry(session):
+    """Write a pushed image as parts, to prove it on a machine without a registry: -- NAME@DIGEST --into DIR."""
+    recipes(session, "carry", *session.posargs)
+
+
+@verb()
 def verify(session):
     """Verify an image's signature, contents, origin and claims: -- NAME@DIGEST --key cosign.pub, or --identity TEXT."""
     recipes(session, "verify", *session.posargs)

@@ -27,10 +27,11 @@ COPY recipes/lock/cu13.0-torch2.11-fa4.*txt recipes/lock/
 COPY docker/build-wheel.sh docker/assemble-toolkit.sh docker/
 ARG SM=
 ARG STANDIN=
+ARG ELSEWHERE=
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
     --mount=from=mirror,target=/mirror --mount=from=wheelcache,target=/wheelcache \
     --mount=type=cache,id=fusebox,target=/cache,sharing=locked \
-    docker/tool.sh patch cu13.0-torch2.11-fa4 --sm "$SM" --standin "$STANDIN" \
+    docker/tool.sh patch cu13.0-torch2.11-fa4 --sm "$SM" --standin "$STANDIN" --elsewhere "$ELSEWHERE" \
     --mirror /mirror --wheelcache /wheelcache --into /out
 
 # Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
@@ -57,9 +58,8 @@ RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,targe
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
     --mount=from=audit,source=/install,target=/in \
     --mount=type=bind,source=docker/make-environment.sh,target=/make-environment.sh \
-    /make-environment.sh /opt/fusebox /in /in/wheelhouse /wheelhouse
-RUN --network=none --mount=type=bind,source=docker/split-layers.sh,target=/split-layers.sh \
-    /split-layers.sh /opt/fusebox /layers
+    --mount=type=bind,source=docker/split-layers.sh,target=/split-layers.sh \
+    /make-environment.sh /opt/fusebox /in /in/wheelhouse /wheelhouse && /split-layers.sh /opt/fusebox /layers
 
 # What seldom changes comes first: a change of a layer changes only those after it.
 FROM base AS runtime

@@ -13,7 +13,7 @@ prefix=${1:?the environment} in=${2:?what it is made of}
 shift 2
 houses=("${@/#/--find-links=}")
 scratch=$(mktemp -d)
-export UV_NO_CONFIG=1 UV_CACHE_DIR=$scratch/uv UV_LINK_MODE=copy UV_NO_PROGRESS=1 UV_NO_INSTALLER_METADATA=1
+export UV_NO_CONFIG=1 UV_CACHE_DIR=$scratch/uv UV_LINK_MODE=hardlink UV_NO_PROGRESS=1 UV_NO_INSTALLER_METADATA=1
 python=$(command -v "python$(cat "$in/python")")      # a bare name would let uv take VIRTUAL_ENV's
 wanted=$in/requirements.txt
 install=(uv pip install --quiet --offline --no-index --no-deps --require-hashes "${houses[@]}")

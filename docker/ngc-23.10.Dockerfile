@@ -27,10 +27,11 @@ COPY recipes/lock/ngc-23.10.*txt recipes/lock/
 COPY docker/build-wheel.sh docker/assemble-toolkit.sh docker/
 ARG SM=
 ARG STANDIN=
+ARG ELSEWHERE=
 RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
     --mount=from=mirror,target=/mirror --mount=from=wheelcache,target=/wheelcache \
     --mount=type=cache,id=fusebox,target=/cache,sharing=locked \
-    docker/tool.sh patch ngc-23.10 --sm "$SM" --standin "$STANDIN" \
+    docker/tool.sh patch ngc-23.10 --sm "$SM" --standin "$STANDIN" --elsewhere "$ELSEWHERE" \
     --mirror /mirror --wheelcache /wheelcache --into /out
 
 # Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.

@@ -78,7 +78,7 @@ PARTS = ("transformer-engine-", "msamp-")  # distributions that are parts of ano
 
 
 def images(facts: Facts) -> str:
-    """README's table: one row per target; for which GPUs it is built, and the state of its claims where they ran."""
+    """README's table: one row per target; for which GPUs it is built, how it is proved, and the state of its claims."""
     rows = []
     for plan in facts.plans:
         target, torch = plan.target, plan.target.packages.get("torch", "none")
@@ -86,8 +86,30 @@ def images(facts: Facts) -> str:
         link = f"[`{target.name}`](docs/status/targets.md#{markdown.anchor(target.name)})"
         packages = ", ".join(name for name in others if not name.startswith(PARTS))
         gpus = "none" if target.cuda == "none" else ", ".join(target.proves_on)
-        rows.append([link, target.cuda, torch, packages, gpus, _state_of(facts, plan)])
-    return markdown.table("target|CUDA|torch|other packages|built for GPUs|claims, and where they ran", rows)
+        rows.append([link, target.cuda, torch, packages, gpus, _proved_as(facts, plan), _state_of(facts, plan)])
+    return markdown.table("target|CUDA|torch|other packages|built for GPUs|proved as|claims, and where they ran", rows)
+
+
+def _proved_as(facts: Facts, plan: Plan) -> str:
+    """How far evidence reaches: proved on a bare machine, in an image (its digest), else built or planned."""
+    ways = []
+    for run, counts in _counts(facts, plan):
+        if counts.get("proved"):
+            ways.append(_image_of(plan, run) if "image" in run else "bare")
+    built = evidence.built(facts.root, plan.target.name) or any(other is plan for other, _ in facts.runs)
+    return ", ".join(dict.fromkeys(ways)) or ("built" if built else "planned")
+
+
+def _image_of(plan: Plan, run: Mapping[str, Any]) -> str:
+    """The image that claims ran in, by the start of its digest, and whether it is on the declared base."""
+    base = run.get("base", "").rpartition("@")[2]
+    on = " on a substitute base" if base and base != plan.target.base.runtime.digest else ""
+    return f"image `{run['image'].rpartition('@')[2][:19]}`{on}"
+
+
+def _where(run: Mapping[str, Any]) -> str:
+    """The hardware of a run, and whether it ran in an image."""
+    return evidence.machine_name(run["hardware"]) + (" (image)" if "image" in run else "")
 
 
 def _state_of(facts: Facts, plan: Plan) -> str:
@@ -96,7 +118,7 @@ def _state_of(facts: Facts, plan: Plan) -> str:
         rungs = {row[3] for row in _not_run(facts, plan)} - {"declared"}
         return ", ".join([*sorted(rungs), "never run"])
     return "; ".join(
-        f"{', '.join(f'{count} {word}' for word, count in counts.items())} on {evidence.machine_name(run['hardware'])}"
+        f"{', '.join(f'{count} {word}' for word, count in counts.items())} on {_where(run)}"
         for run, counts in _counts(facts, plan)
     )
 
@@ -137,7 +159,7 @@ def _proved_on(facts: Facts, plan: Plan) -> str:
     for run, counts in _counts(facts, plan):
         if counts.pop("proved", 0):
             others = ", ".join(f"{count} {word}" for word, count in counts.items())
-            places.append(evidence.machine_name(run["hardware"]) + (f" (except {others})" if others else ""))
+            places.append(_where(run) + (f" (except {others})" if others else ""))
     return "; ".join(places)
 
 
@@ -157,7 +179,7 @@ def packages(facts: Facts) -> str:
         if places := _compiled_on(facts, plan):
             sections.append(f"The evidence is of wheels that were compiled on {' and '.join(places)}.")
         links = [f"[Dockerfile](docker/{target.name}.Dockerfile)"] + [
-            f"[outcomes on {evidence.machine_name(run['hardware'])}](smoke_tests/evidence/{run['name']}.json)"
+            f"[outcomes on {_where(run)}](smoke_tests/evidence/{run['name']}.json)"
             for other, run in facts.runs
             if other is plan
         ]
@@ -241,7 +263,7 @@ def matrix(facts: Facts) -> str:
         for run in runs:
             machine = run["hardware"]
             host = f"driver {machine['driver']}" if machine["gpus"] else machine["cpu"]
-            hardware = f"{evidence.machine_name(machine)} ({host})"
+            hardware = f"{evidence.machine_name(machine)} ({host}{', in an image' if 'image' in run else ''})"
             rows += [
                 [f"`{plan.target.name}`", hardware, pin.label, *_cell(facts, plan, run, pin.name)] for pin in plan.pins
             ]
@@ -261,8 +283,7 @@ def logs(facts: Facts) -> str:
     for plan, run in facts.runs:
         place, several = f"smoke_tests/evidence/{run['name']}", run.get("runs_in_log", 1)
         log = f"[log]({place}.log)" + (f" of {several} runs" if several > 1 else "")
-        machine = evidence.machine_name(run["hardware"])
-        rows.append([f"`{plan.target.name}`", machine, run["started"][:10], f"[outcomes]({place}.json)", log])
+        rows.append([f"`{plan.target.name}`", _where(run), run["started"][:10], f"[outcomes]({place}.json)", log])
     return markdown.table("target|hardware|day|outcomes|raw log", rows)
 
 

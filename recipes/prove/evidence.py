@@ -79,6 +79,20 @@ class Built(Manifest):
     stack: str
 
 
+class Runtime(Brought):
+    name: str
+    version: str
+
+
+class Carried(Brought):
+    """What `prove_carried.py` says about the image whose claims it ran."""
+
+    image: Annotated[str, Field(pattern=r"^[^@\s]+@sha256:[0-9a-f]{64}$")]
+    labels: dict[str, str]
+    runtime: Runtime
+    user: str
+
+
 class Evidence(Built):
     name: str
     started: str

@@ -23,7 +23,7 @@ from recipes.process import group
 from recipes.progress import console, say
 from recipes.prove.claims import Room
 from recipes.prove.definitions import Code, packed
-from recipes.prove.evidence import Manifest, Outcomes, brought, grouped, machine_name, worst
+from recipes.prove.evidence import Carried, Manifest, Outcomes, brought, grouped, machine_name, worst
 from recipes.prove.parsing import Place
 
 KILLED_UNSEEN = Version("3.12")  # before 3.12, a process that is killed leaves no record of what it ran
@@ -67,9 +67,17 @@ def watched(command: list[str], folder: Path, variables: Mapping[str, str]) -> t
 
 
 def keep(
-    plan: Plan, outcomes: Path, code: int, log: str, manifest: dict[str, Any], image: str | None = None
+    plan: Plan,
+    outcomes: Path,
+    code: int,
+    log: str,
+    manifest: dict[str, Any],
+    image: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Turn a run's outcomes into evidence, show it and return it; `code` is how the run ended, `image` where it ran."""
+    """Turn a run's outcomes into evidence, show it and return it; `code` is how the run ended.
+
+    `image` is what the evidence says about the image that it ran in: `image`, NAME@DIGEST, and what ran it.
+    """
     if not outcomes.exists():
         causes = _causes(plan, [], log)
         why = f", since {causes[0].cause}: {causes[0].fix}" if causes else ": read what they printed above"
@@ -93,7 +101,7 @@ def _causes(plan: Plan, reasons: list[str], log: str) -> list[Diagnosis]:
 
 
 def _assemble(
-    plan: Plan, outcomes: dict[str, Any], log: str, manifest: dict[str, Any], image: str | None
+    plan: Plan, outcomes: dict[str, Any], log: str, manifest: dict[str, Any], image: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Write the outcomes with keys and what was tested beside the log, without paths of this machine."""
     room, folder = Room(plan.root), folder_of(plan)
@@ -102,7 +110,7 @@ def _assemble(
             f"{plan.target.name}: these outcomes come from other tests than {room.folder} ({', '.join(others)}): "
             "run the claims again where the environment is."
         )
-    name = f"{plan.target.name}--{machine_name(outcomes['hardware'], 'x')}"
+    name = f"{plan.target.name}--{machine_name(outcomes['hardware'], 'x')}{'--image' if image else ''}"
     write_text(folder / f"{name}.log", without_paths(plan, re.sub(r"\x1b\[[\d;]*m", "", log)))
     for claim in outcomes["claims"]:
         claim["reason"] = without_paths(plan, claim["reason"])
@@ -113,7 +121,7 @@ def _assemble(
     evidence = {
         "name": name,
         **outcomes,
-        **({"image": image} if image else {}),
+        **(image or {}),
         "commit": commit_of(plan.root),
         "definitions": definitions,
         "packages": manifest["packages"],
@@ -204,11 +212,35 @@ def _table(evidence: dict[str, Any]) -> Table:
 
 
 def bring(plan: Plan, folder: Path) -> None:
-    """Make evidence from a run on another machine: outcomes.json, smoke.log and manifest.json of its environment."""
+    """Make evidence from a run on another machine: outcomes.json, smoke.log and manifest.json of its environment.
+
+    Where the claims ran in an image, image.json says in which, and by what it was run.
+    """
     outcomes, log, manifest = (folder / name for name in ("outcomes.json", "smoke.log", "manifest.json"))
     for path in (outcomes, log, manifest):
         if not path.is_file():
             where = "bring it from where the smoke tests ran (docs/use/elsewhere.md says how)"
             raise Refusal(f"{path} is missing: {where}.")
-    described = brought(Manifest, manifest)
-    keep(plan, outcomes, 0, log.read_text(encoding="utf-8", errors="replace"), described)
+    described, text = brought(Manifest, manifest), log.read_text(encoding="utf-8", errors="replace")
+    carried = folder / "image.json"
+    keep(plan, outcomes, 0, text, described, _ran_in(plan, carried, text) if carried.exists() else None)
+
+
+def _ran_in(plan: Plan, path: Path, log: str) -> dict[str, Any]:
+    """What evidence says about the image that the claims ran in; refused where the log is not of that image."""
+    carried = brought(Carried, path)
+    if (target := carried["labels"].get("fusebox.target")) != plan.target.name:
+        raise Refusal(f"{path} is about an image of the target {target}: bring the file of {plan.target.name}.")
+    runtime = carried["runtime"]
+    line = f"image {carried['image']} in {runtime['name']} {runtime['version']}, as {carried['user']}"
+    if line not in log.splitlines():
+        raise Refusal(f"{path.with_name('smoke.log')} does not begin with {line!r}: bring both from one run.")
+    labels = carried["labels"]
+    base = "@".join(labels.get(f"org.opencontainers.image.base.{key}", "unknown") for key in ("name", "digest"))
+    return {
+        "image": carried["image"],
+        "base": base,
+        "runtime": runtime,
+        "refused": carried.get("refused", {}),
+        "user": carried["user"],
+    }

@@ -77,6 +77,7 @@ class Options:
     pip_conf: Path | None = None
     sm: tuple[str, ...] = ()
     network: str | None = None
+    elsewhere: bool = False
 
     def arguments(self, target: Target) -> list[str]:
         """Options of `docker buildx build`; the Dockerfile stays as it is."""
@@ -98,6 +99,7 @@ class Options:
         words += [f"--secret=id=pip,src={self.pip_conf}"] if self.pip_conf else []
         words += [f"--build-arg=SM={','.join(self.sm)}"] if self.sm else []
         words += [f"--network={self.network}"] if self.network else []
+        words += ["--build-arg=ELSEWHERE=yes"] if self.elsewhere else []
         return words
 
 

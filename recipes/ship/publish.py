@@ -219,7 +219,8 @@ def prove(plan: Plan, image: str) -> tuple[bool, dict[str, Any]]:
             manifest = Path(scratch, "manifest.json")
             if not manifest.exists():
                 raise Refusal(f"{image} has no manifest of its environment: build it with `nox -s image`.")
-            evidence = smoke.keep(plan, Path(scratch, "outcomes.json"), code, log, read_json(manifest), image)
+            ran_in = {"image": image, "runtime": {"name": "docker", "version": engine().version()["Version"]}}
+            evidence = smoke.keep(plan, Path(scratch, "outcomes.json"), code, log, read_json(manifest), ran_in)
             return bool(code or smoke.of_outcome(evidence, "refuted")), evidence
     finally:
         subprocess.run(["docker", "rm", "--force", container], capture_output=True, check=False)

@@ -107,9 +107,12 @@ def is_local(name: str) -> bool:
 
 def run_crane(*words: str) -> subprocess.CompletedProcess[str]:
     """Run crane; a registry on this machine may lack TLS."""
-    local = ["--insecure"] if any(map(is_local, words)) else []
-    command = ["crane", *local, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=ends_with_us)
+    return subprocess.run(crane_command(*words), capture_output=True, text=True, check=False, preexec_fn=ends_with_us)
+
+
+def crane_command(*words: str) -> list[str]:
+    """The command that runs crane."""
+    return ["crane", *(["--insecure"] if any(map(is_local, words)) else []), *words]
 
 
 def _crane(fault: str, *words: str) -> None:

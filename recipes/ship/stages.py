@@ -12,6 +12,7 @@ import shutil
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from packaging.utils import parse_wheel_filename
 
@@ -33,10 +34,18 @@ def base_of(target: Target, standin: str | None = None) -> str:
     return " + ".join([standin or target.base.wheels.reference, *target.base.wheels.apt])
 
 
-def lay_out(plan: Plan, builder: Builder, into: Path, wheelcache: Path | None, standin: str | None = None) -> None:
+def lay_out(
+    plan: Plan,
+    builder: Builder,
+    into: Path,
+    wheelcache: Path | None,
+    standin: str | None = None,
+    elsewhere: bool = False,
+) -> None:
     """Write the input of the later stages: environment/ to build in, and packages/NAME/ for each built package.
 
-    `standin` is the image that stands for the base of the wheels: what is compiled on it has another key.
+    `standin` is the image that stands for the base of the wheels: what is compiled on it has another key. With
+    `elsewhere`, a wheel of `wheelcache` also serves if only its compiler and base differ; it keeps its own key.
     """
     files = builder.fetch()
     house = into / "environment" / "wheelhouse"
@@ -57,11 +66,33 @@ def lay_out(plan: Plan, builder: Builder, into: Path, wheelcache: Path | None, s
         shutil.copytree(tree.path, folder / "source" / tree.path.name, symlinks=True)
         inputs = builder.inputs(pin, tree, pin.build.compiler, base_of(plan.target, standin))
         write_settings(pin, plan.target, folder)
+        exported = wheelcache / digest_of(inputs) if wheelcache else None
+        if wheelcache and elsewhere and not (wheelcache / digest_of(inputs) / "wheel.json").exists():
+            exported, inputs = _made_elsewhere(pin, inputs, wheelcache)
         write_json(into / "inputs" / f"{name}.json", {"inputs": inputs, "patches": list(tree.patches)})
-        if wheelcache and (wheelcache / digest_of(inputs) / "wheel.json").exists():
-            check_exported(wheelcache / digest_of(inputs))
-            shutil.copytree(wheelcache / digest_of(inputs), folder / "wheel")
-            builder.steps.say("cached", pin.label, digest_of(inputs)[:12])
+        if exported and (exported / "wheel.json").exists():
+            check_exported(exported)
+            shutil.copytree(exported, folder / "wheel")
+            builder.steps.say("cached", pin.label, f"{exported.name[:12]}, {inputs.get('base', 'any base')}")
+
+
+ELSEWHERE = ("compiler", "base")  # the inputs in which a wheel that was compiled elsewhere may differ
+
+
+def _made_elsewhere(pin: Pin, inputs: dict[str, Any], wheelcache: Path) -> tuple[Path | None, dict[str, Any]]:
+    """The exported wheel whose inputs differ in its compiler and base alone, with its inputs; several are refused."""
+    wanted = {key: value for key, value in inputs.items() if key not in ELSEWHERE}
+    fitting = []
+    for path in sorted(wheelcache.glob("*/wheel.json")):
+        theirs = json.loads(path.read_text(encoding="utf-8")).get("inputs", {})
+        if {key: value for key, value in theirs.items() if key not in ELSEWHERE} == wanted:
+            fitting.append((path.parent, theirs))
+    if len(fitting) > 1:
+        raise Refusal(
+            f"{pin.label}: {len(fitting)} exported wheels differ in compiler or base alone "
+            f"({', '.join(folder.name[:12] for folder, _ in fitting)}): remove all but one of them from the folder."
+        )
+    return fitting[0] if fitting else (None, inputs)
 
 
 def _lay_out_toolkit(plan: Plan, files: Mapping[str, Path], into: Path) -> None:

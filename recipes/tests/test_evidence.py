@@ -227,6 +227,41 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
     assert json.loads(path.read_text())["claims"][0]["measured"] == measured  # what was there is there
 
 
+def test_a_run_in_an_image_names_it_and_what_ran_it(chosen: Plan, tmp_path: Path) -> None:
+    here, away = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock), tmp_path / "away"
+    shutil.copytree(chosen.root / "smoke_tests", tmp_path / "smoke_tests", ignore=shutil.ignore_patterns("evidence"))
+    away.mkdir()
+    hardware = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
+    outcomes = {"target": "cpu", "files": {}, "hardware": hardware, "python": "3.12.1", **record(chosen)}
+    image = f"example.org/fusebox@sha256:{'0' * 64}"
+    base = {"name": "debian", "digest": "sha256:1"}
+    labels = {f"org.opencontainers.image.base.{key}": value for key, value in base.items()}
+    about = {
+        "image": image, "labels": {"fusebox.target": "cpu", **labels}, "user": "10001:10001",
+        "runtime": {"name": "crun", "version": "1.8"}, "refused": {"enroot": "it is not installed"},
+    }  # fmt: skip
+    (away / "outcomes.json").write_text(json.dumps(outcomes))
+    (away / "manifest.json").write_text('{"packages": {}}')
+    (away / "image.json").write_text(json.dumps(about))
+    (away / "smoke.log").write_text("proved\n")
+    with pytest.raises(Refusal, match=r"smoke\.log does not begin with 'image example\.org.* in crun 1\.8, as 10001"):
+        smoke.bring(here, away)
+    (away / "smoke.log").write_text(f"image {image} in crun 1.8, as 10001:10001\nproved\n")
+    smoke.bring(here, away)
+    (path,) = (tmp_path / "build").rglob("*.json")
+    run = json.loads(path.read_text())
+    assert path.name == "cpu--x86-64--image.json"  # beside that of the bare machine
+    assert (run["image"], run["runtime"]["name"], run["base"]) == (image, "crun", "debian@sha256:1")
+    assert run["refused"] == {"enroot": "it is not installed"}
+    for changes, why in (
+        ({"image": "fusebox:cpu"}, r"image\.json is damaged or incomplete \(image"),
+        ({"labels": {"fusebox.target": "ms-amp"}}, "is about an image of the target ms-amp: bring the file of cpu"),
+    ):
+        (away / "image.json").write_text(json.dumps(about | changes))
+        with pytest.raises(Refusal, match=why):
+            smoke.bring(here, away)
+
+
 DOCSTRING, CODE = ('"""', '"""In other words: '), ("return ", "return 1 and ")
 
 

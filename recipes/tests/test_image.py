@@ -19,7 +19,7 @@ from docker.errors import ImageNotFound
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan, plan
 from recipes.errors import Refusal
-from recipes.files import ROOT, sha256_of
+from recipes.files import ROOT, digest_of, sha256_of
 from recipes.ship import dockerfile, image, publish, registry
 from recipes.tests.conftest import SOURCE, Checkout, Tiny, wheel
 from recipes.tests.objects import CUBIN, PORTABLE, fatbin, library
@@ -203,6 +203,18 @@ def test_a_wheel_compiled_on_a_standin_has_another_key(tiny: Tiny, tmp_path: Pat
     tiny.succeed(*audited(tmp_path / "standin", tmp_path))
     manifest = json.loads((tmp_path / "install" / "fusebox" / "manifest.json").read_text())
     assert manifest["packages"]["tinypkg"]["built_with"]["where"] == "here/base@sha256:0"
+    # An image takes it only where that is asked for, and then under the key and the record that it has.
+    exported = tmp_path / "install" / "wheels"
+    for name, options in {"strict": (), "elsewhere": ("--elsewhere", "yes")}.items():
+        tiny.succeed("patch", "tiny", "--into", tmp_path / name, "--wheelcache", exported, *options)
+        inputs = json.loads((tmp_path / name / "inputs" / "tinypkg.json").read_text())["inputs"]
+        is_taken = (tmp_path / name / "packages" / "tinypkg" / "wheel").exists()
+        assert is_taken == (name == "elsewhere")
+        assert ((exported / digest_of(inputs)).exists(), inputs["base"] == keys["standin"]) == (is_taken, is_taken)
+    (record,) = exported.glob("*/wheel.json")
+    shutil.copytree(record.parent, exported / "another")
+    again = ("patch", "tiny", "--into", tmp_path / "again", "--wheelcache", exported, "--elsewhere", "yes")
+    tiny.refuse(*again, naming=("tinypkg 1.0: 2 exported wheels differ in compiler or base alone",))
 
 
 def test_what_was_built_is_audited_and_described(tiny: Tiny, laid_out: tuple[Plan, Path], tmp_path: Path) -> None:

@@ -122,6 +122,23 @@ def test_a_target_that_was_built_and_never_run_says_with_what(unproved: Checkout
     assert states() == {"built, inputs changed since"}
 
 
+def test_a_target_says_how_far_its_evidence_reaches() -> None:
+    """Bare or as an image, where a claim of a run is proved now; else built or planned."""
+    facts = tables.Facts.of(Catalogue())
+    plan, run = next((plan, run) for plan, run in facts.runs if plan.target.name == "cpu")
+    image = {"image": f"example.org/fusebox@sha256:{'5' * 64}", "base": f"python@{plan.target.base.runtime.digest}"}
+    old = {**run, "stack": "another"}
+    for runs, words in (
+        ([run], "bare"),
+        ([run, run | image], "bare, image `sha256:555555555555`"),
+        ([run | image | {"base": "debian@sha256:1"}], "image `sha256:555555555555` on a substitute base"),
+        ([old], "built"),
+        ([], "planned"),
+    ):
+        assert tables._proved_as(dataclasses.replace(facts, runs=[(plan, each) for each in runs]), plan) == words
+    assert tables._where(run | image) == "x86-64 (image)"
+
+
 def test_a_log_of_several_runs_says_so() -> None:
     facts = tables.Facts.of(Catalogue())
     target, run = facts.runs[0]

@@ -13,6 +13,7 @@ from recipes.catalogue.plan import plan as planned
 from recipes.errors import Refusal
 from recipes.progress import console, say
 from recipes.prove import evidence
+from recipes.ship import carry as carrying
 from recipes.ship import image as images
 from recipes.ship import publish as publishing
 from recipes.ship import registry
@@ -24,9 +25,18 @@ from recipes.verbs.arguments import Verbs, chosen, folder, place
 def register(verbs: Verbs) -> None:
     """Add these verbs with their arguments."""
     built = verbs.add("image", image, mirror=True, sm=True)
+    built.add_argument(
+        "--compiled-elsewhere",
+        action="store_true",
+        help="also take exported wheels that another compiler or base made from the same inputs; the image says so",
+    )
     published = verbs.add("publish", publish, mirror=True, sm=True)
     published.add_argument("--registry", required=True, help="the registry to push to: HOST[:PORT][/PATH]")
     published.add_argument("--key", type=place, help="cosign's private key; in GitHub's workflow none is needed")
+    carried = verbs.add("carry", carry, target=False)
+    carried.add_argument("image", help="the image, by digest: NAME@DIGEST")
+    carried.add_argument("--into", type=place, required=True, help="an empty or new folder for the parts")
+    carried.add_argument("--mib", type=int, default=1024, help="the size of a part in MiB (default: %(default)s)")
     verified = verbs.add("verify", verify, target=False)
     verified.add_argument("image", help="the image, by digest: NAME@DIGEST or NAME:TAG@DIGEST")
     back = verbs.add("rollback", rollback, target=False)
@@ -77,6 +87,17 @@ def publish(options: argparse.Namespace) -> int:
     return 0
 
 
+def carry(options: argparse.Namespace) -> int:
+    """Write a pushed image as parts, with a script that proves it on a machine without a registry or Docker."""
+    if options.mib < 1:
+        raise Refusal(f"--mib {options.mib} is no size of a part: give a positive number of MiB.")
+    about = carrying.carry(options.image, options.into, options.mib)
+    parts = about["parts"]
+    say(f"{options.into}: {len(parts)} parts, {sum(part['bytes'] for part in parts) / 2**30:.2f} GiB")
+    say(f"there: python3 {carrying.SCRIPT.name} FOLDER --out OUT; here: nox -s promote -- --from OUT")
+    return 0
+
+
 def verify(options: argparse.Namespace) -> int:
     """Verify an image: its signature, its layers, its SBOM, its provenance against this checkout, and its claims."""
     return _verified(options, publishing.Commit.of(Catalogue().root).sha)
@@ -121,4 +142,5 @@ def _options(options: argparse.Namespace) -> images.Options:
         pip_conf=options.pip_conf,
         sm=tuple(options.sm or ()),
         network=options.network,
+        elsewhere=getattr(options, "compiled_elsewhere", False),  # what is published was compiled on its base
     )

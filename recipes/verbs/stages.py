@@ -19,6 +19,9 @@ def register(verbs: Verbs) -> None:
         "--wheelcache", type=folder, help="a folder of exported wheels to use instead of compiling them"
     )
     patched.add_argument("--standin", help="the image that stands for the base on which the wheels are compiled")
+    patched.add_argument(
+        "--elsewhere", help="if not empty: also take exported wheels that another compiler or base made from the same"
+    )
     audited = verbs.add("audit", audit, sm=True)
     for name, holds in (
         ("out", "the folder that `patch --into` wrote"),
@@ -35,7 +38,7 @@ def patch(options: argparse.Namespace) -> int:
     with Steps() as steps, cache.held(steps.wait):
         builder = Builder(plan, cache, steps, options.mirror)
         if options.into:
-            stages.lay_out(plan, builder, options.into, options.wheelcache, options.standin)
+            stages.lay_out(plan, builder, options.into, options.wheelcache, options.standin, bool(options.elsewhere))
             return 0
         for name, tree in builder.trees(builder.fetch()).items():
             steps.say("patch", f"{name}: tree {tree.sha256[:12]}", str(tree.path))

@@ -1,0 +1,150 @@
+"""An image in parts: what is written, and how the script on the other machine checks, unpacks and runs it."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recipes.errors import Refusal
+from recipes.ship import carry, prove_carried
+
+
+def layer(*members: tuple[str, bytes | None]) -> bytes:
+    """A layer's archive; a member without bytes is a folder."""
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w") as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
+            member.mode, member.size = (0o755 if content is None else 0o644), len(content or b"")
+            archive.addfile(member, io.BytesIO(content or b""))
+    return written.getvalue()
+
+
+LAYERS = (
+    layer(("etc", None), ("etc/kept", b"1"), ("etc/removed", b"1"), ("opt", None), ("opt/a", b"1"), ("opt/b", b"1")),
+    layer(("etc", None), ("etc/.wh.removed", b""), ("opt", None), ("opt/.wh..wh..opq", b""), ("opt/c", b"2")),
+)
+
+
+class Registry:
+    """An image of LAYERS as crane gives it: blobs by digest, and the manifest."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+        layers = [self.keep(gzip.compress(content, mtime=0)) for content in LAYERS]
+        diff_ids = [f"sha256:{hashlib.sha256(content).hexdigest()}" for content in LAYERS]
+        config = self.keep(json.dumps({"config": {}, "rootfs": {"diff_ids": diff_ids}}).encode())
+        kind = "application/vnd.oci.image.manifest.v1+json"
+        manifest = {"mediaType": kind, "layers": [{**each, "mediaType": "a+gzip"} for each in layers], "config": config}
+        self.digest = self.keep(json.dumps(manifest).encode())["digest"]
+
+    def keep(self, content: bytes) -> dict[str, Any]:
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        self.blobs[digest] = content
+        return {"digest": digest, "size": len(content)}
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    """crane, as a script that reads the blobs of one image."""
+    image = Registry()
+    blobs = tmp_path / "blobs"
+    blobs.mkdir()
+    for digest, content in image.blobs.items():
+        (blobs / digest).write_bytes(content)
+    crane = tmp_path / "bin" / "crane"
+    crane.parent.mkdir()
+    crane.write_text(f'#!/bin/sh\nfor word; do last=$word; done\nexec cat "{blobs}/${{last#*@}}"\n')
+    crane.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{crane.parent}:/usr/bin:/bin")
+    return image
+
+
+@pytest.fixture
+def carried(registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The image in parts of 512 bytes."""
+    monkeypatch.setattr(carry.Parts, "__init__", _with_small_parts)
+    carry.carry(f"example.org/fusebox@{registry.digest}", tmp_path / "parts", 1)
+    return tmp_path / "parts"
+
+
+def _with_small_parts(self: carry.Parts, folder: Path, _: int, original: Any = carry.Parts.__init__) -> None:
+    original(self, folder, 512)
+
+
+def unpacked(folder: Path, work: Path) -> Path:
+    about = json.loads((folder / "image.json").read_text())
+    prove_carried.join(folder, about["parts"], work / "oci")
+    prove_carried.Image(work / "oci", about["digest"]).unpack(work / "root", "zstd")
+    return work / "root"
+
+
+def test_parts_hold_the_image_and_unpack_to_its_layers(carried: Path, registry: Registry, tmp_path: Path) -> None:
+    about = json.loads((carried / "image.json").read_text())
+    assert (about["name"], about["digest"]) == ("example.org/fusebox", registry.digest)
+    assert len(about["parts"]) > 2
+    assert all((carried / part["name"]).stat().st_size == part["bytes"] <= 512 for part in about["parts"])
+    assert (carried / "prove_carried.py").exists()
+    root = unpacked(carried, tmp_path / "work")
+    files = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    assert files == {"etc/kept": b"1", "opt/c": b"2"}
+
+
+def test_a_damaged_part_is_named(carried: Path, tmp_path: Path) -> None:
+    part = carried / "image.001"
+    part.write_bytes(part.read_bytes()[::-1])
+    with pytest.raises(prove_carried.Failure, match=r"missing or damaged: bring image\.001 again"):
+        unpacked(carried, tmp_path / "work")
+
+
+def test_a_blob_that_is_not_of_the_image_is_refused(carried: Path, tmp_path: Path) -> None:
+    """The hashes of the parts could have been written anew; the image's digest decides."""
+    about = json.loads((carried / "image.json").read_text())
+    prove_carried.join(carried, about["parts"], tmp_path / "oci")
+    image = prove_carried.Image(tmp_path / "oci", about["digest"])
+    last = image.blob(image.manifest["layers"][1]["digest"])
+    last.write_bytes(gzip.compress(layer(("etc/planted", b"x"))))
+    with pytest.raises(prove_carried.Failure, match="unpacks to other bytes than the image names"):
+        image.unpack(tmp_path / "root", "zstd")
+    config = image.blob(image.manifest["config"]["digest"])
+    config.write_text("{}")
+    with pytest.raises(prove_carried.Failure, match="does not have the bytes of its name"):
+        prove_carried.Image(tmp_path / "oci", about["digest"])
+
+
+def test_an_image_is_carried_by_its_digest_alone(registry: Registry, tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"does not name an image by its digest: write NAME@sha256:DIGEST"):
+        carry.carry("example.org/fusebox:cpu", tmp_path / "parts", 1)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(Refusal, match="is not empty: choose another folder"):
+        carry.carry(f"example.org/fusebox@{registry.digest}", tmp_path / "full", 1)
+
+
+def test_the_first_runtime_that_works_runs_it_and_the_others_say_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(container: prove_carried.Container, command: Any, output: int | None) -> int:
+        raise prove_carried.Failure("it is not installed")
+
+    def works(container: prove_carried.Container, command: Any, output: int | None) -> int:
+        assert command[:2] == ["dumb-init", "python"]
+        return 0
+
+    monkeypatch.setattr(prove_carried, "RUNTIMES", {"enroot": absent, "runc": works, "unshare": absent})
+    config = {"User": "10001:10001", "Entrypoint": ["dumb-init"], "Env": ["PATH=/bin"], "WorkingDir": "/tmp"}
+    container = prove_carried.Container(tmp_path, config, prove_carried.Driver([], [], []), tmp_path, tmp_path)
+    chosen = prove_carried.choose(container, ["enroot", "runc", "unshare"])
+    assert chosen == ("runc", {"enroot": "it is not installed"})
+    run = prove_carried._specification(container, ["smoke"])
+    assert (run["root"]["readonly"], run["process"]["user"]) == (True, {"uid": 10001, "gid": 10001})
+    assert "capabilities" not in run["process"]
+    assert run["process"]["noNewPrivileges"]
