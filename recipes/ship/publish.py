@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -24,9 +23,9 @@ from recipes.process import git_variables
 from recipes.progress import say
 from recipes.prove import smoke
 from recipes.ship import registry, statements, verify
+from recipes.ship.cosign import Signer, trusting
 from recipes.ship.image import Options, buildx, engine, last_words
 from recipes.ship.statements import Contents
-from recipes.ship.verify import Signer
 
 UNSIGNED = "it is not signed: pass --key, or publish it in GitHub's workflow"
 PROVING = "fusebox.proving"  # the label of a container that proves an image, with the target
@@ -110,12 +109,14 @@ def publish(plan: Plan, options: Options, host: str, floating: str | None, signe
         if signer:
             stated = {
                 statements.SBOM: statements.sbom(plan, image, contents, evidence["packages"]),
-                statements.PROVENANCE: statements.provenance(plan, commit.sha, _builder(), started, options.sm),
+                statements.PROVENANCE: statements.provenance(
+                    plan, commit.sha, statements.builder(), started, options.sm
+                ),
                 statements.TESTS: statements.test_result(plan, evidence),
                 statements.ATTRIBUTES: statements.attributes(evidence),
             }
             verify.sign(image, stated, signer)
-            with verify.trusting(signer) as trust:
+            with trusting(signer) as trust:
                 faults = verify.faults(verify.verify(plan, image, trust, commit.sha))
             floating = floating or next(iter(faults), None)
         unmoved = _unmoved(plan, options, name, commit, floating or (UNSIGNED if signer is None else None))
@@ -151,12 +152,6 @@ def _refuse_unpublishable(plan: Plan, host: str) -> None:
     if shutil.which("crane") is None:
         raise Refusal("Publishing needs crane (go-containerregistry), which is not installed: install it.")
     _refuse_classic_store()
-
-
-def _builder() -> str:
-    """The URI of what builds: GitHub's workflow, or this machine."""
-    workflow = os.environ.get("GITHUB_WORKFLOW_REF")
-    return f"{os.environ.get('GITHUB_SERVER_URL', '')}/{workflow}" if workflow else f"host:{platform.node()}"
 
 
 def _build(plan: Plan, options: Options, commit: Commit, oci: Path) -> None:

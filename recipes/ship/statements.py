@@ -1,33 +1,41 @@
-"""What is signed about an image: what it contains, what it was made from, what its claims proved and where.
+"""What is signed about an image or a collected wheel: its contents and inputs, what its claims proved and where.
 
 The formats are CycloneDX 1.6 (cyclonedx.org), SLSA provenance v1 (slsa.dev), and in-toto's test-result v0.1 and SCAI
 v0.3 (github.com/in-toto/attestation). Each is the predicate of an in-toto statement whose subject is the digest of the
-image's manifest; cosign signs the statement and attaches it to the image as an OCI referrer.
+image's manifest or of the wheel. cosign signs the statement; it is attached to the image as an OCI referrer, or lies
+beside the wheel. A wheel has its CycloneDX document inside (recipes/ship/sbom.py).
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import os
+import platform
 import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cyclonedx.schema.schema import SchemaVersion1Dot6
+
 from recipes.catalogue.lock import artifact_of
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Source
 from recipes.errors import Refusal
-from recipes.files import digest_of, read_text, sha256_of
+from recipes.files import digest_of, sha256_of
 from recipes.prove.evidence import machine_name
 from recipes.ship.dockerfile import SOURCES
+from recipes.ship.sbom import pedigree
 
 SBOM = "https://cyclonedx.org/bom"
 PROVENANCE = "https://slsa.dev/provenance/v1"
 TESTS = "https://in-toto.io/attestation/test-result/v0.1"
 ATTRIBUTES = "https://in-toto.io/attestation/scai/v0.3"
-BUILD_TYPE = "fusebox/publish/v1"  # what externalParameters mean: the target, and the GPU architectures if not all
+STATEMENT = "https://in-toto.io/Statement/v1"
+# What externalParameters mean: the target, of a wheel its package too, and the GPU architectures if not all.
+IMAGE_BUILD, WHEEL_BUILD = "fusebox/publish/v1", "fusebox/wheels/v1"
 # Run in an image: its distributions, its Debian packages and the name of its system.
 _LIST = r"""
 import importlib.metadata as metadata, json, re, subprocess
@@ -108,26 +116,24 @@ def _pedigree(plan: Plan, distribution: str) -> dict[str, Any]:
     pin = next((pin for pin in plan.pins if pin.name == distribution), None)
     if pin is None or not plan.patches[pin.name]:
         return {}
-    patches = [
-        {
-            "type": "unofficial",
-            "diff": {"text": {"contentType": "text/x-diff", "content": read_text(patch.path)}},
-        }
-        for patch in plan.patches[pin.name]
-    ]
-    ancestor = {"type": "library", "name": pin.name, "version": pin.release.version}
-    return {"pedigree": {"ancestors": [ancestor], "patches": patches}}
+    written: Any = pedigree(plan, pin, f"source of {pin.name}")
+    return {"pedigree": json.loads(written.as_json(view_=SchemaVersion1Dot6))}
 
 
 def materials(plan: Plan, commit: str) -> list[dict[str, Any]]:
-    """Everything that an image is made from, each by its digest: what the lock and the recipes of a checkout pin."""
-    root = plan.root
-    pinned = [{"uri": "git+fusebox", "digest": {"gitCommit": commit}}]
+    """Everything that an image is made from, each by its digest: its bases, and the inputs of its environment."""
     images = {image.image: image.digest for image in (SOURCES, plan.target.base.wheels, plan.target.base.runtime)}
-    pinned += [
+    bases = [
         {"uri": f"pkg:docker/{name}", "digest": {"sha256": digest.removeprefix("sha256:")}}
         for name, digest in images.items()
     ]
+    return [*inputs(plan, commit), *bases]
+
+
+def inputs(plan: Plan, commit: str) -> list[dict[str, Any]]:
+    """What an environment is built from, each by its digest: what the lock and the recipes of a checkout pin."""
+    root = plan.root
+    pinned = [{"uri": "git+fusebox", "digest": {"gitCommit": commit}}]
     locked = [*plan.locked.artifacts, *(plan.toolkit.artifacts if plan.toolkit else ())]
     pinned += [
         {"uri": f"pkg:pypi/{artifact.name}@{artifact.version}", "digest": {"sha256": artifact.sha256}}
@@ -148,25 +154,60 @@ def _repositories(source: Source) -> Iterator[dict[str, Any]]:
         yield {"uri": f"git+{tree.repository}", "digest": {"gitCommit": tree.commit}}
 
 
+def builder() -> str:
+    """The URI of what builds: GitHub's workflow, or this machine."""
+    workflow = os.environ.get("GITHUB_WORKFLOW_REF")
+    return f"{os.environ.get('GITHUB_SERVER_URL', '')}/{workflow}" if workflow else f"host:{platform.node()}"
+
+
 def provenance(
     plan: Plan, commit: str, builder: str, started: datetime.datetime, sm: tuple[str, ...]
 ) -> dict[str, Any]:
     """SLSA v1: what an image was made from, and by which machine; `builder` is its URI."""
     apt = sorted({*plan.target.base.wheels.apt, *plan.target.base.runtime.apt})
+    return _slsa(
+        build_type=IMAGE_BUILD,
+        parameters={"target": plan.target.name, **({"sm": list(sm)} if sm else {})},
+        internal={"stack": plan.stack, "notPinned": {"apt": apt}},
+        dependencies=materials(plan, commit),
+        builder=builder,
+        times={"startedOn": f"{started:%Y-%m-%dT%H:%M:%SZ}"},
+    )
+
+
+def wheel_provenance(plan: Plan, commit: str, builder: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """SLSA v1 of a collected wheel, of which `row` is the line in its list; `builder` is the URI of who collected it.
+
+    The cache's wheel that it was made from may have been compiled earlier and elsewhere, from the same inputs.
+    """
+    return _slsa(
+        build_type=WHEEL_BUILD,
+        parameters={"target": plan.target.name, "package": row["package"], "sm": row["sm"]},
+        internal={"stack": plan.stack, "madeFrom": {"sha256": row["made_from"]}},
+        dependencies=inputs(plan, commit),
+        builder=builder,
+        times={},
+    )
+
+
+def _slsa(
+    *,
+    build_type: str,
+    parameters: Mapping[str, Any],
+    internal: Mapping[str, Any],
+    dependencies: list[dict[str, Any]],
+    builder: str,
+    times: Mapping[str, str],
+) -> dict[str, Any]:
+    finished = {"finishedOn": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"}
     return {
         "buildDefinition": {
-            "buildType": BUILD_TYPE,
-            "externalParameters": {"target": plan.target.name, **({"sm": list(sm)} if sm else {})},
-            "internalParameters": {"stack": plan.stack, "notPinned": {"apt": apt}},
-            "resolvedDependencies": materials(plan, commit),
+            "buildType": build_type,
+            "externalParameters": parameters,
+            "internalParameters": internal,
+            "resolvedDependencies": dependencies,
         },
-        "runDetails": {
-            "builder": {"id": builder},
-            "metadata": {
-                "startedOn": f"{started:%Y-%m-%dT%H:%M:%SZ}",
-                "finishedOn": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}",
-            },
-        },
+        "runDetails": {"builder": {"id": builder}, "metadata": {**times, **finished}},
     }
 
 
@@ -194,6 +235,12 @@ def attributes(evidence: Mapping[str, Any]) -> dict[str, Any]:
     log = {"name": f"{evidence['name']}.log", "digest": {"sha256": evidence["log_sha256"]}}
     facts = {"hardware": machine_name(machine), "driver": machine.get("driver") or "none"}
     return {"attributes": [{"attribute": f"{key}: {value}", "evidence": log} for key, value in facts.items()]}
+
+
+def about(file: str, sha256: str, kind: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """The in-toto statement that a predicate is about a file with that name and digest."""
+    subject = [{"name": file, "digest": {"sha256": sha256}}]
+    return {"_type": STATEMENT, "subject": subject, "predicateType": kind, "predicate": predicate}
 
 
 def write(folder: Path, predicates: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:

@@ -6,43 +6,27 @@ import dataclasses
 import datetime
 import http.client
 import json
-import os
 import re
-import shutil
-import subprocess
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan, plan
 from recipes.prove import evidence
 from recipes.ship import registry, statements, verify
-from recipes.ship.verify import Signer
-from recipes.tests.conftest import REGISTRY, Checkout, oci_image
+from recipes.ship.cosign import Signer
+from recipes.tests.conftest import REGISTRY, Checkout, made_key, oci_image
 
 COMMIT = "a" * 40
 TIME = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 CONTENTS = statements.Contents(
     {"torch": "2.13.0+cpu", "transformers": "4.40.2"}, (("g++", "4:12.2.0-3", "amd64"),), "debian"
 )
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A private key and its public one."""
-    if shutil.which("cosign") is None:
-        pytest.skip("unproven here: cosign is not installed")
-    folder = tmp_path_factory.mktemp("keys")
-    return made_key(folder, "ours")
-
-
-def made_key(folder: Path, name: str) -> tuple[Path, Path]:
-    command = ["cosign", "generate-key-pair", f"--output-key-prefix={folder / name}"]
-    subprocess.run(command, env={**os.environ, "COSIGN_PASSWORD": ""}, check=True, capture_output=True)
-    return folder / f"{name}.key", folder / f"{name}.pub"
 
 
 @dataclasses.dataclass
@@ -200,6 +184,7 @@ def test_the_sbom_says_what_we_changed() -> None:
     patches = components["transformers"]["pedigree"]["patches"]
     assert len(patches) == len(chosen.patches["transformers"]) > 0
     assert "pedigree" not in components["torch"]
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(made)) is None
 
 
 def test_the_materials_are_exactly_what_the_lock_and_the_recipes_pin() -> None:

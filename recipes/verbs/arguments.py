@@ -52,6 +52,15 @@ def add_sm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sm", type=listed, help='compile for these GPU architectures only, such as "8.0,9.0"')
 
 
+def add_trust(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Who is trusted: a key or a workflow."""
+    trust = parser.add_mutually_exclusive_group(required=required)
+    trust.add_argument("--key", type=place, help="the public key of who signed it")
+    trust.add_argument(
+        "--identity", help="a pattern of the workflow that signed it, such as ^https://github.com/OWNER/"
+    )
+
+
 def listed(value: str) -> list[str]:
     """The parts of a comma-separated list; a list of commas only is refused."""
     parts = [part for part in value.split(",") if part]

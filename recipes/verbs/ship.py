@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
@@ -13,12 +14,12 @@ from recipes.catalogue.plan import plan as planned
 from recipes.errors import Refusal
 from recipes.progress import console, say
 from recipes.prove import evidence
+from recipes.ship import attest, registry
 from recipes.ship import image as images
 from recipes.ship import publish as publishing
-from recipes.ship import registry
 from recipes.ship import verify as verifying
-from recipes.ship.verify import Signer, workflow
-from recipes.verbs.arguments import Verbs, chosen, folder, place
+from recipes.ship.cosign import Signer, workflow
+from recipes.verbs.arguments import Verbs, add_trust, chosen, folder, place
 
 
 def register(verbs: Verbs) -> None:
@@ -28,15 +29,13 @@ def register(verbs: Verbs) -> None:
     published.add_argument("--registry", required=True, help="the registry to push to: HOST[:PORT][/PATH]")
     published.add_argument("--key", type=place, help="cosign's private key; in GitHub's workflow none is needed")
     verified = verbs.add("verify", verify, target=False)
-    verified.add_argument("image", help="the image, by digest: NAME@DIGEST or NAME:TAG@DIGEST")
+    verified.add_argument(
+        "subjects", nargs="+", metavar="IMAGE|WHEEL", help="images by digest, NAME[:TAG]@DIGEST, or collected wheels"
+    )
     back = verbs.add("rollback", rollback, target=False)
     back.add_argument("image", help="an image that was published before, NAME@DIGEST: its target's tag moves to it")
     for added in (verified, back):
-        trusted = added.add_mutually_exclusive_group(required=True)
-        trusted.add_argument("--key", type=place, help="the public key of who signed it")
-        trusted.add_argument(
-            "--identity", help="a pattern of the workflow that signed it, such as ^https://github.com/OWNER/"
-        )
+        add_trust(added)
     for added in (built, published):
         added.add_argument(
             "--standin",
@@ -78,13 +77,21 @@ def publish(options: argparse.Namespace) -> int:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Verify an image: its signature, its layers, its SBOM, its provenance against this checkout, and its claims."""
-    return _verified(options, publishing.Commit.of(Catalogue().root).sha)
+    """Verify images or collected wheels: signature, provenance against this checkout, and claims; an image's layers."""
+    catalogue, signer = Catalogue(), Signer(options.key, options.identity)
+    commit = publishing.Commit.of(catalogue.root).sha
+    codes = []
+    for subject in options.subjects:
+        if subject.endswith(".whl"):
+            codes.append(_print(subject, attest.verify(catalogue, Path(subject), signer, commit)))
+        else:
+            codes.append(_verified(catalogue, subject, signer, commit))
+    return max(codes)
 
 
 def rollback(options: argparse.Namespace) -> int:
     """Move a target's floating tag back to an image that was published before, once that is verified."""
-    if _verified(options, None):
+    if _verified(Catalogue(), options.image, Signer(options.key, options.identity), None):
         return 1
     name, _, digest = options.image.partition("@")
     target = registry.label(options.image, "fusebox.target")
@@ -93,11 +100,15 @@ def rollback(options: argparse.Namespace) -> int:
     return 0
 
 
-def _verified(options: argparse.Namespace, commit: str | None) -> int:
+def _verified(catalogue: Catalogue, image: str, signer: Signer, commit: str | None) -> int:
+    """Verify an image and print what was checked; 1 if anything is wrong."""
+    of_image = planned(catalogue, registry.label(image, "fusebox.target"))
+    return _print(image, verifying.verify(of_image, image, signer, commit))
+
+
+def _print(title: str, checks: list[verifying.Check]) -> int:
     """Print what was checked; 1 if anything is wrong."""
-    of_image = planned(Catalogue(), registry.label(options.image, "fusebox.target"))
-    checks = verifying.verify(of_image, options.image, Signer(options.key, options.identity), commit)
-    table = Table(title=options.image, box=None, pad_edge=False)
+    table = Table(title=title, box=None, pad_edge=False)
     for column in ("check", "", "what was found"):
         table.add_column(column, overflow="fold")
     for check in checks:
