@@ -135,10 +135,13 @@ def _acquire(lock: TextIO, folder: Path, waiting: Callable[[str], None]) -> None
 def _users(lock: TextIO) -> dict[str, str]:
     """Number and name of the processes that have that lock, as far as they are seen; not those that wait for it."""
     ours, users = os.fstat(lock.fileno()), {}
-    for opened in Path("/proc").glob("[0-9]*/fd/*"):
+    for process in Path("/proc").glob("[0-9]*"):
+        descriptors: list[str] = []
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            process = opened.parent.parent
-            is_same = os.path.samestat(opened.stat(), ours)
-            if is_same and "FLOCK" in (process / "fdinfo" / opened.name).read_text():
-                users[process.name] = (process / "comm").read_text().strip()
+            descriptors = [path.name for path in (process / "fd").iterdir()]
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                is_same = os.path.samestat((process / "fd" / descriptor).stat(), ours)
+                if is_same and "FLOCK" in (process / "fdinfo" / descriptor).read_text():
+                    users[process.name] = (process / "comm").read_text().strip()
     return users

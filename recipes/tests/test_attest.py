@@ -6,14 +6,17 @@ import base64
 import dataclasses
 import datetime
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -22,7 +25,7 @@ from pypi_attestations import AttestationType, Provenance
 
 from recipes.catalogue.load import Catalogue
 from recipes.errors import Refusal
-from recipes.files import sha256_of
+from recipes.files import ROOT, sha256_of
 from recipes.process import git_variables
 from recipes.ship import attest, index, statements, verify
 from recipes.ship.cosign import Signer
@@ -277,3 +280,109 @@ def test_the_index_links_provenance_where_it_has_an_address(signed: Signed) -> N
     shop.succeed("index")
     (file,) = json.loads((simple / "index.json").read_text())["files"]
     assert "provenance" not in file
+
+
+# What stands for two programs of the workflow: `gh`, whose release `wheels` is a folder here, and `nox`.
+GH = """#!/bin/bash
+set -euo pipefail
+release="$RELEASES/wheels" verb=$2
+shift 2
+case $verb in
+  list) if [ -d "$release" ]; then echo true; else echo false; fi ;;
+  create) mkdir "$release" ;;
+  download)
+    if [ "$2" = --dir ]; then mkdir -p "$3" && cp "$release"/* "$3"; else cat "$release/$3"; fi ;;
+  upload)
+    shift
+    if [ "$1" = --clobber ]; then shift; else for path in "$@"; do [ ! -e "$release/${path##*/}" ]; done; fi
+    cp "$@" "$release" ;;
+esac
+"""
+NOX = """#!/bin/bash
+verb=$2
+shift 3
+exec "$PYTHON" -m recipes "$verb" "$@"
+"""
+
+
+@dataclasses.dataclass
+class Runner:
+    """Runs steps of wheels.yml in a checkout, with a folder for the release and a key instead of the identity."""
+
+    shop: Tiny
+    scratch: Path
+    key: Path
+
+    def __post_init__(self) -> None:
+        for name, text in {"gh": GH, "nox": NOX}.items():
+            program = self.scratch / "bin" / name
+            program.parent.mkdir(exist_ok=True)
+            program.write_text(text)
+            program.chmod(0o755)
+        (self.scratch / "releases").mkdir()
+
+    @property
+    def release(self) -> Path:
+        return self.scratch / "releases" / "wheels"
+
+    def job(self, name: str) -> subprocess.CompletedProcess[str]:
+        """A job on a new machine: its steps that run commands, but for those that install a program."""
+        temp, jobs = self.scratch / "temp", yaml.safe_load((ROOT / ".github/workflows/wheels.yml").read_text())["jobs"]
+        for left in (temp, self.shop.root / "build" / "index"):
+            shutil.rmtree(left, ignore_errors=True)
+        temp.mkdir()
+        if folder(self.shop).exists():
+            shutil.copytree(folder(self.shop), temp / "collected" / "wheels-tiny")
+            shutil.rmtree(folder(self.shop))  # as an artifact, and not in the checkout
+        variables = self.shop.variables | {
+            "PATH": f"{self.scratch / 'bin'}:{os.environ['PATH']}", "PYTHON": sys.executable,
+            "RELEASES": str(self.scratch / "releases"), "RUNNER_TEMP": str(temp), "GITHUB_OUTPUT": str(temp / "output"),
+            "FILES": "https://example.org/wheels/", "TRUST": f"--key={self.key}",
+        }  # fmt: skip
+        for step in jobs[name]["steps"]:
+            if "run" in step and "pip install" not in step["run"]:
+                command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+                done = subprocess.run(
+                    command, cwd=self.shop.root, env=variables, capture_output=True, text=True, check=False
+                )
+                if done.returncode:
+                    break
+        return done
+
+    def listed(self) -> list[str]:
+        """The targets that the workflow builds."""
+        done = self.job("list")
+        assert done.returncode == 0, done.stderr
+        matrix = (self.scratch / "temp" / "output").read_text().removeprefix("matrix=")
+        rows = {row["target"]: row["runner"] for row in json.loads(matrix)}
+        assert rows.get("tiny", "ubuntu-24.04") == "ubuntu-24.04" and rows["cu13.2-torch2.15"] == "gpu-sm90"
+        return list(rows)
+
+
+def test_the_workflow_publishes_what_is_missing_and_keeps_what_there_was(signed: Signed, tmp_path: Path) -> None:
+    runner, shop = Runner(signed.shop, tmp_path, signed.keys[1]), signed.shop
+    collected = folder(shop).rename(tmp_path / "wheels-of-tiny")
+    assert "tiny" in runner.listed()
+    shutil.copytree(collected, folder(shop))
+    done = runner.job("publish")
+    assert done.returncode == 0, done.stderr
+    wheels = {path.name: sha256_of(path) for path in collected.glob("*.whl")}
+    assert {path.name: sha256_of(path) for path in runner.release.glob("*.whl")} == wheels
+    assert all((runner.release / f"{name}{end}").exists() for name in wheels for end in (".metadata", attest.SUFFIX))
+    assert not (shop.root / "build" / "index" / "files").exists() and "verified" in page(shop, "tinywheel")
+    assert "tiny" not in runner.listed()
+    shop.edit(shop.targets, 'tinywheel = "1.0"\n', "")  # the target has it no more
+    shop.edit(shop.recipe("tinypkg"), '"tinywheel"', '"tinydep"')
+    done = runner.job("publish")
+    assert done.returncode == 0, done.stderr
+    (file,) = json.loads((shop.root / "build/index/simple/tinywheel/index.json").read_text())["files"]
+    assert file["url"] == f"https://example.org/wheels/tinywheel-1.0%2B{LOCAL}-py3-none-any.whl"
+    assert {path.name: sha256_of(path) for path in runner.release.glob("*.whl")} == wheels
+
+
+def test_the_workflow_publishes_nothing_that_another_signed(signed: Signed, tmp_path: Path) -> None:
+    _, other = made_key(tmp_path, "other")
+    runner = Runner(signed.shop, tmp_path, other)
+    done = runner.job("publish")
+    assert done.returncode != 0 and "is signed, but not by" in done.stderr
+    assert list(runner.release.iterdir()) == []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from pathlib import Path
 
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan
 from recipes.errors import Refusal
+from recipes.files import write_json
 from recipes.make import environment, resolve
 from recipes.make.build import Builder
 from recipes.make.cache import Cache
@@ -36,6 +38,13 @@ def register(verbs: Verbs) -> None:
     collected.add_argument(
         "--for", dest="torch", metavar="torch==VERSION", help="only say which wheels there are for this torch"
     )
+    collected.add_argument(
+        "--missing",
+        type=place,
+        metavar="INDEX",
+        help="only say of which targets an index lacks wheels, and which runner builds them",
+    )
+    collected.add_argument("--json", type=place, metavar="FILE", help="with --missing: also write it to this file")
     collected.add_argument("--python", help="with --for: for this Python, such as 3.12")
     collected.add_argument("--cuda", help="with --for: for this CUDA, such as 13.0, or none")
     made = verbs.add("index", index, target=False)
@@ -56,7 +65,9 @@ def number(value: str) -> int:
 
 
 def wheels(options: argparse.Namespace) -> int:
-    """Collect the wheels that a target builds or patches, ready to be installed elsewhere; or say what there is."""
+    """Collect, and sign, the wheels that a target builds or patches; or say what there is, or what an index lacks."""
+    if options.missing:
+        return _missing(options.missing, options.json)
     if options.torch:
         return _answer(fitting.Wanted.read(options.torch, options.python, options.cuda))
     if options.python or options.cuda:
@@ -78,6 +89,15 @@ def wheels(options: argparse.Namespace) -> int:
         if pin.release.uncollected:
             say(f"left out: {pin.label}: {pin.release.uncollected}")
     say(f"The wheels are in {into}")
+    return 0
+
+
+def _missing(site: Path, file: Path | None) -> int:
+    rows = list(fitting.missing(Catalogue(), site))
+    for row in rows:
+        say(str(row))
+    if file:
+        write_json(file, [dataclasses.asdict(row) for row in rows])
     return 0
 
 
