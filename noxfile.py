@@ -133,9 +133,9 @@ def publish(session, target):
     recipes(session, "publish", target, *session.posargs)
 
 
-# `nox -s wheels -- --for torch==2.11.0` asks once for all targets.
+# `nox -s wheels -- --for torch==2.11.0` asks once for all targets, and so does `--missing INDEX`.
 @verb()
-@(nox.parametrize("target", ["cpu"], ids=["all"]) if "--for" in sys.argv else for_each_target)
+@(nox.parametrize("target", ["cpu"], ids=["all"]) if {"--for", "--missing"} & {*sys.argv} else for_each_target)
 def wheels(session, target):
     """Collect the wheels that the target builds or patches; or: nox -s wheels -- --for torch==2.11.0 --python 3.12."""
     recipes(session, "wheels", target, *session.posargs)
@@ -143,13 +143,13 @@ def wheels(session, target):
 
 @verb()
 def index(session):
-    """Make a static package index of all collected wheels in build/index; -- [--into DIR] [--from DIR]."""
+    """Make a static package index of all collected wheels in build/index; -- [--from DIR] [--key cosign.pub]."""
     recipes(session, "index", *session.posargs)
 
 
 @verb()
 def verify(session):
-    """Verify an image's signature, contents, origin and claims: -- NAME@DIGEST --key cosign.pub, or --identity TEXT."""
+    """Verify an image or a wheel, what is in it and its claims: -- NAME@DIGEST or FILE.whl --key cosign.pub."""
     recipes(session, "verify", *session.posargs)
 
 
