@@ -147,17 +147,23 @@ def pep740(wheel: Path) -> dict[str, Any] | None:
     """The provenance object of PEP 740 that an index serves for a wheel; None if no workflow of GitHub signed it."""
     attestations, publisher = [], None
     for bundle in bundles(wheel):
-        statement = _statement(wheel, bundle)
-        certificate = bundle["verificationMaterial"].get("certificate")
-        if certificate is None or statement["predicateType"] != statements.PROVENANCE:
+        statement, material, envelope = (
+            _statement(wheel, bundle),
+            bundle["verificationMaterial"],
+            bundle["dsseEnvelope"],
+        )
+        if "certificate" not in material or statement["predicateType"] != statements.PROVENANCE:
             continue
         envelope = bundle["dsseEnvelope"]
+        # An entry of Rekor's second version has no time of its own: the signed timestamps say when it was made.
+        timestamps = material.get("timestampVerificationData", {}).get("rfc3161Timestamps", [])
         attestations.append(
             {
                 "version": 1,
                 "verification_material": {
-                    "certificate": certificate["rawBytes"],
-                    "transparency_entries": bundle["verificationMaterial"]["tlogEntries"],
+                    "certificate": material["certificate"]["rawBytes"],
+                    "transparency_entries": material["tlogEntries"],
+                    **({"timestamps": [each["signedTimestamp"] for each in timestamps]} if timestamps else {}),
                 },
                 "envelope": {"statement": envelope["payload"], "signature": envelope["signatures"][0]["sig"]},
             }
