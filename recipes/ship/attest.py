@@ -124,10 +124,11 @@ def bundles(wheel: Path) -> list[dict[str, Any]]:
 def _statement(wheel: Path, bundle: Mapping[str, Any]) -> dict[str, Any]:
     """The statement in a bundle, whether its signature holds or not."""
     try:
-        statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
+        statement: dict[str, Any] = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
         subject = statement["subject"][0]
-        if statement["_type"] == statements.STATEMENT and subject["name"] and subject["digest"]["sha256"]:
-            return {"predicateType": statement["predicateType"], "predicate": statement["predicate"], **statement}
+        about = statement["predicateType"], statement["predicate"], subject["name"], subject["digest"]["sha256"]
+        if statement["_type"] == statements.STATEMENT and all(about):
+            return statement
     except (ValueError, KeyError, TypeError, IndexError):
         pass
     raise Refusal(f"{beside(wheel)} holds something that is no in-toto statement about a file: bring it again.")
@@ -147,11 +148,7 @@ def pep740(wheel: Path) -> dict[str, Any] | None:
     """The provenance object of PEP 740 that an index serves for a wheel; None if no workflow of GitHub signed it."""
     attestations, publisher = [], None
     for bundle in bundles(wheel):
-        statement, material, envelope = (
-            _statement(wheel, bundle),
-            bundle["verificationMaterial"],
-            bundle["dsseEnvelope"],
-        )
+        statement, material = _statement(wheel, bundle), bundle["verificationMaterial"]
         if "certificate" not in material or statement["predicateType"] != statements.PROVENANCE:
             continue
         envelope = bundle["dsseEnvelope"]
@@ -174,8 +171,8 @@ def pep740(wheel: Path) -> dict[str, Any] | None:
     return {"version": 1, "attestation_bundles": [{"publisher": publisher, "attestations": attestations}]}
 
 
-def _publisher(builder: str) -> dict[str, Any]:
-    """The workflow that a builder's URI names: https://github.com/OWNER/NAME/.github/workflows/FILE@REF."""
+def _publisher(builder: str) -> dict[str, Any] | None:
+    """The workflow that a builder's URI names, as https://github.com/OWNER/NAME/.github/workflows/FILE@REF does."""
     path, _, _ = urlsplit(builder).path.partition("@")
     repository, _, workflow = path.strip("/").partition("/.github/workflows/")
-    return {"kind": "GitHub", "repository": repository, "workflow": workflow}
+    return {"kind": "GitHub", "repository": repository, "workflow": workflow} if workflow else None

@@ -35,7 +35,7 @@ PARTS = ("docker", "patches", "pyproject.toml", "recipes", "smoke_tests")  # wha
 
 @dataclass(frozen=True)
 class Commit:
-    """The commit that an image is made from, and its time in seconds since 1970."""
+    """The commit that an image or a wheel is made from, and its time in seconds since 1970."""
 
     sha: str
     seconds: int
@@ -60,8 +60,8 @@ class Commit:
         ]
         if failed := [answer.stderr for answer in answers if answer.returncode]:
             raise Refusal(
-                f"{root} cannot be read as a git checkout ({last_words(failed[0].partition(chr(10))[0])}), and an "
-                "image is published from a commit: clone Fusebox."
+                f"{root} cannot be read as a git checkout ({last_words(failed[0].partition(chr(10))[0])}), and what is "
+                "published or verified is of a commit: clone Fusebox."
             )
         if changes := answers[0].stdout.split("\n")[0].strip():
             raise Refusal(f"{root} has changes that are not committed ({changes}): commit them, then publish.")

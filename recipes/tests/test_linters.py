@@ -13,7 +13,7 @@ from recipes.catalogue.load import Catalogue
 from recipes.files import ROOT
 
 CPU, CHECK, IMAGES = "docker/cpu.Dockerfile", ".github/workflows/check.yml", ".github/workflows/images.yml"
-OUTDATED = ".github/workflows/outdated.yml"
+OUTDATED, WHEELS = ".github/workflows/outdated.yml", ".github/workflows/wheels.yml"
 HADOLINT, ZIZMOR = ("hadolint", "--no-color"), ("zizmor", "--offline", "--no-progress", "--persona=auditor")
 CHECKOUT = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1"
 APT_LISTS = "--mount=type=tmpfs,target=/var/lib/apt/lists "
@@ -31,6 +31,14 @@ FAULTS = {
         "permissions: write-all",
         "excessive-permissions",
     ),
+    "token-that-signs-in-every-job": (
+        ZIZMOR,
+        WHEELS,
+        "permissions: {}",
+        "permissions: { id-token: write }",
+        "excessive-permissions",
+    ),
+    "name-from-the-matrix": (ZIZMOR, WHEELS, '"build($TARGET)"', '"build(${{ matrix.target }})"', "template-injection"),
     "name-from-upstream": (
         ZIZMOR,
         OUTDATED,
