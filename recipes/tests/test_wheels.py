@@ -26,7 +26,7 @@ from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
 from recipes.files import ROOT, sha256_of, write_json
 from recipes.make.environment import Wheel
-from recipes.ship import sbom
+from recipes.ship import fitting, sbom
 from recipes.ship import wheels as collecting
 from recipes.tests.conftest import PYTHON, Checkout, Tiny, entry, spoil
 from recipes.tests.shop import SHOPPED, folder, run_of, shop_in, wheel_of
@@ -310,6 +310,17 @@ def test_for_a_torch_that_no_target_has_the_nearest_is_named(checkout: Checkout)
     assert "nox -s new-target -- NAME --like cu13.0-torch2.11" in done.stdout
     for words in (("--for", "torch=2"), ("--for", "numpy==2"), ("--python", "3.12")):
         checkout.refuse("wheels", *words, naming=("--for",))
+
+
+def test_which_runner_builds_what_an_index_lacks(tmp_path: Path) -> None:
+    """By the measured core-seconds, the size of the files, and the CUDA toolkit that is needed."""
+    rows = {row.target: row for row in fitting.missing(Catalogue(), tmp_path / "nothing")}
+    assert rows["cpu"].runner == fitting.HOSTED and rows["cpu"].reason == "" and rows["cpu"].wheels == 2
+    assert rows["cu13.2-torch2.15"].runner == "gpu-sm90" and rows["cu13.2-torch2.15"].minutes > 360
+    assert "of the 6 hours that a job has" in rows["cu13.2-torch2.15"].reason
+    assert "14 GiB of disk" in rows["cu13.0-torch2.11"].reason and "no CUDA 13.0" in rows["cu13.0-torch2.11"].reason
+    assert rows["ngc-23.10"].runner is None and "no runner builds them: ubuntu-24.04 has" in str(rows["ngc-23.10"])
+    assert "cu13.0-torch2.11-dist" not in rows  # it builds nothing
 
 
 @pytest.mark.parametrize("fault", ["truncated", "spoiled", "missing", "list", "key"])
