@@ -136,12 +136,12 @@ def _users(lock: TextIO) -> dict[str, str]:
     """Number and name of the processes that have that lock, as far as they are seen; not those that wait for it."""
     ours, users = os.fstat(lock.fileno()), {}
     for process in Path("/proc").glob("[0-9]*"):
-        descriptors: list[str] = []
+        opened: list[Path] = []
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            descriptors = [path.name for path in (process / "fd").iterdir()]
-        for descriptor in descriptors:
+            opened = list((process / "fd").iterdir())
+        for file in opened:
             with contextlib.suppress(OSError):
-                is_same = os.path.samestat((process / "fd" / descriptor).stat(), ours)
-                if is_same and "FLOCK" in (process / "fdinfo" / descriptor).read_text():
+                is_same = os.path.samestat(file.stat(), ours)
+                if is_same and "FLOCK" in (process / "fdinfo" / file.name).read_text():
                     users[process.name] = (process / "comm").read_text().strip()
     return users

@@ -9,13 +9,33 @@ import pytest
 import torch
 
 from smoke_tests.claims import needs, proves
-from smoke_tests.operators import bounds
+from smoke_tests.operators import bounds, references
+from smoke_tests.operators.flash_attn_adapter import flash_attention
+from smoke_tests.operators.samples import sample
+
+
+def leaves_sizes_out(manifest: Dict[str, Any]) -> bool:
+    """Whether this build was patched to leave out kernels of some head sizes."""
+    patches = manifest["packages"]["flash-attn"]["patches"]
+    return any("leave-out-disabled-head-sizes" in patch["file"] for patch in patches)
 
 
 @needs(sm=(8, 0))
 @pytest.mark.parametrize("size", [24, 72, 256])
-@proves("a head size without kernels in this build is refused in a sentence that names those with kernels", since="2.8")
-def test_other_head_sizes_are_refused(size: int, device: str, measured: Dict[str, Any]) -> None:
+@proves(
+    "a head size without kernels in this build is refused in a sentence that names those with kernels; a build with "
+    "kernels for every size computes it as float64 does",
+    since="2.8",
+)
+def test_other_head_sizes_are_refused(
+    size: int, device: str, measured: Dict[str, Any], manifest: Dict[str, Any]
+) -> None:
+    if not leaves_sizes_out(manifest):
+        given = sample("attention", torch.bfloat16, size=size)
+        computed = bounds.forward_and_backward(flash_attention, given.inputs, given.gradient, device)
+        truth = bounds.in_float64(references.attention, given.inputs, given.gradient)
+        bounds.assert_as_in_float64(computed, truth, torch.bfloat16, given.roundings, measured)
+        return
     heads = torch.randn(1, 5, 2, size, device=device).to(torch.bfloat16)
     with pytest.raises(RuntimeError, match=rf"without kernels for head size {size} \(it has 64, 128\)") as refused:
         flash_attn.flash_attn_func(heads, heads, heads)
@@ -25,8 +45,10 @@ def test_other_head_sizes_are_refused(size: int, device: str, measured: Dict[str
 @needs(sm=(8, 0))
 @pytest.mark.parametrize("size", [24, 72, 256])
 @proves("a release before 2.8 refuses a head size without kernels in the same sentence", since="2.1", until="2.8")
-def test_older_releases_refuse_them_too(size: int, device: str, measured: Dict[str, Any]) -> None:
-    test_other_head_sizes_are_refused(size, device, measured)
+def test_older_releases_refuse_them_too(
+    size: int, device: str, measured: Dict[str, Any], manifest: Dict[str, Any]
+) -> None:
+    test_other_head_sizes_are_refused(size, device, measured, manifest)
 
 
 def gradients(heads: List[torch.Tensor], gradient: torch.Tensor, deterministic: bool) -> List[torch.Tensor]:

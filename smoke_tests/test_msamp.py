@@ -206,6 +206,8 @@ def test_checkpoint(level: str, device: str, tmp_path: Path, measured: Dict[str,
     for step in range(3):
         run.update(step)
     saved = checkpoint.load(run.save())
+    # Of each layer's input, weight and both gradients the largest value, and of all but the weight three numbers more.
+    assert len(saved["fp8"]) == 13 * len(layers_of(run.model))
     losses = [run.update(step)["loss"] for step in (3, 4)]  # here, since all models share the steps of MS-AMP's scales
     again, _ = pretrain.start(options_of(precision, tmp_path, "--resume"))
     again.options.out = str(tmp_path / "again")

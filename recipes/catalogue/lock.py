@@ -61,6 +61,11 @@ class Lock:
     artifacts: tuple[Artifact, ...]
     bytes: int
 
+    @property
+    def pins(self) -> list[tuple[str, str, str]]:
+        """Name, version and sha256 of every file, in order of names: what the lock installs, without its comments."""
+        return sorted((artifact.name, artifact.version, artifact.sha256) for artifact in self.artifacts)
+
     @classmethod
     def read(cls, path: Path, target: Target) -> Lock:
         """Parse a lock; a line that is not a locked requirement is refused with its number."""

@@ -77,7 +77,7 @@ class Plan:
 
     @cached_property
     def stack(self) -> str:
-        """The stack key: the sha256 of every pinned input, computable from a checkout."""
+        """The stack key: the sha256 of every pinned input, comments aside, computable from a checkout."""
         return digest_of(
             {
                 "python": self.target.python,
@@ -94,8 +94,8 @@ class Plan:
                     }
                     for pin in self.pins
                 ],
-                "lock": self.locked.sha256,
-                **({"toolkit": self.toolkit.sha256} if self.toolkit else {}),
+                "lock": self.locked.pins,
+                **({"toolkit": self.toolkit.pins} if self.toolkit else {}),
             }
         )
 

@@ -140,16 +140,22 @@ class Room:
         fields = [field for field in assigned if isinstance(field.target, ast.Name)]
         names = [ast.unparse(field.target) for field in fields]
         defaults = {name: field.value for name, field in zip(names, fields, strict=True) if field.value}
+        written = [(name, *row) for name, columns in _pairs(table.value) for row in _pairs(columns)]
         implementations: dict[str, dict[str, dict[str, Any]]] = {}
-        for operator, columns in _pairs(table.value):
-            for column, call in _pairs(columns):
-                assert isinstance(call, ast.Call)
-                given = dict(zip(names, call.args, strict=False)) | {
-                    str(pair.arg): pair.value for pair in call.keywords
-                }
-                row = {name: _literal(value) for name, value in (defaults | given).items()}
-                implementations.setdefault(operator, {})[column] = row
+        for operator, column, call in [*written, *self._rows_of_adapters()]:
+            assert isinstance(call, ast.Call)
+            given = dict(zip(names, call.args, strict=False)) | {str(pair.arg): pair.value for pair in call.keywords}
+            row = {name: _literal(value) for name, value in (defaults | given).items()}
+            implementations.setdefault(operator, {}).setdefault(column, row)  # a newer version's row changes no answer
         return implementations
+
+    def _rows_of_adapters(self) -> Iterator[tuple[str, str, ast.Call]]:
+        """The rows that adapters add by the decorator `implements`: operator, column and the fields of the Entry."""
+        for path in sorted((self.folder / "operators").glob("*_adapter.py")):
+            for node in syntax(path).body:
+                if isinstance(node, ast.FunctionDef) and (mark := _mark(node, "implements")):
+                    name, column = map(ast.literal_eval, mark.args)
+                    yield name, column, ast.Call(mark.func, [ast.Name(node.name)], mark.keywords)
 
 
 def _is_same_code(path: Path, sha256: str) -> bool:

@@ -527,7 +527,14 @@ OPERATORS: Any = {
     "later": {"torch.new": Entry(print, HALF, since="99")},
     "over": {"torch.old": Entry(print, HALF, until="2.0")},
     "elsewhere": {"apex": Entry(print, HALF, HALF)},
+    "added": {},
 }
+"""
+ADAPTER = """
+from smoke_tests.operators.table import HALF, implements
+
+@implements("added", "apex", cuda=HALF, forward="kernel")
+def apex_added(): ...
 """
 
 
@@ -536,20 +543,21 @@ OPERATORS: Any = {
     [
         ("cpu", {}, {"plain"}),
         ("cpu", {"only": "apex"}, set()),
-        ("cu13.0-torch2.11", {}, {"plain", "on_gpu", "elsewhere"}),
-        ("cu13.0-torch2.11", {"only": "apex"}, {"elsewhere"}),
-        ("cu13.0-torch2.11", {"seen": True}, {"on_gpu"}),
+        ("cu13.0-torch2.11", {}, {"plain", "on_gpu", "elsewhere", "added"}),
+        ("cu13.0-torch2.11", {"only": "apex"}, {"elsewhere", "added"}),
+        ("cu13.0-torch2.11", {"seen": True}, {"on_gpu", "added"}),
     ],
 )
 def test_a_target_has_an_operator_whose_version_and_dtypes_fit(
     tmp_path: Path, target: str, options: dict[str, Any], has: set[str]
 ) -> None:
-    """As conftest.py makes the rows of a test: from the table, here read without importing it."""
+    """As conftest.py makes the rows of a test: from the table and the adapters, here read without importing them."""
     table = tmp_path / "smoke_tests" / "operators" / "table.py"
     table.parent.mkdir(parents=True)
     table.write_text(TABLE)
+    table.with_name("apex_adapter.py").write_text(ADAPTER)
     room, chosen = Room(tmp_path), plan(Catalogue(), target)
-    every = ("plain", "on_gpu", "later", "over", "elsewhere")
+    every = ("plain", "on_gpu", "later", "over", "elsewhere", "added")
     assert {name for name in every if room.has(name, chosen, **options)} == has
 
 

@@ -66,17 +66,32 @@ def test_the_command_shows_every_step_within_two_seconds() -> None:
         ("patches/deepspeed/0001-let-the-builder-name-the-cpu.patch", "'-march=' + os", "'-mtune=' + os"),
         ("recipes/packages/deepspeed.toml", 'DS_SIMD_WIDTH = "AVX256"', 'DS_SIMD_WIDTH = "AVX512"'),
         ("recipes/packages/transformers.toml", 'sha256 = "657b', 'sha256 = "757b'),
-        ("recipes/lock/cpu.txt", "--hash=sha256:", "--hash=sha256:"),
+        ("recipes/lock/cpu.txt", "sha256:f072", "sha256:e072"),
+        ("recipes/lock/cpu.txt", "jinja2==3", "jinja2==4"),
+        ("recipes/lock/cpu.txt", "jinja2==", "jinja3=="),
         ("recipes/targets.toml", '"sha256:a', '"sha256:b'),
     ],
-    ids=["a patch", "a variable", "a source", "the lock", "the base image"],
+    ids=["a patch", "a variable", "a source", "a locked hash", "a locked version", "a locked name", "the base image"],
 )
 def test_the_stack_key_follows_every_input(checkout: Checkout, file: str, old: str, new: str) -> None:
     before = plan(Catalogue(checkout.root), "cpu").stack
     path = checkout.root / file
-    text = path.read_text()
-    path.write_text(text.replace(old, new, 1) if old != new else text + "# more\n")
+    path.write_text(path.read_text().replace(old, new, 1))
     assert plan(Catalogue(checkout.root), "cpu").stack != before
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("# inputs: ", "# inputs: 0"), ("# Written by", "# Made by"), ("  # ", "  # 1"), ("\n# inputs", "\n\n# inputs")],
+    ids=["the inputs", "the heading", "a size", "an empty line"],
+)
+def test_the_stack_key_ignores_comments_of_the_lock(checkout: Checkout, old: str, new: str) -> None:
+    before = plan(Catalogue(checkout.root), "cpu")
+    path = checkout.root / "recipes" / "lock" / "cpu.txt"
+    path.write_text(path.read_text().replace(old, new, 1))
+    after = plan(Catalogue(checkout.root), "cpu")
+    assert after.locked.sha256 != before.locked.sha256
+    assert after.stack == before.stack
 
 
 def test_the_stack_key_ignores_estimates(checkout: Checkout) -> None:

@@ -57,13 +57,13 @@ def a_patched_file_is_another(package: str) -> ContextManager[Any]:
 
 @patched("not what was pinned", PINNED + "version_is_pinned", EVERY)
 def another_version_is_installed(_: str) -> ContextManager[Any]:
-    return mock.patch.object(importlib.metadata, "version", lambda package: "0.0.1")
+    return mock.patch.object(importlib.metadata, "version", lambda package: "0.0.0")
 
 
 @patched("not what was pinned", PINNED + "version_is_pinned", EVERY)
 def the_module_calls_itself_another_version(package: str) -> ContextManager[Any]:
     module = importlib.import_module(packages()[package]["module"])
-    return mock.patch.object(module, "__version__", "0.0.1", create=True)
+    return mock.patch.object(module, "__version__", "0.0.0", create=True)
 
 
 @patched("not what was pinned", PINNED + "module_is_inside_the_environment", EVERY)

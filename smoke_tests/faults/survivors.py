@@ -1,16 +1,21 @@
-"""Why a mutant that the rule made survives."""
+"""Why a mutant survives."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import itertools
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import torch
+import torch.nn.functional as F
 
-from smoke_tests.operators import liger_kernel_adapter, references, torch_adapter
-from smoke_tests.training import checkpoint
+from smoke_tests.operators import references, torch_adapter
+from smoke_tests.operators.dropout_layer_norm_adapter import dropout_add_rms_norm
+from smoke_tests.operators.flash_attn_adapter import flash_attention
+from smoke_tests.operators.kernels import gpu_kernels_run
+from smoke_tests.operators.liger_kernel_adapter import liger_add_rms_norm
+from smoke_tests.training import checkpoint, hugging_face
 from smoke_tests.training.guard import Guard
 from smoke_tests.training.llama import NAIVE, Llama
 from smoke_tests.training.models import MODELS
@@ -62,12 +67,75 @@ def queries_turn_as_keys() -> bool:
     return bool(torch.equal(*module.apply_rotary_pos_emb(x, x, *tables, positions)))
 
 
-def sum_commutes() -> bool:
-    """Whether Liger's norm of a sum has the same bits either way round."""
-    x, residual = (torch.randn(5, 73, device="cuda").bfloat16() for _ in range(2))
-    weight = torch.randn(73, device="cuda").bfloat16()
-    ways = ((x, residual), (residual, x))
-    return bool(torch.equal(*[liger_kernel_adapter.liger_add_rms_norm(*way, weight, 1e-5) for way in ways]))
+def sum_commutes(norm: Callable[..., torch.Tensor]) -> Callable[[], bool]:
+    """Whether a norm of a sum has the same bits either way round when it is asked."""
+
+    def commutes() -> bool:
+        x, residual, weight = (torch.randn(*shape, 1024, device="cuda").bfloat16() for shape in ((5,), (5,), ()))
+        return bool(torch.equal(norm(x, residual, weight, 1e-5), norm(residual, x, weight, 1e-5)))
+
+    return commutes
+
+
+def nothing_is_dropped_below_zero() -> bool:
+    """Whether dropout_layer_norm's norm has the same bits with a probability of -1 as with 0."""
+    normalize = importlib.import_module("flash_attn.ops.rms_norm").dropout_add_rms_norm
+    x, residual, weight = (torch.randn(*shape, 1024, device="cuda").bfloat16() for shape in ((5,), (5,), ()))
+    ways = [normalize(x, residual, weight, None, dropped, 1e-5, prenorm=True) for dropped in (0.0, -1.0)]
+    return all(torch.equal(*pair) for pair in zip(*ways))
+
+
+def mathematics_is_not_chosen() -> bool:
+    """Whether torch's attention runs the same kernels where mathematics is allowed beside flash attention."""
+    heads = [torch.randn(2, 6, 37, 40, device="cuda").bfloat16() for _ in range(3)]
+
+    def kernels(mathematics: bool) -> Any:
+        allowed = {"enable_flash": True, "enable_math": mathematics, "enable_mem_efficient": False}
+        with torch.backends.cuda.sdp_kernel(**allowed):
+            return gpu_kernels_run(lambda: F.scaled_dot_product_attention(*heads, is_causal=True))
+
+    return bool(kernels(mathematics=True) == kernels(mathematics=False))
+
+
+def flash_cannot_be_told() -> bool:
+    """Whether flash-attn is there and has no deterministic backward to ask for."""
+    attend = getattr(importlib.import_module("flash_attn"), "flash_attn_func", None)
+    return attend is not None and "deterministic" not in inspect.signature(attend).parameters
+
+
+def flash_repeats_untold() -> bool:
+    """Whether FlashAttention 4's gradients of 2,051 tokens have the same bits twenty times without being asked to."""
+    heads = [torch.randn(2, count, 2051, 64, device="cuda").bfloat16().requires_grad_() for count in (6, 2, 2)]
+    gradient = torch.randn(2, 6, 2051, 64, device="cuda").bfloat16()
+
+    def gradients() -> Any:
+        return torch.autograd.grad(flash_attention(*heads, module="flash_attn.cute"), heads, gradient)
+
+    first = gradients()
+    return all(torch.equal(*pair) for _ in range(19) for pair in zip(first, gradients()))
+
+
+def flash_gives_the_losses_alone() -> bool:
+    """Whether flash-attn's cross entropy returns a tensor and not a tuple."""
+    entropy = importlib.import_module("flash_attn.ops.triton.cross_entropy").cross_entropy_loss
+    logits, labels = torch.randn(5, 83, device="cuda"), torch.arange(5, device="cuda")
+    return isinstance(entropy(logits, labels), torch.Tensor)
+
+
+def gradients_have_one_largest_value() -> bool:
+    """Whether the gradient of MS-AMP's weight knows the largest value of one step alone."""
+    plain = torch.nn.Sequential(torch.nn.Linear(64, 64, bias=False, device="cuda"))
+    layer = importlib.import_module("msamp").initialize(plain)[0][0]
+    x = torch.randn(32, 64, device="cuda").bfloat16()
+    layer(x).backward(x)
+    return len(layer.weight.grad.meta.amax) == 1
+
+
+def parts_have_as_many_rows() -> bool:
+    """Whether keys have as many rows as values in a joint weight, and a gate as many as what it multiplies."""
+    rows = hugging_face.rows_of(MODELS["tiny"])
+    (_, keys, values), (gate, up) = rows["attention.qkv"], rows["feed_forward.gate_up"]
+    return bool(keys == values and gate == up)
 
 
 def flash_gives_a_tensor() -> bool:
@@ -95,6 +163,11 @@ def base_is_its_own() -> bool:
 def newer_than(major: int, minor: int) -> Callable[[], bool]:
     """Whether torch is newer than that when it is asked."""
     return lambda: torch_adapter.version_of_torch() > (major, minor)
+
+
+def older_than(major: int, minor: int) -> Callable[[], bool]:
+    """Whether torch is older than that when it is asked."""
+    return lambda: torch_adapter.version_of_torch() < (major, minor)
 
 
 def gpu_is_above() -> bool:
@@ -175,6 +248,16 @@ WHY = [
         heads_are_grouped_alike,
     ),
     Reason(r"^only .*: (2: 2 becomes 1|3: 3 becomes)", "this torch is newer than both", newer_than(2, 4)),
+    Reason(
+        r"^only .*: (\(2, 3\): 1 swapped with 2|2: 2 becomes 3|3: 3 becomes)",
+        "this torch is older than either",
+        older_than(2, 2),
+    ),
+    Reason(
+        r"^only .*: False: False becomes True",
+        "where flash attention is allowed, mathematics is not chosen",
+        mathematics_is_not_chosen,
+    ),
     Reason(r"_add_rms_norm .*: -1: ", "of two dimensions the second is the last", lambda: last_of(2, 1, -1)),
     Reason(r"Rope .*: -2: ", "of four dimensions the third is the last but one", lambda: last_of(4, 2, -2)),
     Reason(
@@ -196,7 +279,36 @@ WHY = [
         "what it chooses from is a tuple in FlashAttention 4 only",
         flash_gives_a_tensor,
     ),
-    Reason(r"^liger_add_rms_norm .* 1 swapped with 2", "a sum is the same either way round", sum_commutes),
+    Reason(
+        r"^(not deterministic though told so$|flash_attention .*: True: True becomes False)",
+        "this release cannot be asked for a deterministic backward",
+        flash_cannot_be_told,
+    ),
+    Reason(
+        r"^flash_attention .*: True: True becomes False",
+        "its backward gives the same bits again without being asked to",
+        flash_repeats_untold,
+    ),
+    Reason(
+        r"^flash_cross_entropy .*: 0: 0 becomes",
+        "what it chooses from is a tuple after flash-attn 2.3.3 only",
+        flash_gives_the_losses_alone,
+    ),
+    Reason(
+        r"^dropout_add_rms_norm .* 1 swapped with 2",
+        "a sum is the same either way round",
+        sum_commutes(dropout_add_rms_norm),
+    ),
+    Reason(
+        r"^dropout_add_rms_norm .*: 0\.0: 0\.0 becomes -1\.0",
+        "a probability below zero drops nothing, as zero does",
+        nothing_is_dropped_below_zero,
+    ),
+    Reason(
+        r"^liger_add_rms_norm .* 1 swapped with 2",
+        "a sum is the same either way round",
+        sum_commutes(liger_add_rms_norm),
+    ),
     Reason(r"^LigerRope .*: \[(\w+), \1\]: 1 swapped", "the two have one name", lambda: True),  # as the pattern sees
     Reason(r"^LigerRope .*: -1: ", "of two dimensions the second is the last", lambda: last_of(2, 1, -1)),
     Reason(
@@ -273,6 +385,21 @@ WHY = [
         r"^checkpoint\.adamw_state .*: 1 swapped with 2$",
         "the moments are taken over by name",
         lambda: {"exp_avg": 1, "exp_avg_sq": 2} == {"exp_avg_sq": 2, "exp_avg": 1},
+    ),
+    Reason(
+        r'^ms_amp\.scales_of .*"amax_counter"\): \d swapped with \d$',
+        "the scales are taken over by name",
+        lambda: {"scale": 1, "amax": 2} == {"amax": 2, "scale": 1},
+    ),
+    Reason(
+        r"^ms_amp\.clip_grad_norm_ .*: 0: 0 becomes -1$",
+        "of one largest value the first is the last",
+        gradients_have_one_largest_value,
+    ),
+    Reason(
+        r"^hugging_face\.rows_of .*(keys, keys\]: 2 swapped with 3|hidden, shape\.hidden\]: 1 swapped with 2)$",
+        "keys have as many rows as values, and a gate as many as what it multiplies",
+        parts_have_as_many_rows,
     ),
     Reason(
         r"^(text\.documents|deepspeed_config\.applied) .*(Error|float)\): \d swapped with \d$",

@@ -2,7 +2,7 @@
 
 A column is a distribution, with a variant after a dot where it has several. Each distribution has an adapter module,
 which handles the differences between its versions. An adapter imports its package when it is called, so that a broken
-package refutes only the claims about itself.
+package refutes only the claims about itself. It may add its rows itself, by the decorator of implements.py.
 
 Shapes: b batch, h heads, k key/value heads, l length, d head size; n rows, f features, v vocabulary.
 """
@@ -270,6 +270,10 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
         "torchao.rowwise_with_gw_hp": Entry(partial(torchao_linear, recipe="rowwise_with_gw_hp"), SINGLE, BRAIN),
     },
 }
+
+
+# Adapters that add rows to the table by `implements`; it has to be there first.
+from smoke_tests.operators import newer_versions_adapter, quack_adapter  # noqa: E402, F401
 
 
 def operator(name: str, column: str) -> Callable[..., Any]:

@@ -46,7 +46,7 @@ def test_cache(tmp_path: Path, measured: Dict[str, Any]) -> None:
 @proves(
     "reading with a KV cache, in parts and token by token, gives the logits of one pass over the whole text",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_cache_in_float32() -> None:
     reader, tokens = untrained(), torch.randint(256, (3, 24))
