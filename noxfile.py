@@ -207,7 +207,7 @@ def launch(session):
 
 @verb()
 def lock(session):
-    """Resolve a target's dependencies again: nox -s lock -- cpu."""
+    """Resolve a target's dependencies again: nox -s lock -- cpu; or the tool's (tool), or base images' packages (apt)."""
     recipes(session, "lock", *session.posargs)
 
 

@@ -9,8 +9,10 @@ FROM scratch AS wheelcache
 
 # All that comes from the network, fetched, verified and patched by the tool on a Python of its own.
 FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254 AS sources
+ARG APT=
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && apt-get install --yes --no-install-recommends git
+    --mount=type=bind,source=docker/apt.sh,target=/apt.sh --mount=type=bind,source=recipes/lock/apt/python-3.12-slim-bookworm.txt,target=/python-3.12-slim-bookworm.txt \
+    apt-get update && /apt.sh /python-3.12-slim-bookworm.txt git
 WORKDIR /fusebox
 COPY docker/tool.sh docker/
 COPY recipes/lock/tool.txt recipes/lock/

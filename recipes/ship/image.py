@@ -11,12 +11,12 @@ from pathlib import Path
 import docker
 from docker.errors import DockerException
 
+from recipes.catalogue.bases import bases
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Target
 from recipes.errors import Refusal
 from recipes.files import write_text
 from recipes.progress import say
-from recipes.ship.dockerfile import SOURCES
 
 
 def engine() -> docker.DockerClient:
@@ -68,7 +68,10 @@ def resolve(targets_file: Path, target: Target) -> tuple[dict[str, str], list[st
 
 @dataclass(frozen=True)
 class Options:
-    """How an image is built here: stand-ins for bases, folders of files, secrets, GPU architectures, network."""
+    """How an image is built here: stand-ins for bases, folders of files, secrets, GPU architectures, network.
+
+    `apt` is "locked" or "newest"; None keeps to the locks unless a stand-in is used, of which they are not.
+    """
 
     standins: dict[str, str]
     mirror: Path | None = None
@@ -77,13 +80,19 @@ class Options:
     pip_conf: Path | None = None
     sm: tuple[str, ...] = ()
     network: str | None = None
+    apt: str | None = None
+
+    @property
+    def unlocked(self) -> bool:
+        """Whether apt installs what the distribution has today."""
+        return self.apt == "newest" or (self.apt is None and bool(self.standins))
 
     def arguments(self, target: Target) -> list[str]:
         """Options of `docker buildx build`; the Dockerfile stays as it is."""
-        bases = {image.image: image.reference for image in (SOURCES, target.base.wheels, target.base.runtime)}
-        if strangers := sorted(set(self.standins) - set(bases)):
-            raise Refusal(f"--standin {strangers[0]} is not a base of {target.name}: choose one of {', '.join(bases)}.")
-        words = [f"--build-context={bases[name]}=docker-image://{other}" for name, other in self.standins.items()]
+        references = {image.image: image.reference for image in (bases().sources, target.base.wheels, target.base.runtime)}
+        if strangers := sorted(set(self.standins) - set(references)):
+            raise Refusal(f"--standin {strangers[0]} is not a base of {target.name}: choose one of {', '.join(references)}.")
+        words = [f"--build-context={references[name]}=docker-image://{other}" for name, other in self.standins.items()]
         if other := self.standins.get(target.base.runtime.image):
             name, _, digest = other.partition("@")
             base = "--label=org.opencontainers.image.base"
@@ -98,6 +107,7 @@ class Options:
         words += [f"--secret=id=pip,src={self.pip_conf}"] if self.pip_conf else []
         words += [f"--build-arg=SM={','.join(self.sm)}"] if self.sm else []
         words += [f"--network={self.network}"] if self.network else []
+        words += ["--build-arg=APT=newest"] if self.unlocked else []
         return words
 
 

@@ -110,7 +110,9 @@ def publish(plan: Plan, options: Options, host: str, floating: str | None, signe
         if signer:
             stated = {
                 statements.SBOM: statements.sbom(plan, image, contents, evidence["packages"]),
-                statements.PROVENANCE: statements.provenance(plan, commit.sha, _builder(), started, options.sm),
+                statements.PROVENANCE: statements.provenance(
+                    plan, commit.sha, _builder(), started, options.sm, unlocked=options.unlocked
+                ),
                 statements.TESTS: statements.test_result(plan, evidence),
                 statements.ATTRIBUTES: statements.attributes(evidence),
             }
@@ -184,6 +186,8 @@ def _unmoved(plan: Plan, options: Options, name: str, commit: Commit, floating: 
         floating = "it is compiled for some of its GPUs only"
     if options.standins and not registry.is_local(name):
         floating = "its base is a stand-in"
+    elif options.unlocked and not registry.is_local(name):
+        floating = "apt installed what the distribution had, whatever the locks say"
     return unmoved | ({plan.target.name: floating} if floating else {})
 
 

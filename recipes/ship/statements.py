@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipes.catalogue.bases import bases
 from recipes.catalogue.lock import artifact_of
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Source
 from recipes.errors import Refusal
 from recipes.files import digest_of, read_text, sha256_of
 from recipes.prove.evidence import machine_name
-from recipes.ship.dockerfile import SOURCES
+from recipes.ship import apt
 
 SBOM = "https://cyclonedx.org/bom"
 PROVENANCE = "https://slsa.dev/provenance/v1"
@@ -119,11 +120,14 @@ def _pedigree(plan: Plan, distribution: str) -> dict[str, Any]:
     return {"pedigree": {"ancestors": [ancestor], "patches": patches}}
 
 
-def materials(plan: Plan, commit: str) -> list[dict[str, Any]]:
-    """Everything that an image is made from, each by its digest: what the lock and the recipes of a checkout pin."""
+def materials(plan: Plan, commit: str, *, with_apt: bool = True) -> list[dict[str, Any]]:
+    """Everything that an image is made from, each by its digest: what the locks and the recipes of a checkout pin.
+
+    `with_apt` is false where apt installed what the distribution had, whatever its locks say.
+    """
     root = plan.root
     pinned = [{"uri": "git+fusebox", "digest": {"gitCommit": commit}}]
-    images = {image.image: image.digest for image in (SOURCES, plan.target.base.wheels, plan.target.base.runtime)}
+    images = {image.image: image.digest for image in (bases(root).sources, plan.target.base.wheels, plan.target.base.runtime)}
     pinned += [
         {"uri": f"pkg:docker/{name}", "digest": {"sha256": digest.removeprefix("sha256:")}}
         for name, digest in images.items()
@@ -138,8 +142,18 @@ def materials(plan: Plan, commit: str) -> list[dict[str, Any]]:
         if artifact:
             pinned.append({"uri": f"pkg:pypi/{pin.name}@{pin.release.version}", "digest": {"sha256": artifact.sha256}})
         pinned += _repositories(pin.release)
-    lock = root / "recipes" / "lock" / "tool.txt"
-    return [*pinned, {"uri": "recipes/lock/tool.txt", "digest": {"sha256": sha256_of(lock)}}]
+    locks = {root / "recipes" / "lock" / "tool.txt", *(apt_locks(plan).values() if with_apt else ())}
+    pinned += [
+        {"uri": lock.relative_to(root).as_posix(), "digest": {"sha256": sha256_of(lock)}}
+        for lock in sorted(filter(None, locks))
+    ]
+    return pinned
+
+
+def apt_locks(plan: Plan) -> dict[str, Path | None]:
+    """The lock of what apt installs, or None, by the name of the image on which it installs anything."""
+    images = (bases(plan.root).sources, plan.target.base.wheels, plan.target.base.runtime)
+    return {image.image: apt.lock_of(plan.root, image) for image in images if image.apt}
 
 
 def _repositories(source: Source) -> Iterator[dict[str, Any]]:
@@ -149,16 +163,21 @@ def _repositories(source: Source) -> Iterator[dict[str, Any]]:
 
 
 def provenance(
-    plan: Plan, commit: str, builder: str, started: datetime.datetime, sm: tuple[str, ...]
+    plan: Plan, commit: str, builder: str, started: datetime.datetime, sm: tuple[str, ...], *, unlocked: bool = False
 ) -> dict[str, Any]:
-    """SLSA v1: what an image was made from, and by which machine; `builder` is its URI."""
-    apt = sorted({*plan.target.base.wheels.apt, *plan.target.base.runtime.apt})
+    """SLSA v1: what an image was made from, and by which machine; `builder` is its URI.
+
+    `unlocked` is whether apt installed what the distribution had, whatever its locks say.
+    """
+    images = (bases(plan.root).sources, plan.target.base.wheels, plan.target.base.runtime)
+    locks = {} if unlocked else apt_locks(plan)
+    loose = sorted({name for image in images if not locks.get(image.image) for name in image.apt})
     return {
         "buildDefinition": {
             "buildType": BUILD_TYPE,
             "externalParameters": {"target": plan.target.name, **({"sm": list(sm)} if sm else {})},
-            "internalParameters": {"stack": plan.stack, "notPinned": {"apt": apt}},
-            "resolvedDependencies": materials(plan, commit),
+            "internalParameters": {"stack": plan.stack, "notPinned": {"apt": loose}, "aptLocks": not unlocked},
+            "resolvedDependencies": materials(plan, commit, with_apt=not unlocked),
         },
         "runDetails": {
             "builder": {"id": builder},

@@ -193,7 +193,8 @@ def _provenance(plan: Plan, predicate: Mapping[str, Any], commit: str | None) ->
         return Check(
             "provenance", fault=f"The image is of target {other}; name that one instead of {plan.target.name}."
         )
-    pinned = {_key(material) for material in statements.materials(plan, commit)}
+    with_apt = definition["internalParameters"]["aptLocks"]
+    pinned = {_key(material) for material in statements.materials(plan, commit, with_apt=with_apt)}
     if others := sorted(stated ^ pinned):
         fault = f"{len(others)} inputs are not what this checkout pins, such as {others[0][0]}; build the image again."
         return Check("provenance", fault=fault)

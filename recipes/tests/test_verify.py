@@ -94,7 +94,20 @@ def test_a_sound_image_is_verified(published: Published) -> None:
     findings = {check.name: check.finding for check in checks}
     assert re.fullmatch(r"\d+ proved on x86-64", findings["claims"])
     assert findings["SBOM"] == "3 components"
-    assert "inputs by digest, and by name alone g++, python3-dev" in findings["provenance"]
+    assert re.fullmatch(r"commit a{12}, \d+ inputs by digest", findings["provenance"])
+
+
+def test_packages_that_apt_took_by_name_are_told(published: Published) -> None:
+    """Those of a stand-in, or of a base without a lock."""
+    loose = statements.provenance(published.plan, COMMIT, "host:here", TIME, (), unlocked=True)
+    locks = {material["uri"] for material in statements.materials(published.plan, COMMIT)}
+    locks -= {material["uri"] for material in loose["buildDefinition"]["resolvedDependencies"]}
+    assert locks == {f"recipes/lock/apt/python-3.{minor}-slim-bookworm.txt" for minor in (11, 12)}
+    published.sign(PROVENANCE=loose)
+    checks = verify.verify(published.plan, published.image, Signer(published.keys[1]), COMMIT)
+    assert verify.faults(checks) == []
+    (finding,) = [check.finding for check in checks if check.name == "provenance"]
+    assert finding.endswith("inputs by digest, and by name alone g++, git, python3-dev")
 
 
 def test_an_unsigned_image_is_refused(published: Published) -> None:

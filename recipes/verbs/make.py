@@ -21,8 +21,8 @@ from recipes.make.bump import Bump
 from recipes.make.cache import Cache
 from recipes.process import held
 from recipes.progress import Steps, say
-from recipes.ship import image
-from recipes.verbs.arguments import Verbs, add_mirror, add_sm, chosen, place, text
+from recipes.ship import apt, image
+from recipes.verbs.arguments import Verbs, add_mirror, add_sm, add_standin, chosen, place, standins, text
 from recipes.verbs.environment import installed
 
 
@@ -43,7 +43,9 @@ def register(verbs: Verbs) -> None:
     verbs.add("build", build, mirror=True, sm=True)
     opened = verbs.add("shell", shell, mirror=True, sm=True)
     opened.add_argument("command", nargs=argparse.REMAINDER, help="a command to run instead of a shell")
-    verbs.add("lock", lock)
+    locked = verbs.add("lock", lock)
+    add_standin(locked)
+    locked.add_argument("--network", help='the network in which base images are asked, such as "host"')
     verbs.add("bump", bump, mirror=True).add_argument("pin", metavar="PACKAGE==VERSION", help="the release to pin")
     wheels = verbs.add("cache", cache, target=False)
     wheels.add_argument("action", choices=("export", "import"), help="copy the wheels to the folder, or from it")
@@ -123,12 +125,17 @@ def _with_options_behind_the_target(options: argparse.Namespace) -> argparse.Nam
 def lock(options: argparse.Namespace) -> int:
     """Resolve a target's dependencies again (recipes/lock/TARGET.txt), and the missing digests of its base images.
 
-    `tool` in place of a target is the tool's own environment in an image.
+    `tool` in place of a target is the tool's own environment in an image, and `apt` what apt installs on base images.
     """
     cache = Cache()
     if options.target == "tool":
         with Steps() as steps, cache.held(steps.wait):
             steps.say("lock", "tool", str(resolve.write_tool(Catalogue(), cache, steps)))
+        return 0
+    if options.target == "apt":
+        with Steps() as steps:
+            for reason in apt.write(Catalogue(), standins(options.standin), options.network, steps):
+                steps.say("lock", reason)
         return 0
     plan = chosen(options)
     with Steps() as steps, cache.held(steps.wait):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 
 from rich.markup import escape
 from rich.table import Table
 
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan as planned
-from recipes.errors import Refusal
 from recipes.progress import console, say
 from recipes.prove import evidence
 from recipes.ship import image as images
@@ -18,7 +16,7 @@ from recipes.ship import publish as publishing
 from recipes.ship import registry
 from recipes.ship import verify as verifying
 from recipes.ship.verify import Signer, workflow
-from recipes.verbs.arguments import Verbs, chosen, folder, place
+from recipes.verbs.arguments import Verbs, add_standin, chosen, folder, place, standins
 
 
 def register(verbs: Verbs) -> None:
@@ -38,19 +36,19 @@ def register(verbs: Verbs) -> None:
             "--identity", help="a pattern of the workflow that signed it, such as ^https://github.com/OWNER/"
         )
     for added in (built, published):
-        added.add_argument(
-            "--standin",
-            action="append",
-            default=[],
-            metavar="NAME=REF",
-            help="use the image REF instead of the base image NAME",
-        )
+        add_standin(added)
         added.add_argument(
             "--wheelcache", type=folder, help="a folder of exported wheels to use instead of compiling them"
         )
         added.add_argument("--ca", type=place, help="a file of certificates, for a machine behind a proxy")
         added.add_argument(
             "--pip-conf", type=place, help="a configuration of pip for the steps that fetch; it stays out of the image"
+        )
+        added.add_argument(
+            "--apt",
+            choices=("locked", "newest"),
+            help="install the distribution's packages by recipes/lock/apt/, or those of today (default: locked, and "
+            "newest on a stand-in)",
         )
         added.add_argument(
             "--network", help='the network of the steps that fetch, such as "host" (default: that of the builder)'
@@ -108,17 +106,13 @@ def _verified(options: argparse.Namespace, commit: str | None) -> int:
 
 
 def _options(options: argparse.Namespace) -> images.Options:
-    standins = {name: reference for name, _, reference in (text.partition("=") for text in options.standin)}
-    if wrong := [text for text in options.standin if not all(text.partition("="))]:
-        raise Refusal(f"--standin {wrong[0]} names no image to stand in: write NAME=REF.")
-    if wrong := [name for name in standins.values() if not re.fullmatch(r"[\w.:/@-]+", name)]:
-        raise Refusal(f"--standin {wrong[0]!r} is not the name of an image: correct it.")
     return images.Options(
-        standins=standins,
+        standins=standins(options.standin),
         mirror=options.mirror,
         wheelcache=options.wheelcache,
         ca=options.ca,
         pip_conf=options.pip_conf,
         sm=tuple(options.sm or ()),
         network=options.network,
+        apt=options.apt,
     )
