@@ -213,7 +213,7 @@ def lock(session):
 
 @nox.session
 def bump(session):
-    """Pin another release: nox -s bump -- cpu torchao==0.19.0; then run the proofs of that package's patches."""
+    """Pin another release and run its patches' proofs: nox -s bump -- cpu torchao==0.19.0; or base images: --bases."""
     install(session, "tests")
     session.run("python", "-m", "recipes", "bump", *session.posargs)
     pin = next((word for word in session.posargs if "==" in word), "")  # --help comes without a pin

@@ -21,6 +21,7 @@ for package in "$archives"/*.deb; do
   [ -e "$package" ] || continue
   sum=$(sha256sum < "$package")
   if ! grep --quiet --fixed-strings -e "--hash=sha256:${sum%% *}" "$lock"; then
+    # shellcheck disable=SC2016  # dpkg-deb's own variables
     others+=("$(dpkg-deb --show --showformat='${Package} ${Version}' "$package")")
   fi
 done

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 from recipes.catalogue.load import validated
@@ -17,7 +16,6 @@ class Bases(Strict):
     buildkit: Image
 
 
-@cache
 def bases(root: Path = ROOT) -> Bases:
     """Those of a checkout."""
     path = root / "recipes" / "bases.toml"

@@ -94,7 +94,9 @@ def _asked(image: str, packages: list[str], network: str | None) -> list[str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise Refusal("The command docker, which asks the image, is not on the PATH: install Docker's client.") from None
+        raise Refusal(
+            "The command docker, which asks the image, is not on the PATH: install Docker's client."
+        ) from None
     lines = sorted(set(done.stdout.splitlines()))
     if done.returncode != 0 or not lines or not all(map(_LINE.fullmatch, lines)):
         said = done.stderr.partition("\nRun 'docker run --help'")[0]

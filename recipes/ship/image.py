@@ -89,9 +89,13 @@ class Options:
 
     def arguments(self, target: Target) -> list[str]:
         """Options of `docker buildx build`; the Dockerfile stays as it is."""
-        references = {image.image: image.reference for image in (bases().sources, target.base.wheels, target.base.runtime)}
+        references = {
+            image.image: image.reference for image in (bases().sources, target.base.wheels, target.base.runtime)
+        }
         if strangers := sorted(set(self.standins) - set(references)):
-            raise Refusal(f"--standin {strangers[0]} is not a base of {target.name}: choose one of {', '.join(references)}.")
+            raise Refusal(
+                f"--standin {strangers[0]} is not a base of {target.name}: choose one of {', '.join(references)}."
+            )
         words = [f"--build-context={references[name]}=docker-image://{other}" for name, other in self.standins.items()]
         if other := self.standins.get(target.base.runtime.image):
             name, _, digest = other.partition("@")

@@ -127,7 +127,9 @@ def materials(plan: Plan, commit: str, *, with_apt: bool = True) -> list[dict[st
     """
     root = plan.root
     pinned = [{"uri": "git+fusebox", "digest": {"gitCommit": commit}}]
-    images = {image.image: image.digest for image in (bases(root).sources, plan.target.base.wheels, plan.target.base.runtime)}
+    images = {
+        image.image: image.digest for image in (bases(root).sources, plan.target.base.wheels, plan.target.base.runtime)
+    }
     pinned += [
         {"uri": f"pkg:docker/{name}", "digest": {"sha256": digest.removeprefix("sha256:")}}
         for name, digest in images.items()

@@ -22,6 +22,7 @@ from recipes.catalogue.plan import Plan, plan
 from recipes.errors import Refusal
 from recipes.files import ROOT, sha256_of
 from recipes.ship import apt, dockerfile, image, publish, registry
+from recipes.ship import bases as raising
 from recipes.tests.conftest import SOURCE, Checkout, Tiny, wheel
 from recipes.tests.objects import CUBIN, PORTABLE, fatbin, library
 
@@ -159,6 +160,29 @@ def test_a_link_out_of_a_mirror_is_refused(tmp_path: Path) -> None:
         image.Options({}, mirror).arguments(target)
 
 
+# --- base images are raised
+
+
+@pytest.mark.usefixtures("crane")
+def test_a_base_is_raised_to_the_digest_of_its_tag(tiny: Tiny, pushed: tuple[str, str]) -> None:
+    """In every place that names it; what its registry does not give, stays and is told."""
+    name, digest = pushed
+    path = tiny.root / "recipes" / "bases.toml"
+    for file, base in ((tiny.targets, tiny.declared.base.wheels), (path, bases().sources)):
+        file.write_text(file.read_text().replace(f'image = "{base.image}"', f'image = "{name}"'))
+    path.write_text(path.read_text().replace(bases().buildkit.image, f"{name}-absent"))
+    lines = list(raising.raise_digests(Catalogue(tiny.root)))
+    assert f"{name}: {bases().sources.digest}, unresolved -> {digest}" in lines
+    assert any(line.startswith(f"{name}-absent keeps the digest {bases().buildkit.digest}: ") for line in lines)
+    raised = Catalogue(tiny.root)
+    assert {bases(tiny.root).sources.digest, raised.targets["tiny"].base.runtime.digest} == {digest}
+    assert f"{name} is still {digest}" in raising.raise_digests(raised)
+
+
+def test_without_crane_no_base_is_raised(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.refuse("bump", "--bases", naming=("Digests are asked with crane",), PATH=str(tmp_path))
+
+
 # --- what apt installs
 
 
@@ -210,7 +234,9 @@ def test_apt_installs_what_the_lock_has_and_nothing_else(standin: str, tmp_path:
     lock.write_text(re.sub(r"^(tree=.*sha256:)\w+$", rf"\g<1>{'0' * 64}", lock.read_text(), flags=re.MULTILINE))
     done = installed()
     assert "code 2" in done.stdout.splitlines() and "/usr/bin/tree" not in done.stdout
-    assert re.search(r"fusebox: tree \S+, which apt would install, is not in base\.txt \(1 such packages\): ", done.stderr)
+    assert re.search(
+        r"fusebox: tree \S+, which apt would install, is not in base\.txt \(1 such packages\): ", done.stderr
+    )
     assert "/usr/bin/tree" in installed("--env=APT=newest").stdout
 
 

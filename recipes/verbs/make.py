@@ -21,7 +21,7 @@ from recipes.make.bump import Bump
 from recipes.make.cache import Cache
 from recipes.process import held
 from recipes.progress import Steps, say
-from recipes.ship import apt, image
+from recipes.ship import apt, bases, image
 from recipes.verbs.arguments import Verbs, add_mirror, add_sm, add_standin, chosen, place, standins, text
 from recipes.verbs.environment import installed
 
@@ -46,7 +46,10 @@ def register(verbs: Verbs) -> None:
     locked = verbs.add("lock", lock)
     add_standin(locked)
     locked.add_argument("--network", help='the network in which base images are asked, such as "host"')
-    verbs.add("bump", bump, mirror=True).add_argument("pin", metavar="PACKAGE==VERSION", help="the release to pin")
+    bumped = verbs.add("bump", bump, mirror=True)
+    raised = bumped.add_mutually_exclusive_group(required=True)
+    raised.add_argument("pin", nargs="?", metavar="PACKAGE==VERSION", help="the release to pin")
+    raised.add_argument("--bases", action="store_true", help="pin the digests that the base images' tags have now")
     wheels = verbs.add("cache", cache, target=False)
     wheels.add_argument("action", choices=("export", "import"), help="copy the wheels to the folder, or from it")
     wheels.add_argument("folder", type=place, help="the folder of wheels")
@@ -149,9 +152,17 @@ def lock(options: argparse.Namespace) -> int:
 
 
 def bump(options: argparse.Namespace) -> int:
-    """Pin another release of a package: add it, lock the target again, and report what becomes of its patches."""
+    """Pin another release of a package: add it, lock the target again, and report what becomes of its patches.
+
+    With `--bases`, pin the base images of all targets by the digests that their tags have now.
+    """
     from recipes.pages import render  # with all that the pages show, which no other verb here needs
 
+    if options.bases:
+        for line in bases.raise_digests(Catalogue()):
+            say(line)
+        say("todo    lock what apt installs on them: nox -s lock -- apt; then build and prove the images")
+        return render.write(Catalogue())
     cache, (package, version) = Cache(), limits.what_if(options.pin)
     with Steps() as steps, cache.held(steps.wait):
         for line in Bump(Catalogue().root, options.target, package, version).run(cache, steps, options.mirror):
