@@ -102,6 +102,7 @@ ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
     TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
 LABEL org.opencontainers.image.title="fusebox cpu"
 LABEL org.opencontainers.image.description="any x86-64 machine: the default, and the proof that the toolchain works"
+LABEL org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-upstream"
 LABEL org.opencontainers.image.base.name="python:3.11-slim-bookworm"
 LABEL org.opencontainers.image.base.digest="sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b"
 LABEL fusebox.target="cpu"

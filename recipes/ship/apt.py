@@ -1,4 +1,4 @@
-"""Locks of what apt installs on a base image: recipes/lock/apt/IMAGE.txt, each package of the distribution by its sha256.
+"""Locks of what apt installs on a base image: recipes/lock/apt/IMAGE.txt, each package by the sha256 of its file.
 
 A lock holds all that the wanted packages depend on, as if nothing were installed. So it serves every digest of its
 image, and docker/apt.sh refuses whatever apt would install and the lock lacks.

@@ -14,6 +14,7 @@ from recipes.make import environment
 from recipes.ship import apt
 
 ROOMS = ("catalogue", "make", "ship", "verbs")  # of recipes/: what `patch` and `audit` need inside `docker build`
+LICENSES = "Apache-2.0 AND LicenseRef-upstream"  # of Fusebox, and of each package by its own metadata
 _QUIET_APT = " ".join(f"--mount=type=tmpfs,target=/var/{name}" for name in ("cache", "lib/apt/lists", "log"))
 
 
@@ -82,6 +83,7 @@ def labels(plan: Plan) -> dict[str, str]:
     fixed = {
         "org.opencontainers.image.title": f"fusebox {target.name}",
         "org.opencontainers.image.description": target.reason,
+        "org.opencontainers.image.licenses": LICENSES,
         "org.opencontainers.image.base.name": target.base.runtime.image,
         "org.opencontainers.image.base.digest": target.base.runtime.digest,
         "fusebox.target": target.name,

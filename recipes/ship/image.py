@@ -87,6 +87,13 @@ class Options:
         """Whether apt installs what the distribution has today."""
         return self.apt == "newest" or (self.apt is None and bool(self.standins))
 
+    def base(self, target: Target) -> dict[str, str]:
+        """The labels of a stand-in for the base that an environment runs on; none without one."""
+        if (other := self.standins.get(target.base.runtime.image)) is None:
+            return {}
+        name, _, digest = other.partition("@")
+        return {"org.opencontainers.image.base.name": name, "org.opencontainers.image.base.digest": digest}
+
     def arguments(self, target: Target) -> list[str]:
         """Options of `docker buildx build`; the Dockerfile stays as it is."""
         references = {
@@ -97,10 +104,7 @@ class Options:
                 f"--standin {strangers[0]} is not a base of {target.name}: choose one of {', '.join(references)}."
             )
         words = [f"--build-context={references[name]}=docker-image://{other}" for name, other in self.standins.items()]
-        if other := self.standins.get(target.base.runtime.image):
-            name, _, digest = other.partition("@")
-            base = "--label=org.opencontainers.image.base"
-            words += [f"{base}.name={name}", f"{base}.digest={digest}"]
+        words += [f"--label={key}={value}" for key, value in self.base(target).items()]
         if other := self.standins.get(target.base.wheels.image):
             words.append(f"--build-arg=STANDIN={other}")
         for name, folder in (("mirror", self.mirror), ("wheelcache", self.wheelcache)):

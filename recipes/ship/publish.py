@@ -24,10 +24,16 @@ from recipes.process import git_variables
 from recipes.progress import say
 from recipes.prove import smoke
 from recipes.ship import registry, statements, verify
+from recipes.ship.dockerfile import labels
 from recipes.ship.image import Options, buildx, engine, last_words
 from recipes.ship.statements import Contents
 from recipes.ship.verify import Signer
 
+OCI = "org.opencontainers.image."
+ANNOTATED = (
+    "manifest",
+    "manifest-descriptor",
+)  # what gets the annotations: the manifest, and where the layout lists it
 UNSIGNED = "it is not signed: pass --key, or publish it in GitHub's workflow"
 PROVING = "fusebox.proving"  # the label of a container that proves an image, with the target
 EPOCH = 315532800  # 1980-01-01, the time of every file in a layer, as docker/build-wheel.sh has it for wheels
@@ -161,12 +167,40 @@ def _builder() -> str:
     return f"{os.environ.get('GITHUB_SERVER_URL', '')}/{workflow}" if workflow else f"host:{platform.node()}"
 
 
+def described(plan: Plan, options: Options, commit: Commit) -> dict[str, str]:
+    """What OCI's names say about an image that is published: its labels, and the annotations of its manifest."""
+    about = {key: value for key, value in labels(plan).items() if key.startswith(OCI)} | options.base(plan.target)
+    about |= {
+        f"{OCI}revision": commit.sha,
+        f"{OCI}created": commit.time.isoformat(),
+        f"{OCI}version": tags(plan.target, commit)[0],
+    }
+    if source := _source(plan.root):
+        page = f"{source}/blob/{commit.sha}/docs/status/targets.md"
+        about |= {f"{OCI}source": source, f"{OCI}url": page}
+    return about
+
+
+def _source(root: Path) -> str:
+    """The address of the repository: GitHub's, which runs the workflow, or that of the checkout's origin; or ""."""
+    if repository := os.environ.get("GITHUB_REPOSITORY"):
+        return f"{os.environ['GITHUB_SERVER_URL']}/{repository}"
+    command = ["git", "-C", str(root), "remote", "get-url", "origin"]
+    done = subprocess.run(command, env=git_variables(), capture_output=True, text=True, check=False)
+    address = done.stdout.strip().removesuffix(".git")
+    return address if re.fullmatch(r"https://[^@\s]+", address) else ""
+
+
 def _build(plan: Plan, options: Options, commit: Commit, oci: Path) -> None:
-    """Build the image into an OCI layout. Labels alone name the commit, so that the next one keeps the layers."""
-    labels = {"revision": commit.sha, "created": commit.time.isoformat()}
-    labelled = [f"--label=org.opencontainers.image.{key}={value}" for key, value in labels.items()]
+    """Build the image into an OCI layout. Labels alone name the commit, so that the next one keeps the layers.
+
+    It has one platform, so its manifest is in no index, and has the annotations itself.
+    """
+    about = described(plan, options, commit)
+    annotated = [f"--annotation={kind}:{key}={value}" for kind in ANNOTATED for key, value in about.items()]
     buildx(
-        plan, options, *labelled, f"--label=fusebox.stack={plan.stack}",
+        plan, options, *(f"--label={key}={value}" for key, value in about.items()), *annotated,
+        f"--label=fusebox.stack={plan.stack}",
         f"--build-arg=SOURCE_DATE_EPOCH={EPOCH}",
         f"--output=type=oci,dest={oci},tar=false,rewrite-timestamp=true",
     )  # fmt: skip

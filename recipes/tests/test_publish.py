@@ -124,6 +124,49 @@ def test_the_registry_is_tried_before_the_build(tmp_path: Path, monkeypatch: pyt
         registry.try_upload(f"{server.host}/{repository}")
 
 
+def test_an_image_is_described_by_the_names_of_oci(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In its labels and in the annotations of its manifest; a repository is named where it is known."""
+    chosen, commit, built = plan(Catalogue(), "cpu"), publish.Commit("0" * 40, 1777939200), []
+    monkeypatch.setattr(publish, "buildx", lambda *given: built.extend(given[2:]))
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.com")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/fusebox")
+    publish._build(chosen, Options({chosen.target.base.runtime.image: "here/base@sha256:0"}), commit, tmp_path)
+    prefix = "org.opencontainers.image."
+    assert {f"--label={prefix}{line}" for line in (
+        "title=fusebox cpu",
+        f"description={chosen.target.reason}",
+        "licenses=Apache-2.0 AND LicenseRef-upstream",
+        f"revision={'0' * 40}",
+        "created=2026-05-05T00:00:00+00:00",
+        "version=cpu-000000000000",
+        "source=https://github.com/owner/fusebox",
+        f"url=https://github.com/owner/fusebox/blob/{'0' * 40}/docs/status/targets.md",
+        "base.name=here/base",
+        "base.digest=sha256:0",
+    )} == {word for word in built if word.startswith(f"--label={prefix}")}  # fmt: skip
+    labelled = {word.removeprefix("--label=") for word in built if word.startswith(f"--label={prefix}")}
+    for start in ("--annotation=manifest:", "--annotation=manifest-descriptor:"):
+        assert {word.removeprefix(start) for word in built if word.startswith(start)} == labelled
+
+
+@pytest.mark.parametrize(
+    ("origin", "source"),
+    [
+        ("https://github.com/owner/fusebox.git", "https://github.com/owner/fusebox"),
+        ("https://token@github.com/owner/fusebox", ""),
+        ("git@github.com:owner/fusebox.git", ""),
+    ],
+)
+def test_the_source_is_the_address_of_the_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: str, source: str
+) -> None:
+    """Never with what logs in."""
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", origin], check=True)
+    assert publish._source(tmp_path) == source
+
+
 @pytest.mark.usefixtures("crane")
 def test_the_tag_of_a_commit_never_moves(tmp_path: Path) -> None:
     name = f"{REGISTRY}/fusebox/{uuid.uuid4().hex[:8]}"
