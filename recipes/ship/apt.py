@@ -1,7 +1,7 @@
 """Locks of what apt installs on a base image: recipes/lock/apt/IMAGE.txt, each package by the sha256 of its file.
 
-A lock holds all that the wanted packages depend on, as if nothing were installed. So it serves every digest of its
-image, and docker/apt.sh refuses whatever apt would install and the lock lacks.
+A lock holds all that the wanted packages depend on, as if nothing were installed. So it serves other digests of its
+image too, and docker/apt.sh refuses whatever apt would install and the lock lacks.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from recipes.files import read_text, write_text
 from recipes.progress import Steps
 
 _PACKAGES = "# packages: "
-# Run in the image: the line of each package, with an empty record of what is installed.
+# Run in the image: the line of each package, with an empty record of what is installed, and with its own: what depends
+# on the very version that it has is renewed together with it.
 _LIST = r"""
 apt-get update -qq >&2
-simulated=$(apt-get install --simulate --no-install-recommends -o Dir::State::status=/dev/null "$@")
-chosen=$(echo "$simulated" | sed -n 's/^Inst \([^ ]*\) (\([^ ]*\) .*/\1=\2/p')
+bare=$(apt-get install --simulate --no-install-recommends -o Dir::State::status=/dev/null "$@")
+own=$(apt-get install --simulate --no-install-recommends "$@")
+chosen=$(printf '%s\n' "$bare" "$own" | sed -nE 's/^Inst (\S+) (\[\S+\] )?\((\S+) .*/\1=\3/p')
 apt-cache show $chosen | awk '
     /^Package: / { name = $2 } /^Version: / { version = $2 }
     /^SHA256: / { print name "=" version " --hash=sha256:" $2 }'

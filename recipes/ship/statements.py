@@ -60,6 +60,15 @@ class Contents:
         listed = json.loads(done.stdout.splitlines()[-1])
         return cls(listed["python"], tuple(tuple(row) for row in listed["debian"]), listed["system"])
 
+    def as_json(self) -> dict[str, Any]:
+        """All of it, as image.json lists it."""
+        return {"distributions": dict(self.python), "system": self.system, "debian": [list(row) for row in self.debian]}
+
+    @classmethod
+    def read(cls, listed: Mapping[str, Any]) -> Contents:
+        """What `as_json` wrote."""
+        return cls(listed["distributions"], tuple(tuple(row) for row in listed["debian"]), listed["system"])
+
     def purls(self) -> set[str]:
         """The package URLs of everything."""
         named = {f"pkg:pypi/{name}@{version}" for name, version in self.python.items()}

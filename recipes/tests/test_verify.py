@@ -129,9 +129,23 @@ def test_a_statement_about_another_digest_is_refused(published: Published, tmp_p
     other = dataclasses.replace(published, digest=digest)
     tag = published.digest.replace(":", "-")
     registry.run_crane("copy", f"{published.name}:{tag}", f"{published.name}:{digest.replace(':', '-')}")
+    ending = f"of another image, {published.digest}; take that one."
+    assert other.faults() == [f"The signature of {other.image} is {ending}"]
     verify.sign(other.image, {}, Signer(published.keys[0]))
-    faults = other.faults()
-    assert faults and all(other.image in fault for fault in faults)
+    about = f"about another image, {published.digest}; take that one."
+    assert other.faults() == [
+        f"The {name} of {other.image} is {about}" for name in ("provenance", "SBOM", "claims", "machine")
+    ]
+
+
+def test_a_statement_of_another_signer_is_refused(published: Published, tmp_path: Path) -> None:
+    """Whoever may write to the registry can attach one to a signed image."""
+    published.sign(SBOM=None)
+    private, _ = made_key(tmp_path, "other")
+    sbom = published.predicates()[statements.SBOM]
+    verify.sign(published.image, {statements.SBOM: sbom}, Signer(private))
+    (fault,) = published.faults()
+    assert fault == f"The SBOM of {published.image} is not signed by {published.keys[1]}; take one that is."
 
 
 def test_an_image_with_refuted_claims_is_refused(published: Published) -> None:
@@ -189,7 +203,23 @@ def test_a_tag_that_moved_is_refused(published: Published, tmp_path: Path) -> No
     registry.push(oci, published.name, other)
     registry.set_tags(published.name, other, ["cpu"])
     (fault,) = published.faults(tagged)
-    assert fault.startswith(f"The tag cpu has moved: it names {other}, and {published.digest} was asked for")
+    assert fault == (
+        f"The tag cpu has moved: it names {other}, and {published.digest} was asked for; choose one of them."
+    )
+    (fault,) = published.faults(f"{published.name}:gone@{published.digest}")
+    assert fault.startswith(f"The tag gone has moved: it names nothing, and {published.digest} was asked for")
+
+
+def test_the_verb_refuses_a_tag_that_moved(published: Published, checkout: Checkout, tmp_path: Path) -> None:
+    """As a stranger sees it: a row of the table, and the exit code."""
+    published.sign()
+    oci, other = oci_image(tmp_path / "other", **{"fusebox.target": "cpu"})
+    registry.push(oci, published.name, other)
+    registry.set_tags(published.name, other, ["cpu"])
+    tagged = f"{published.name}:cpu@{published.digest}"
+    done = checkout.run("rollback", tagged, "--key", published.keys[1])
+    assert done.returncode == 1 and f"it names {other}" in " ".join(done.stdout.split())
+    assert registry.digest_of_tag(f"{published.name}:cpu") == other
 
 
 def test_the_verb_prints_a_table_and_rolls_back(published: Published, checkout: Checkout, tmp_path: Path) -> None:

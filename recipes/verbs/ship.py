@@ -24,6 +24,11 @@ def register(verbs: Verbs) -> None:
     built = verbs.add("image", image, mirror=True, sm=True)
     published = verbs.add("publish", publish, mirror=True, sm=True)
     published.add_argument("--registry", required=True, help="the registry to push to: HOST[:PORT][/PATH]")
+    published.add_argument(
+        "--only",
+        choices=("push", "prove", "release"),
+        help="do one step: build and push, prove what was pushed, or sign and tag it; they hand on build/TARGET/image/",
+    )
     published.add_argument("--key", type=place, help="cosign's private key; in GitHub's workflow none is needed")
     verified = verbs.add("verify", verify, target=False)
     verified.add_argument("image", help="the image, by digest: NAME@DIGEST or NAME:TAG@DIGEST")
@@ -68,10 +73,14 @@ def image(options: argparse.Namespace) -> int:
 def publish(options: argparse.Namespace) -> int:
     """Build a target's image from the commit, push it by digest, prove what was pushed, and then set its tags."""
     plan = chosen(options)
-    signer = Signer(options.key) if options.key else workflow()
-    against = evidence.against_moving(plan)
-    folder = publishing.publish(plan, _options(options), options.registry, against, signer)
-    say(f"contents: {folder}/image.md")
+    if options.only in (None, "push"):
+        folder = publishing.push(plan, _options(options), options.registry)
+        say(f"contents: {folder}/image.md")
+    if options.only in (None, "prove"):
+        publishing.prove_pushed(plan)
+    if options.only in (None, "release"):
+        signer = Signer(options.key) if options.key else workflow()
+        publishing.release(plan, evidence.against_moving(plan), signer)
     return 0
 
 
