@@ -70,6 +70,7 @@ def resolve(targets_file: Path, target: Target) -> tuple[dict[str, str], list[st
 class Options:
     """How an image is built here: stand-ins for bases, folders of files, secrets, GPU architectures, network.
 
+    `cache` is where a registry keeps the stages between runs.
     `apt` is "locked" or "newest"; None keeps to the locks unless a stand-in is used, of which they are not.
     """
 
@@ -81,6 +82,7 @@ class Options:
     sm: tuple[str, ...] = ()
     network: str | None = None
     apt: str | None = None
+    cache: str | None = None
 
     @property
     def unlocked(self) -> bool:
@@ -116,6 +118,9 @@ class Options:
         words += [f"--build-arg=SM={','.join(self.sm)}"] if self.sm else []
         words += [f"--network={self.network}"] if self.network else []
         words += ["--build-arg=APT=newest"] if self.unlocked else []
+        if self.cache:
+            kept = f"type=registry,ref={self.cache}"
+            words += [f"--cache-from={kept}", f"--cache-to={kept},mode=max"]
         return words
 
 

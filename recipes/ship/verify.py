@@ -26,6 +26,7 @@ from recipes.ship.image import last_words
 
 DIGEST = re.compile(r"(?P<name>.+?)(:(?P<tag>[\w.-]+))?@(?P<digest>sha256:[0-9a-f]{64})")
 SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # what cosign calls the statement that is a signature
+WORKFLOW = ".github/workflows/image.yml@refs/heads/main"  # whose identity signs
 ISSUER = "https://token.actions.githubusercontent.com"
 
 
@@ -73,11 +74,11 @@ def trusting(signer: Signer) -> Iterator[Signer]:
 
 
 def workflow() -> Signer | None:
-    """GitHub's workflow that runs this, if it may sign with its identity."""
+    """GitHub's workflow that releases images, if this runs in one that may sign with its identity."""
     if "ACTIONS_ID_TOKEN_REQUEST_URL" not in os.environ:
         return None
-    place = re.escape(f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}/.github/workflows/")
-    return Signer(identity=f"^{place}")
+    repository = f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}"
+    return Signer(identity=f"^{re.escape(f'{repository}/{WORKFLOW}')}$")
 
 
 def sign(image: str, predicates: Mapping[str, Mapping[str, Any]], signer: Signer) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan, plan
+from recipes.files import ROOT
 from recipes.prove import evidence
 from recipes.ship import registry, statements, verify
 from recipes.ship.verify import Signer
@@ -108,6 +109,40 @@ def test_packages_that_apt_took_by_name_are_told(published: Published) -> None:
     assert verify.faults(checks) == []
     (finding,) = [check.finding for check in checks if check.name == "provenance"]
     assert finding.endswith("inputs by digest, and by name alone g++, git, python3-dev")
+
+
+def test_in_githubs_workflow_its_identity_signs_and_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a key, and told to the public log; the workflow is the one that may ask for an identity."""
+    monkeypatch.delenv("ACTIONS_ID_TOKEN_REQUEST_URL", raising=False)
+    assert verify.workflow() is None
+    called, program = tmp_path / "called", tmp_path / "cosign"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {called}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", "https://actions.invalid/token")
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.com")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/fusebox")
+    signer = verify.workflow()
+    assert signer
+    verify.sign("here@sha256:0", {statements.SBOM: {}}, signer)
+    verify._signature("here@sha256:0", signer)
+    signed, attested, verified = called.read_text().splitlines()
+    assert signed == "sign --yes here@sha256:0"
+    assert attested.startswith(f"attest --yes --type={statements.SBOM} --predicate=")
+    identity = r"^https://github\.com/owner/fusebox/\.github/workflows/image\.yml@refs/heads/main$"
+    assert verified == (
+        f"verify --certificate-identity-regexp={identity} --certificate-oidc-issuer={verify.ISSUER} here@sha256:0"
+    )
+    workflow = yaml_jobs(ROOT / ".github" / "workflows" / "image.yml")
+    assert [name for name, text in workflow.items() if "id-token: write" in text] == ["release"]
+
+
+def yaml_jobs(path: Path) -> dict[str, str]:
+    """The text of each job of a workflow."""
+    parts = re.split(r"^  (\w+):\n", path.read_text().partition("\njobs:\n")[2], flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def test_an_unsigned_image_is_refused(published: Published) -> None:

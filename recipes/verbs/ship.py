@@ -16,7 +16,7 @@ from recipes.ship import publish as publishing
 from recipes.ship import registry
 from recipes.ship import verify as verifying
 from recipes.ship.verify import Signer, workflow
-from recipes.verbs.arguments import Verbs, add_standin, chosen, folder, place, standins
+from recipes.verbs.arguments import Verbs, add_standin, chosen, folder, place, standins, text
 
 
 def register(verbs: Verbs) -> None:
@@ -54,6 +54,9 @@ def register(verbs: Verbs) -> None:
             choices=("locked", "newest"),
             help="install the distribution's packages by recipes/lock/apt/, or those of today (default: locked, and "
             "newest on a stand-in)",
+        )
+        added.add_argument(
+            "--cache", type=text, metavar="REF", help="keep the stages between runs in a registry, under this name"
         )
         added.add_argument(
             "--network", help='the network of the steps that fetch, such as "host" (default: that of the builder)'
@@ -124,4 +127,5 @@ def _options(options: argparse.Namespace) -> images.Options:
         sm=tuple(options.sm or ()),
         network=options.network,
         apt=options.apt,
+        cache=options.cache,
     )
