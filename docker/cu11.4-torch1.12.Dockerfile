@@ -134,6 +134,7 @@ LABEL fusebox.target="cu11.4-torch1.12"
 LABEL fusebox.python="3.8"
 LABEL fusebox.cuda="11.4"
 LABEL fusebox.driver="450"
+LABEL fusebox.supported-until="2025-05"
 LABEL fusebox.packages="torch 1.12.1+cu113, flash-attn 2.1.0, rotary-emb 2.1.0, xentropy-cuda-lib 2.1.0, apex 22.04-dev, xformers 0.0.23"
 LABEL fusebox.option.flash-attn="head sizes 64 and 128 only (they serve 33 to 64 and 97 to 128); another is refused"
 ARG SM=

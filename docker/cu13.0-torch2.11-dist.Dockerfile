@@ -104,6 +104,7 @@ LABEL fusebox.target="cu13.0-torch2.11-dist"
 LABEL fusebox.python="3.12"
 LABEL fusebox.cuda="13.0"
 LABEL fusebox.driver="580"
+LABEL fusebox.supported-until="2029-04"
 LABEL fusebox.packages="torch 2.11.0, torchao 0.18.0, torchtitan 0.2.2"
 ARG SM=
 LABEL fusebox.sm="${SM:-9.0}"

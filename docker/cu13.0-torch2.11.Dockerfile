@@ -128,6 +128,7 @@ LABEL fusebox.target="cu13.0-torch2.11"
 LABEL fusebox.python="3.12"
 LABEL fusebox.cuda="13.0"
 LABEL fusebox.driver="580"
+LABEL fusebox.supported-until="2029-04"
 LABEL fusebox.packages="torch 2.11.0, transformer-engine-cu13 2.18.0, torchao 0.18.0, liger-kernel 0.8.5, transformer-engine 2.18.0, flash-attn 2.8.3, apex 25.09+52.g6424da3b, deepspeed 0.19.8, transformer-engine-torch 2.18.0"
 LABEL fusebox.option.flash-attn="head sizes 64 and 128 only (they serve 33 to 64 and 97 to 128); another is refused"
 ARG SM=

@@ -134,6 +134,7 @@ LABEL fusebox.target="cu13.2-torch2.15"
 LABEL fusebox.python="3.12"
 LABEL fusebox.cuda="13.2"
 LABEL fusebox.driver="580"
+LABEL fusebox.supported-until="2029-04"
 LABEL fusebox.packages="torch 2.15.0, transformer-engine-cu13 2.20.2, flash-attn-4 4.0.0b36, torchao 0.18.0, torchtitan 0.2.2, liger-kernel 0.8.5, quack-kernels 0.6.5, transformers 5.24.0, accelerate 1.15.0, transformer-engine 2.20.2, flash-attn 2.8.3.post2, apex 25.09+52.g6424da3b, xformers 0.0.33.post2, deepspeed 0.19.8, transformer-engine-torch 2.20.2"
 ARG SM=
 LABEL fusebox.sm="${SM:-8.0 8.9 9.0 10.0 12.0}"

@@ -114,6 +114,7 @@ LABEL fusebox.target="ngc-23.10"
 LABEL fusebox.python="3.10"
 LABEL fusebox.cuda="12.2"
 LABEL fusebox.driver="525"
+LABEL fusebox.supported-until="none"
 LABEL fusebox.packages="torch 2.1.0a0+32f93b1, transformers 4.40.2, transformer-engine 1.7, flash-attn 2.5.8, deepspeed 0.13.1"
 LABEL fusebox.option.flash-attn="head sizes 64 and 128 only (they serve 33 to 64 and 97 to 128); another is refused"
 ARG SM=

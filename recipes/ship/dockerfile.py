@@ -90,6 +90,7 @@ def labels(plan: Plan) -> dict[str, str]:
         "fusebox.python": target.python,
         "fusebox.cuda": target.cuda,
         "fusebox.driver": target.driver or "none",
+        "fusebox.supported-until": bases(plan.root).supported_until(target),
         "fusebox.packages": ", ".join(pin.label for pin in plan.pins),
     }
     return fixed | {f"fusebox.option.{package}": option for package, option in target.options.items()}

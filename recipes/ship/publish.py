@@ -147,6 +147,7 @@ def release(plan: Plan, floating: str | None, signer: Signer | None = None) -> N
             statements.PROVENANCE: about["provenance"],
             statements.TESTS: statements.test_result(plan, evidence),
             statements.ATTRIBUTES: statements.attributes(evidence),
+            **({statements.VEX: vex} if (vex := statements.vex(plan)) else {}),
         }
         verify.sign(image, stated, signer)
         with verify.trusting(signer) as trust:
@@ -354,6 +355,7 @@ def _describe(
     total = sum(layer["bytes"] for layer in layers) / 2**20
     lines = [
         f"# {image}", "",
+        f"Supported until: {about['labels'].get('fusebox.supported-until')}.", "",
         "| package | version | commit or sha256 | patches |", "| --- | --- | --- | --- |", *rows, "",
         f"{len(contents.python)} Python distributions and {len(contents.debian)} packages of the system; "
         "image.json lists them.", "",

@@ -1,8 +1,9 @@
 """What is signed about an image: what it contains, what it was made from, what its claims proved and where.
 
-The formats are CycloneDX 1.6 (cyclonedx.org), SLSA provenance v1 (slsa.dev), and in-toto's test-result v0.1 and SCAI
-v0.3 (github.com/in-toto/attestation). Each is the predicate of an in-toto statement whose subject is the digest of the
-image's manifest; cosign signs the statement and attaches it to the image as an OCI referrer.
+The formats are CycloneDX 1.6 (cyclonedx.org), SLSA provenance v1 (slsa.dev), in-toto's test-result v0.1 and SCAI v0.3
+(github.com/in-toto/attestation), and OpenVEX 0.2.0 (openvex.dev). Each is the predicate of an in-toto statement whose
+subject is the digest of the image's manifest; cosign signs the statement and attaches it to the image as an OCI
+referrer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from recipes.catalogue.lock import artifact_of
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Source
 from recipes.errors import Refusal
-from recipes.files import digest_of, read_text, sha256_of
+from recipes.files import digest_of, read_json, read_text, sha256_of
 from recipes.prove.evidence import machine_name
 from recipes.ship import apt
 
@@ -28,6 +29,7 @@ SBOM = "https://cyclonedx.org/bom"
 PROVENANCE = "https://slsa.dev/provenance/v1"
 TESTS = "https://in-toto.io/attestation/test-result/v0.1"
 ATTRIBUTES = "https://in-toto.io/attestation/scai/v0.3"
+VEX = "https://openvex.dev/ns/v0.2.0"
 BUILD_TYPE = "fusebox/publish/v1"  # what externalParameters mean: the target, and the GPU architectures if not all
 # Run in an image: its distributions, its Debian packages and the name of its system.
 _LIST = r"""
@@ -226,6 +228,17 @@ def attributes(evidence: Mapping[str, Any]) -> dict[str, Any]:
     return {"attributes": [{"attribute": f"{key}: {value}", "evidence": log} for key, value in facts.items()]}
 
 
+def vex(plan: Plan) -> dict[str, Any] | None:
+    """OpenVEX: what docker/vex.json says about packages that a target pins; None if it says nothing about them."""
+    pinned = {f"pkg:pypi/{pin.name}@{pin.release.version}" for pin in plan.pins}
+    document: dict[str, Any] = read_json(plan.root / "docker" / "vex.json")
+    told = []
+    for statement in document["statements"]:
+        if products := [product for product in statement["products"] if product["@id"] in pinned]:
+            told.append(statement | {"products": products})
+    return document | {"statements": told} if told else None
+
+
 def write(folder: Path, predicates: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
     """Write each predicate to a file of its own; returns its type -> the file."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -236,4 +249,4 @@ def write(folder: Path, predicates: Mapping[str, Mapping[str, Any]]) -> dict[str
     return paths
 
 
-_FILES = {SBOM: "sbom", PROVENANCE: "provenance", TESTS: "tests", ATTRIBUTES: "attributes"}
+_FILES = {SBOM: "sbom", PROVENANCE: "provenance", TESTS: "tests", ATTRIBUTES: "attributes", VEX: "vex"}

@@ -111,6 +111,13 @@ def test_an_image_says_which_gpus_it_is_compiled_for_and_that_it_wants_the_drive
     assert not any("NVIDIA" in line for line in texts["cpu"])
 
 
+def test_a_published_image_says_until_when_it_is_supported() -> None:
+    catalogue = Catalogue()
+    for name, target in catalogue.targets.items():
+        until = dockerfile.labels(plan(catalogue, name))["fusebox.supported-until"]
+        assert (until == "none") <= (not target.publish), name
+
+
 def test_an_image_on_a_standin_says_so() -> None:
     target = Catalogue().targets["cpu"]
     arguments = image.Options({target.base.runtime.image: "here/base@sha256:0"}).arguments(target)

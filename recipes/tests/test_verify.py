@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan, plan
-from recipes.files import ROOT
+from recipes.files import ROOT, read_json
 from recipes.prove import evidence
 from recipes.ship import registry, statements, verify
 from recipes.ship.verify import Signer
@@ -278,6 +279,22 @@ def test_the_sbom_says_what_we_changed() -> None:
     patches = components["transformers"]["pedigree"]["patches"]
     assert len(patches) == len(chosen.patches["transformers"]) > 0
     assert "pedigree" not in components["torch"]
+
+
+def test_known_vulnerabilities_of_old_targets_are_stated() -> None:
+    """Each torch without the fix is named, and nothing that no target pins."""
+    catalogue = Catalogue()
+    pins = {
+        f"pkg:pypi/{pin.name}@{pin.release.version}" for name in catalogue.targets for pin in plan(catalogue, name).pins
+    }
+    document = read_json(ROOT / "docker" / "vex.json")
+    assert {product["@id"] for row in document["statements"] for product in row["products"]} <= pins
+    for name in catalogue.targets:
+        chosen = plan(catalogue, name)
+        assert chosen.torch
+        told = {row["vulnerability"]["name"] for row in (statements.vex(chosen) or {"statements": []})["statements"]}
+        assert ("CVE-2025-32434" in told) == (Version(chosen.torch.release.version) < Version("2.6")), name
+        assert ("CVE-2022-45907" in told) == (Version(chosen.torch.release.version) < Version("1.13.1")), name
 
 
 def test_the_materials_are_exactly_what_the_lock_and_the_recipes_pin() -> None:
