@@ -101,7 +101,6 @@ def _asked(image: str, packages: list[str], network: str | None) -> list[str]:
         ) from None
     lines = sorted(set(done.stdout.splitlines()))
     if done.returncode != 0 or not lines or not all(map(_LINE.fullmatch, lines)):
-        said = done.stderr.partition("\nRun 'docker run --help'")[0]
-        reason = " ".join(said.split())[-200:].rstrip(".")
+        reason = " ".join(done.stderr.partition("\nRun 'docker run --help'")[0].split())[-200:].rstrip(".")
         raise Refusal(f"{image} cannot be asked ({reason}): check that it can be pulled, its apt and the network.")
     return lines

@@ -21,6 +21,7 @@ from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan, plan
 from recipes.errors import Refusal
 from recipes.files import ROOT, sha256_of
+from recipes.measure import runs
 from recipes.ship import apt, dockerfile, image, publish, registry
 from recipes.ship import bases as raising
 from recipes.tests.conftest import SOURCE, Checkout, Tiny, wheel
@@ -202,6 +203,15 @@ def test_what_apt_installs_is_locked_where_its_base_has_a_lock() -> None:
             lock = apt.lock_of(ROOT, base)
             locked = f"&& /apt.sh /{lock.name} {' '.join(base.apt)}\n" if lock else "&& DEBIAN_FRONTEND="
             assert not base.apt or locked in text, (name, base.image)
+
+
+def test_the_image_for_several_hosts_has_what_nccl_needs_for_infiniband() -> None:
+    """Its build installs it from the lock. A claim could not ask for it: a bare machine may lack such a network."""
+    runtime = Catalogue().targets[runs.TARGET].base.runtime
+    needed = {"ibverbs-providers", "libibverbs1", "librdmacm1t64"}
+    assert needed <= set(runtime.apt)
+    lock = apt.lock_of(ROOT, runtime)
+    assert lock and needed <= {line.partition("=")[0] for line in lock.read_text().splitlines()}
 
 
 def test_a_lock_of_other_packages_is_refused(tiny: Tiny) -> None:
