@@ -119,8 +119,8 @@ class Options:
         words += [f"--network={self.network}"] if self.network else []
         words += ["--build-arg=APT=newest"] if self.unlocked else []
         if self.cache:
-            kept = f"type=registry,ref={self.cache}"
-            words += [f"--cache-from={kept}", f"--cache-to={kept},mode=max"]
+            place = f"type=registry,ref={self.cache}"
+            words += [f"--cache-from={place}", f"--cache-to={place},mode=max"]
         return words
 
 

@@ -232,11 +232,11 @@ def vex(plan: Plan) -> dict[str, Any] | None:
     """OpenVEX: what docker/vex.json says about packages that a target pins; None if it says nothing about them."""
     pinned = {f"pkg:pypi/{pin.name}@{pin.release.version}" for pin in plan.pins}
     document: dict[str, Any] = read_json(plan.root / "docker" / "vex.json")
-    told = []
+    stated = []
     for statement in document["statements"]:
         if products := [product for product in statement["products"] if product["@id"] in pinned]:
-            told.append(statement | {"products": products})
-    return document | {"statements": told} if told else None
+            stated.append(statement | {"products": products})
+    return document | {"statements": stated} if stated else None
 
 
 def write(folder: Path, predicates: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:

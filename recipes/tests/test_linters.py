@@ -97,8 +97,8 @@ def test_no_image_waits_for_a_runner_that_does_not_exist(tmp_path: Path, runners
     ]
     (tmp_path / "nox").write_text(f"#!/bin/sh\necho '{json.dumps(rows)}'\n")
     (tmp_path / "nox").chmod(0o755)
-    told = {"ONLY": "", "RUNNERS": runners, "GITHUB_OUTPUT": str(tmp_path / "output")}
-    variables = {**os.environ, **told, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    inputs = {"ONLY": "", "RUNNERS": runners, "GITHUB_OUTPUT": str(tmp_path / "output")}
+    variables = {**os.environ, **inputs, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = ["bash", "-eo", "pipefail", "-c", script]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -292,9 +292,9 @@ def test_known_vulnerabilities_of_old_targets_are_stated() -> None:
     for name in catalogue.targets:
         chosen = plan(catalogue, name)
         assert chosen.torch
-        told = {row["vulnerability"]["name"] for row in (statements.vex(chosen) or {"statements": []})["statements"]}
-        assert ("CVE-2025-32434" in told) == (Version(chosen.torch.release.version) < Version("2.6")), name
-        assert ("CVE-2022-45907" in told) == (Version(chosen.torch.release.version) < Version("1.13.1")), name
+        stated = {row["vulnerability"]["name"] for row in (statements.vex(chosen) or {"statements": []})["statements"]}
+        assert ("CVE-2025-32434" in stated) == (Version(chosen.torch.release.version) < Version("2.6")), name
+        assert ("CVE-2022-45907" in stated) == (Version(chosen.torch.release.version) < Version("1.13.1")), name
 
 
 def test_the_materials_are_exactly_what_the_lock_and_the_recipes_pin() -> None:
