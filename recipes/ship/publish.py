@@ -108,7 +108,9 @@ def push(plan: Plan, options: Options, host: str) -> Path:
         registry.push(folder / "oci", name, digest)
         image = f"{name}@{digest}"
         contents = statements.Contents.of(image)
-        stated = statements.provenance(plan, commit.sha, _builder(), started, options.sm, unlocked=options.unlocked)
+        stated = statements.provenance(
+            plan, commit.sha, _builder(), started, options.sm, unlocked=options.unlocked, standins=options.standins
+        )
         _describe(plan, folder, image, contents, stated, _unpublishable(options, name))
     finally:  # the registry has the image, or nobody wants it
         if (folder / "oci" / "index.json").exists():

@@ -131,20 +131,22 @@ def _pedigree(plan: Plan, distribution: str) -> dict[str, Any]:
     return {"pedigree": {"ancestors": [ancestor], "patches": patches}}
 
 
-def materials(plan: Plan, commit: str, *, with_apt: bool = True) -> list[dict[str, Any]]:
+def materials(
+    plan: Plan, commit: str, *, with_apt: bool = True, standins: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
     """Everything that an image is made from, each by its digest: what the locks and the recipes of a checkout pin.
 
-    `with_apt` is false where apt installed what the distribution had, whatever its locks say.
+    `with_apt` is false where apt installed what the distribution had, whatever its locks say; `standins` are the images
+    that were used in place of bases, by the name of the base.
     """
     root = plan.root
     pinned = [{"uri": "git+fusebox", "digest": {"gitCommit": commit}}]
     images = {
         image.image: image.digest for image in (bases(root).sources, plan.target.base.wheels, plan.target.base.runtime)
     }
-    pinned += [
-        {"uri": f"pkg:docker/{name}", "digest": {"sha256": digest.removeprefix("sha256:")}}
-        for name, digest in images.items()
-    ]
+    for name, digest in images.items():
+        used, _, used_digest = (standins or {}).get(name, f"{name}@{digest}").partition("@")
+        pinned.append({"uri": f"pkg:docker/{used}", "digest": {"sha256": used_digest.removeprefix("sha256:")}})
     locked = [*plan.locked.artifacts, *(plan.toolkit.artifacts if plan.toolkit else ())]
     pinned += [
         {"uri": f"pkg:pypi/{artifact.name}@{artifact.version}", "digest": {"sha256": artifact.sha256}}
@@ -176,11 +178,19 @@ def _repositories(source: Source) -> Iterator[dict[str, Any]]:
 
 
 def provenance(
-    plan: Plan, commit: str, builder: str, started: datetime.datetime, sm: tuple[str, ...], *, unlocked: bool = False
+    plan: Plan,
+    commit: str,
+    builder: str,
+    started: datetime.datetime,
+    sm: tuple[str, ...],
+    *,
+    unlocked: bool = False,
+    standins: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """SLSA v1: what an image was made from, and by which machine; `builder` is its URI.
 
-    `unlocked` is whether apt installed what the distribution had, whatever its locks say.
+    `unlocked` is whether apt installed what the distribution had, whatever its locks say; `standins` as for
+    `materials`.
     """
     images = (bases(plan.root).sources, plan.target.base.wheels, plan.target.base.runtime)
     locks = {} if unlocked else apt_locks(plan)
@@ -190,7 +200,7 @@ def provenance(
             "buildType": BUILD_TYPE,
             "externalParameters": {"target": plan.target.name, **({"sm": list(sm)} if sm else {})},
             "internalParameters": {"stack": plan.stack, "notPinned": {"apt": loose}, "aptLocks": not unlocked},
-            "resolvedDependencies": materials(plan, commit, with_apt=not unlocked),
+            "resolvedDependencies": materials(plan, commit, with_apt=not unlocked, standins=standins),
         },
         "runDetails": {
             "builder": {"id": builder},

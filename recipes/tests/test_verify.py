@@ -212,6 +212,19 @@ def test_an_input_that_is_not_pinned_is_refused(published: Published) -> None:
     assert fault.startswith("2 inputs are not what this checkout pins, such as pkg:pypi/")
 
 
+def test_the_provenance_names_a_standin_and_is_refused(published: Published) -> None:
+    """An image on another base than the checkout pins is not the checkout's."""
+    base = published.plan.target.base.runtime
+    given = {base.image: "here/base@sha256:" + "1" * 64}
+    stated = statements.provenance(published.plan, COMMIT, "host:here", TIME, (), unlocked=True, standins=given)
+    listed = stated["buildDefinition"]["resolvedDependencies"]
+    assert {"uri": "pkg:docker/here/base", "digest": {"sha256": "1" * 64}} in listed
+    assert not [material for material in listed if material["uri"] == f"pkg:docker/{base.image}"]
+    published.sign(PROVENANCE=stated)
+    (fault,) = published.faults()
+    assert fault.startswith("2 inputs are not what this checkout pins, such as pkg:docker/here/base")
+
+
 def test_an_image_without_sbom_is_refused(published: Published) -> None:
     published.sign(SBOM=None)
     assert published.faults() == [
