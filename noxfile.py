@@ -207,13 +207,13 @@ def launch(session):
 
 @verb()
 def lock(session):
-    """Resolve a target's dependencies again: nox -s lock -- cpu."""
+    """Resolve a target's dependencies again: nox -s lock -- cpu; or the tool's (tool), or base images' packages (apt)."""
     recipes(session, "lock", *session.posargs)
 
 
 @nox.session
 def bump(session):
-    """Pin another release: nox -s bump -- cpu torchao==0.19.0; then run the proofs of that package's patches."""
+    """Pin another release and run its patches' proofs: nox -s bump -- cpu torchao==0.19.0; or base images: --bases."""
     install(session, "tests")
     session.run("python", "-m", "recipes", "bump", *session.posargs)
     pin = next((word for word in session.posargs if "==" in word), "")  # --help comes without a pin

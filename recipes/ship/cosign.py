@@ -54,12 +54,12 @@ def trusting(signer: Signer) -> Iterator[Signer]:
         yield Signer(public)
 
 
-def workflow() -> Signer | None:
-    """GitHub's workflow that runs this, if it may sign with its identity."""
+def workflow(file: str) -> Signer | None:
+    """GitHub's workflow in that file, on main, if this runs in one that may sign with its identity."""
     if "ACTIONS_ID_TOKEN_REQUEST_URL" not in os.environ:
         return None
-    place = re.escape(f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}/.github/workflows/")
-    return Signer(identity=f"^{place}")
+    repository = f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}"
+    return Signer(identity=f"^{re.escape(f'{repository}/.github/workflows/{file}@refs/heads/main')}$")
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from recipes.ship.cosign import Signer
 from recipes.ship.image import last_words
 
 DIGEST = re.compile(r"(?P<name>.+?)(:(?P<tag>[\w.-]+))?@(?P<digest>sha256:[0-9a-f]{64})")
+SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # what cosign calls the statement that is a signature
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def verify(plan: Plan, image: str, signer: Signer, commit: str | None) -> list[C
     of_kind: dict[str, tuple[str, Callable[[Mapping[str, Any]], Check]]] = {
         "provenance": (
             statements.PROVENANCE,
-            lambda predicate: origin(predicate, plan.target.name, commit, lambda sha: statements.materials(plan, sha)),
+            lambda predicate: origin(predicate, plan.target.name, commit, lambda sha: _materials(plan, sha, predicate)),
         ),
         "SBOM": (statements.SBOM, _sbom),
         "claims": (statements.TESTS, lambda predicate: _claims(plan, predicate)),
@@ -97,8 +98,12 @@ def _signature(image: str, signer: Signer) -> Check:
     done = cosign.run("verify", *signer.to_verify, image)
     if done.returncode == 0:
         return Check("signature", str(signer.key or signer.identity))
-    if "https://sigstore.dev/cosign/sign/" not in cosign.run("tree", image).stdout:
+    digest = image.rpartition("@")[2]
+    signed = _subjects(image, SIGNATURE)
+    if not signed:
         return Check("signature", fault=f"{image} is not signed; take one that is.")
+    if digest not in signed:
+        return Check("signature", fault=f"The signature of {image} is of another image, {signed[0]}; take that one.")
     who = signer.key or signer.identity
     return Check("signature", fault=f"{image} is signed, but not by {who}; take one that is.")
 
@@ -106,21 +111,37 @@ def _signature(image: str, signer: Signer) -> Check:
 def _predicate(image: str, digest: str, name: str, kind: str, signer: Signer) -> dict[str, Any]:
     """The predicate of the newest statement of a kind about this very image, signed by the signer."""
     done = cosign.run("verify-attestation", *signer.to_verify, f"--type={kind}", image)
-    if done.returncode != 0 and "none of the attestations matched the predicate type" in done.stderr:
-        raise Refusal(f"{image} has no {name} ({kind}); publish it again, with a signature.")
     if done.returncode != 0:
-        raise Refusal(f"The {name} of {image} is not of this image, or not of this signer ({last_words(done.stderr)}).")
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.strip()]
-    stated = [json.loads(base64.b64decode(line["payload"])) for line in lines]
+        stated = _subjects(image, kind)
+        if not stated:
+            raise Refusal(f"{image} has no {name} ({kind}); publish it again, with a signature.")
+        if digest not in stated:
+            raise Refusal(f"The {name} of {image} is about another image, {stated[0]}; take that one.")
+        raise Refusal(f"The {name} of {image} is not signed by {signer.key or signer.identity}; take one that is.")
+    payloads = [json.loads(line)["payload"] for line in done.stdout.splitlines() if line.strip()]
+    verified = [json.loads(base64.b64decode(payload)) for payload in payloads]
     about = [
         statement
-        for statement in stated
+        for statement in verified
         if any(f"sha256:{subject['digest'].get('sha256')}" == digest for subject in statement["subject"])
     ]
     if not about:
-        raise Refusal(f"The {name} of {image} is about another digest; take the image that it names.")
+        raise Refusal(f"The {name} of {image} is about another image; take the one that it names.")
     predicate: dict[str, Any] = about[-1]["predicate"]
     return predicate
+
+
+def _subjects(image: str, kind: str) -> list[str]:
+    """The digests that the statements of a kind attached to an image are about, whoever signed them."""
+    done = cosign.run("download", "attestation", image)
+    envelopes = [json.loads(line).get("dsseEnvelope") or {} for line in done.stdout.splitlines() if line.strip()]
+    stated = [json.loads(base64.b64decode(envelope["payload"])) for envelope in envelopes if "payload" in envelope]
+    return [
+        f"sha256:{subject['digest'].get('sha256')}"
+        for statement in stated
+        if statement["predicateType"] == kind
+        for subject in statement["subject"]
+    ]
 
 
 def origin(
@@ -150,6 +171,12 @@ def origin(
     loose = definition["internalParameters"].get("notPinned", {}).get("apt")
     note = f", and by name alone {', '.join(loose)}" if loose else ""
     return Check("provenance", f"commit {commit[:12]}, {len(pinned)} inputs by digest{note}")
+
+
+def _materials(plan: Plan, commit: str, predicate: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a checkout pins for an image, with apt's locks if they were used."""
+    with_apt = predicate["buildDefinition"]["internalParameters"]["aptLocks"]
+    return statements.materials(plan, commit, with_apt=with_apt)
 
 
 def _key(material: Mapping[str, Any]) -> tuple[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
 from rich.markup import escape
@@ -11,7 +10,6 @@ from rich.table import Table
 
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan as planned
-from recipes.errors import Refusal
 from recipes.progress import console, say
 from recipes.prove import evidence
 from recipes.ship import attest, registry
@@ -19,7 +17,7 @@ from recipes.ship import image as images
 from recipes.ship import publish as publishing
 from recipes.ship import verify as verifying
 from recipes.ship.cosign import Signer, workflow
-from recipes.verbs.arguments import Verbs, add_trust, chosen, folder, place
+from recipes.verbs.arguments import Verbs, add_standin, add_trust, chosen, folder, place, standins, text
 
 
 def register(verbs: Verbs) -> None:
@@ -27,6 +25,11 @@ def register(verbs: Verbs) -> None:
     built = verbs.add("image", image, mirror=True, sm=True)
     published = verbs.add("publish", publish, mirror=True, sm=True)
     published.add_argument("--registry", required=True, help="the registry to push to: HOST[:PORT][/PATH]")
+    published.add_argument(
+        "--only",
+        choices=("push", "prove", "release"),
+        help="do one step: build and push, prove what was pushed, or sign and tag it; they hand on build/TARGET/image/",
+    )
     published.add_argument("--key", type=place, help="cosign's private key; in GitHub's workflow none is needed")
     verified = verbs.add("verify", verify, target=False)
     verified.add_argument(
@@ -37,19 +40,22 @@ def register(verbs: Verbs) -> None:
     for added in (verified, back):
         add_trust(added)
     for added in (built, published):
-        added.add_argument(
-            "--standin",
-            action="append",
-            default=[],
-            metavar="NAME=REF",
-            help="use the image REF instead of the base image NAME",
-        )
+        add_standin(added)
         added.add_argument(
             "--wheelcache", type=folder, help="a folder of exported wheels to use instead of compiling them"
         )
         added.add_argument("--ca", type=place, help="a file of certificates, for a machine behind a proxy")
         added.add_argument(
             "--pip-conf", type=place, help="a configuration of pip for the steps that fetch; it stays out of the image"
+        )
+        added.add_argument(
+            "--apt",
+            choices=("locked", "newest"),
+            help="install the distribution's packages by recipes/lock/apt/, or those of today (default: locked, and "
+            "newest on a stand-in)",
+        )
+        added.add_argument(
+            "--cache", type=text, metavar="REF", help="keep the stages between runs in a registry, under this name"
         )
         added.add_argument(
             "--network", help='the network of the steps that fetch, such as "host" (default: that of the builder)'
@@ -69,10 +75,14 @@ def image(options: argparse.Namespace) -> int:
 def publish(options: argparse.Namespace) -> int:
     """Build a target's image from the commit, push it by digest, prove what was pushed, and then set its tags."""
     plan = chosen(options)
-    signer = Signer(options.key) if options.key else workflow()
-    against = evidence.against_moving(plan)
-    folder = publishing.publish(plan, _options(options), options.registry, against, signer)
-    say(f"contents: {folder}/image.md")
+    if options.only in (None, "push"):
+        folder = publishing.push(plan, _options(options), options.registry)
+        say(f"contents: {folder}/image.md")
+    if options.only in (None, "prove"):
+        publishing.prove_pushed(plan)
+    if options.only in (None, "release"):
+        signer = Signer(options.key) if options.key else workflow("image.yml")
+        publishing.release(plan, evidence.against_moving(plan), signer)
     return 0
 
 
@@ -119,17 +129,14 @@ def _print(title: str, checks: list[verifying.Check]) -> int:
 
 
 def _options(options: argparse.Namespace) -> images.Options:
-    standins = {name: reference for name, _, reference in (text.partition("=") for text in options.standin)}
-    if wrong := [text for text in options.standin if not all(text.partition("="))]:
-        raise Refusal(f"--standin {wrong[0]} names no image to stand in: write NAME=REF.")
-    if wrong := [name for name in standins.values() if not re.fullmatch(r"[\w.:/@-]+", name)]:
-        raise Refusal(f"--standin {wrong[0]!r} is not the name of an image: correct it.")
     return images.Options(
-        standins=standins,
+        standins=standins(options.standin),
         mirror=options.mirror,
         wheelcache=options.wheelcache,
         ca=options.ca,
         pip_conf=options.pip_conf,
         sm=tuple(options.sm or ()),
         network=options.network,
+        apt=options.apt,
+        cache=options.cache,
     )

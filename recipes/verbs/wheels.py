@@ -73,7 +73,7 @@ def wheels(options: argparse.Namespace) -> int:
     if options.python or options.cuda:
         raise Refusal("--python and --cuda choose among wheels for a torch: add --for torch==VERSION.")
     plan, cache = chosen(options), Cache()
-    signer = Signer(options.key) if options.key else workflow()
+    signer = Signer(options.key) if options.key else workflow("wheels.yml")
     commit = Commit.of(plan.root).sha if signer else None
     resolve.check(plan)
     place_of_target = environment.folder(plan.root, plan.target)
