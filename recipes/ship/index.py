@@ -238,8 +238,9 @@ def _signed(catalogue: Catalogue, wheel: Path, trusted: Signer | None, proof: Pr
     checks = attest.verify(catalogue, wheel, trusted, None)
     if (faults := verify.faults(checks)) and not proof.yanked:
         raise Refusal(f"{wheel.name} is refused: {faults[0].rstrip('.')}, or remove it.")
-    findings = "; ".join(check.finding for check in checks if check.name in ("provenance", "claims"))
-    return f"refused: {faults[0]}" if faults else f"verified: {findings}"
+    commit = next((check.finding.partition(",")[0] for check in checks if check.name == "provenance"), "")
+    claims = [check.finding for check in checks if check.name == "claims"]
+    return f"refused: {faults[0]}" if faults else f"verified: {'; '.join([commit, *claims])}"
 
 
 def _take_evidence(run: str, places: list[Path], into: Path) -> None:
