@@ -133,9 +133,9 @@ def publish(session, target):
     recipes(session, "publish", target, *session.posargs)
 
 
-# `nox -s wheels -- --for torch==2.11.0` asks once for all targets.
+# `nox -s wheels -- --for torch==2.11.0` asks once for all targets, and so does `--missing INDEX`.
 @verb()
-@(nox.parametrize("target", ["cpu"], ids=["all"]) if "--for" in sys.argv else for_each_target)
+@(nox.parametrize("target", ["cpu"], ids=["all"]) if {"--for", "--missing"} & {*sys.argv} else for_each_target)
 def wheels(session, target):
     """Collect the wheels that the target builds or patches; or: nox -s wheels -- --for torch==2.11.0 --python 3.12."""
     recipes(session, "wheels", target, *session.posargs)
@@ -143,7 +143,7 @@ def wheels(session, target):
 
 @verb()
 def index(session):
-    """Make a static package index of all collected wheels in build/index; -- [--into DIR] [--from DIR]."""
+    """Make a static package index of all collected wheels in build/index; -- [--from DIR] [--key cosign.pub]."""
     recipes(session, "index", *session.posargs)
 
 
@@ -155,7 +155,7 @@ def carry(session):
 
 @verb()
 def verify(session):
-    """Verify an image's signature, contents, origin and claims: -- NAME@DIGEST --key cosign.pub, or --identity TEXT."""
+    """Verify an image or a wheel, what is in it and its claims: -- NAME@DIGEST or FILE.whl --key cosign.pub."""
     recipes(session, "verify", *session.posargs)
 
 
@@ -213,13 +213,13 @@ def launch(session):
 
 @verb()
 def lock(session):
-    """Resolve a target's dependencies again: nox -s lock -- cpu."""
+    """Resolve a target's dependencies again: nox -s lock -- cpu; or the tool's (tool), or base images' packages (apt)."""
     recipes(session, "lock", *session.posargs)
 
 
 @nox.session
 def bump(session):
-    """Pin another release: nox -s bump -- cpu torchao==0.19.0; then run the proofs of that package's patches."""
+    """Pin another release and run its patches' proofs: nox -s bump -- cpu torchao==0.19.0; or base images: --bases."""
     install(session, "tests")
     session.run("python", "-m", "recipes", "bump", *session.posargs)
     pin = next((word for word in session.posargs if "==" in word), "")  # --help comes without a pin

@@ -9,8 +9,10 @@ FROM scratch AS wheelcache
 
 # All that comes from the network, fetched, verified and patched by the tool on a Python of its own.
 FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254 AS sources
+ARG APT=
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && apt-get install --yes --no-install-recommends git
+    --mount=type=bind,source=docker/apt.sh,target=/apt.sh --mount=type=bind,source=recipes/lock/apt/python-3.12-slim-bookworm.txt,target=/python-3.12-slim-bookworm.txt \
+    apt-get update && /apt.sh /python-3.12-slim-bookworm.txt git
 WORKDIR /fusebox
 COPY docker/tool.sh docker/
 COPY recipes/lock/tool.txt recipes/lock/
@@ -36,8 +38,10 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 # Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
 FROM python:3.11-slim-bookworm@sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b AS toolchain
+ARG APT=
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3-dev
+    --mount=type=bind,source=docker/apt.sh,target=/apt.sh --mount=type=bind,source=recipes/lock/apt/python-3.11-slim-bookworm.txt,target=/python-3.11-slim-bookworm.txt \
+    apt-get update && /apt.sh /python-3.11-slim-bookworm.txt g++ python3-dev
 COPY docker/make-environment.sh docker/assemble-toolkit.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
@@ -98,12 +102,14 @@ ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
     TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
 LABEL org.opencontainers.image.title="fusebox cpu"
 LABEL org.opencontainers.image.description="any x86-64 machine: the default, and the proof that the toolchain works"
+LABEL org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-upstream"
 LABEL org.opencontainers.image.base.name="python:3.11-slim-bookworm"
 LABEL org.opencontainers.image.base.digest="sha256:a36c24f9cbdf4fd0f52d67f0823eeac19c2028c637cecc392d97f980d4fec56b"
 LABEL fusebox.target="cpu"
 LABEL fusebox.python="3.11"
 LABEL fusebox.cuda="none"
 LABEL fusebox.driver="none"
+LABEL fusebox.supported-until="2027-10"
 LABEL fusebox.packages="torch 2.13.0+cpu, transformers 4.40.2, torchao 0.18.0, deepspeed 0.19.8"
 ARG SM=
 LABEL fusebox.sm="${SM:-none}"

@@ -9,8 +9,10 @@ FROM scratch AS wheelcache
 
 # All that comes from the network, fetched, verified and patched by the tool on a Python of its own.
 FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254 AS sources
+ARG APT=
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && apt-get install --yes --no-install-recommends git
+    --mount=type=bind,source=docker/apt.sh,target=/apt.sh --mount=type=bind,source=recipes/lock/apt/python-3.12-slim-bookworm.txt,target=/python-3.12-slim-bookworm.txt \
+    apt-get update && /apt.sh /python-3.12-slim-bookworm.txt git
 WORKDIR /fusebox
 COPY docker/tool.sh docker/
 COPY recipes/lock/tool.txt recipes/lock/
@@ -36,8 +38,10 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 # Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
 FROM nvidia/cuda:11.4.3-cudnn8-devel-ubuntu20.04 AS toolchain
+ARG APT=
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.8-dev python3-distutils
+    --mount=type=bind,source=docker/apt.sh,target=/apt.sh --mount=type=bind,source=recipes/lock/apt/nvidia-cuda-11.4.3-cudnn8-devel-ubuntu20.04.txt,target=/nvidia-cuda-11.4.3-cudnn8-devel-ubuntu20.04.txt \
+    apt-get update && /apt.sh /nvidia-cuda-11.4.3-cudnn8-devel-ubuntu20.04.txt git python3.8-dev python3-distutils
 COPY docker/make-environment.sh docker/assemble-toolkit.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
@@ -86,8 +90,10 @@ RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
     docker/tool.sh audit cu11.4-torch2.0 --sm "$SM" --out /out --wheels /wheels --built-in /opt/build --into /install
 
 FROM ubuntu:20.04@sha256:8feb4d8ca5354def3d8fce243717141ce31e2c428701f6682bd2fafe15388214 AS base
+ARG APT=
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3.8-dev python3-distutils
+    --mount=type=bind,source=docker/apt.sh,target=/apt.sh --mount=type=bind,source=recipes/lock/apt/ubuntu-20.04.txt,target=/ubuntu-20.04.txt \
+    apt-get update && /apt.sh /ubuntu-20.04.txt g++ python3.8-dev python3-distutils
 
 FROM base AS installed
 RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \
@@ -127,12 +133,14 @@ ENV NVIDIA_VISIBLE_DEVICES="all"
 ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 LABEL org.opencontainers.image.title="fusebox cu11.4-torch2.0"
 LABEL org.opencontainers.image.description="the A800 article's comparison"
+LABEL org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-upstream"
 LABEL org.opencontainers.image.base.name="ubuntu:20.04"
 LABEL org.opencontainers.image.base.digest="sha256:8feb4d8ca5354def3d8fce243717141ce31e2c428701f6682bd2fafe15388214"
 LABEL fusebox.target="cu11.4-torch2.0"
 LABEL fusebox.python="3.8"
 LABEL fusebox.cuda="11.4"
 LABEL fusebox.driver="450"
+LABEL fusebox.supported-until="2025-05"
 LABEL fusebox.packages="torch 2.0.1+cu117, flash-attn 2.1.0, rotary-emb 2.1.0, xentropy-cuda-lib 2.1.0, dropout-layer-norm 2.1.0, apex 23.05, xformers 0.0.23"
 LABEL fusebox.option.flash-attn="head sizes 64 and 128 only (they serve 33 to 64 and 97 to 128); another is refused"
 LABEL fusebox.option.dropout-layer-norm="hidden sizes 769 to 1024, 1537 to 2048, 3073 to 4096 and 7169 to 8192 only, without parallel residuals; another is refused"

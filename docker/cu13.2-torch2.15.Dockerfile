@@ -9,8 +9,10 @@ FROM scratch AS wheelcache
 
 # All that comes from the network, fetched, verified and patched by the tool on a Python of its own.
 FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254 AS sources
+ARG APT=
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && apt-get install --yes --no-install-recommends git
+    --mount=type=bind,source=docker/apt.sh,target=/apt.sh --mount=type=bind,source=recipes/lock/apt/python-3.12-slim-bookworm.txt,target=/python-3.12-slim-bookworm.txt \
+    apt-get update && /apt.sh /python-3.12-slim-bookworm.txt git
 WORKDIR /fusebox
 COPY docker/tool.sh docker/
 COPY recipes/lock/tool.txt recipes/lock/
@@ -36,8 +38,10 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 # Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
 FROM ubuntu:24.04@sha256:4fbb8e6a8395de5a7550b33509421a2bafbc0aab6c06ba2cef9ebffbc7092d90 AS toolchain
+ARG APT=
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ git python3.12-dev
+    --mount=type=bind,source=docker/apt.sh,target=/apt.sh --mount=type=bind,source=recipes/lock/apt/ubuntu-24.04.txt,target=/ubuntu-24.04.txt \
+    apt-get update && /apt.sh /ubuntu-24.04.txt g++ git python3.12-dev
 COPY docker/make-environment.sh docker/assemble-toolkit.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
@@ -80,8 +84,10 @@ RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
     docker/tool.sh audit cu13.2-torch2.15 --sm "$SM" --out /out --wheels /wheels --built-in /opt/build --into /install
 
 FROM ubuntu:24.04@sha256:4fbb8e6a8395de5a7550b33509421a2bafbc0aab6c06ba2cef9ebffbc7092d90 AS base
+ARG APT=
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ python3.12-dev
+    --mount=type=bind,source=docker/apt.sh,target=/apt.sh --mount=type=bind,source=recipes/lock/apt/ubuntu-24.04.txt,target=/ubuntu-24.04.txt \
+    apt-get update && /apt.sh /ubuntu-24.04.txt g++ python3.12-dev
 
 FROM base AS installed
 RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \
@@ -121,12 +127,14 @@ ENV NVIDIA_VISIBLE_DEVICES="all"
 ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 LABEL org.opencontainers.image.title="fusebox cu13.2-torch2.15"
 LABEL org.opencontainers.image.description="the newest of everything, in one environment and without an installed CUDA"
+LABEL org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-upstream"
 LABEL org.opencontainers.image.base.name="ubuntu:24.04"
 LABEL org.opencontainers.image.base.digest="sha256:4fbb8e6a8395de5a7550b33509421a2bafbc0aab6c06ba2cef9ebffbc7092d90"
 LABEL fusebox.target="cu13.2-torch2.15"
 LABEL fusebox.python="3.12"
 LABEL fusebox.cuda="13.2"
 LABEL fusebox.driver="580"
+LABEL fusebox.supported-until="2029-04"
 LABEL fusebox.packages="torch 2.15.0, transformer-engine-cu13 2.20.2, flash-attn-4 4.0.0b36, torchao 0.18.0, torchtitan 0.2.2, liger-kernel 0.8.5, quack-kernels 0.6.5, transformers 5.24.0, accelerate 1.15.0, transformer-engine 2.20.2, flash-attn 2.8.3.post2, apex 25.09+52.g6424da3b, xformers 0.0.33.post2, deepspeed 0.19.8, transformer-engine-torch 2.20.2"
 ARG SM=
 LABEL fusebox.sm="${SM:-8.0 8.9 9.0 10.0 12.0}"

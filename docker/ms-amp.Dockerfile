@@ -9,8 +9,10 @@ FROM scratch AS wheelcache
 
 # All that comes from the network, fetched, verified and patched by the tool on a Python of its own.
 FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254 AS sources
+ARG APT=
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && apt-get install --yes --no-install-recommends git
+    --mount=type=bind,source=docker/apt.sh,target=/apt.sh --mount=type=bind,source=recipes/lock/apt/python-3.12-slim-bookworm.txt,target=/python-3.12-slim-bookworm.txt \
+    apt-get update && /apt.sh /python-3.12-slim-bookworm.txt git
 WORKDIR /fusebox
 COPY docker/tool.sh docker/
 COPY recipes/lock/tool.txt recipes/lock/
@@ -36,8 +38,10 @@ RUN --mount=type=secret,id=ca --mount=type=secret,id=pip,target=/etc/pip.conf \
 
 # Compilers, and what the packages are compiled beside: torch and the locked dependencies. Offline from here on.
 FROM nvidia/cuda:12.1.1-cudnn8-devel-ubuntu22.04@sha256:21196d81f56b48dbee70494d5f10322e1a77cc47ffe202a3bf68eab81533c20f AS toolchain
+ARG APT=
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends git python3.10-dev
+    --mount=type=bind,source=docker/apt.sh,target=/apt.sh --mount=type=bind,source=recipes/lock/apt/nvidia-cuda-12.1.1-cudnn8-devel-ubuntu22.04.txt,target=/nvidia-cuda-12.1.1-cudnn8-devel-ubuntu22.04.txt \
+    apt-get update && /apt.sh /nvidia-cuda-12.1.1-cudnn8-devel-ubuntu22.04.txt git python3.10-dev
 COPY docker/make-environment.sh docker/assemble-toolkit.sh /fusebox/docker/
 RUN --network=none --mount=from=sources,source=/out/environment,target=/in \
     --mount=type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv \
@@ -86,8 +90,10 @@ RUN --network=none --mount=from=toolchain,source=/opt/build,target=/opt/build \
     docker/tool.sh audit ms-amp --sm "$SM" --out /out --wheels /wheels --built-in /opt/build --into /install
 
 FROM ubuntu:22.04@sha256:0eb0f877e1c869a300c442c41120e778db7161419244ee5cbc6fa5f134e74736 AS base
+ARG APT=
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends g++ mpich python3.10-dev
+    --mount=type=bind,source=docker/apt.sh,target=/apt.sh --mount=type=bind,source=recipes/lock/apt/ubuntu-22.04.txt,target=/ubuntu-22.04.txt \
+    apt-get update && /apt.sh /ubuntu-22.04.txt g++ mpich python3.10-dev
 
 FROM base AS installed
 RUN --network=none --mount=from=sources,source=/out/environment/wheelhouse,target=/wheelhouse \
@@ -128,12 +134,14 @@ ENV NVIDIA_VISIBLE_DEVICES="all"
 ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 LABEL org.opencontainers.image.title="fusebox ms-amp"
 LABEL org.opencontainers.image.description="FP8 optimizer states; MS-AMP needs its own transformer-engine"
+LABEL org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-upstream"
 LABEL org.opencontainers.image.base.name="ubuntu:22.04"
 LABEL org.opencontainers.image.base.digest="sha256:0eb0f877e1c869a300c442c41120e778db7161419244ee5cbc6fa5f134e74736"
 LABEL fusebox.target="ms-amp"
 LABEL fusebox.python="3.10"
 LABEL fusebox.cuda="12.1"
 LABEL fusebox.driver="525"
+LABEL fusebox.supported-until="2027-04"
 LABEL fusebox.packages="torch 2.1.2, flash-attn 2.3.3, transformer-engine 1.1, deepspeed 0.13.1, ms-amp 0.4.0, msamp-arithmetic 0.4.0, msamp-adamw 0.4.0"
 LABEL fusebox.option.flash-attn="head sizes 64 and 128 only (they serve 33 to 64 and 97 to 128); another is refused"
 LABEL fusebox.option.ms-amp="torch's own NCCL: no FP8 all-reduce"

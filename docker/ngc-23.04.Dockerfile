@@ -9,8 +9,10 @@ FROM scratch AS wheelcache
 
 # All that comes from the network, fetched, verified and patched by the tool on a Python of its own.
 FROM python:3.12-slim-bookworm@sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254 AS sources
+ARG APT=
 RUN --mount=type=tmpfs,target=/var/cache --mount=type=tmpfs,target=/var/lib/apt/lists --mount=type=tmpfs,target=/var/log \
-    apt-get update && apt-get install --yes --no-install-recommends git
+    --mount=type=bind,source=docker/apt.sh,target=/apt.sh --mount=type=bind,source=recipes/lock/apt/python-3.12-slim-bookworm.txt,target=/python-3.12-slim-bookworm.txt \
+    apt-get update && /apt.sh /python-3.12-slim-bookworm.txt git
 WORKDIR /fusebox
 COPY docker/tool.sh docker/
 COPY recipes/lock/tool.txt recipes/lock/
@@ -100,12 +102,14 @@ ENV NVIDIA_VISIBLE_DEVICES="all"
 ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 LABEL org.opencontainers.image.title="fusebox ngc-23.04"
 LABEL org.opencontainers.image.description="the last NGC image with Python 3.8, where the lru_cache patch is needed"
+LABEL org.opencontainers.image.licenses="Apache-2.0 AND LicenseRef-upstream"
 LABEL org.opencontainers.image.base.name="nvcr.io/nvidia/pytorch:23.04-py3"
 LABEL org.opencontainers.image.base.digest="unresolved"
 LABEL fusebox.target="ngc-23.04"
 LABEL fusebox.python="3.8"
 LABEL fusebox.cuda="12.1"
 LABEL fusebox.driver="525"
+LABEL fusebox.supported-until="none"
 LABEL fusebox.packages="torch 2.1.0a0+fe05266, transformers 4.40.2, flash-attn 2.5.8, transformer-engine 1.8.0"
 LABEL fusebox.option.flash-attn="head sizes 64 and 128 only (they serve 33 to 64 and 97 to 128); another is refused"
 LABEL fusebox.option.transformer-engine="not tried on this base: it was imported only with torch 2.1.2, and with a torch that lacks the function which patch 0011 avoids"

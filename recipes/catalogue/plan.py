@@ -28,7 +28,8 @@ ESTIMATES: dict[str, Any] = {
 class Plan:
     """A target with everything it pins.
 
-    `lock` is None where a what-if has none; `toolkit_lock` is of a target that pins its CUDA toolkit.
+    `lock` is None where a what-if has none; `toolkit_lock` is of a target that pins its CUDA toolkit. `narrowed` has
+    the GPU architectures if they are others than the declared ones.
     """
 
     root: Path
@@ -37,6 +38,7 @@ class Plan:
     patches: dict[str, list[Patch]]
     lock: Lock | None
     toolkit_lock: Lock | None = None
+    narrowed: tuple[str, ...] = ()
 
     @property
     def torch(self) -> Pin | None:
@@ -123,4 +125,5 @@ def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: s
         raise Refusal(f"There is no GPU architecture {strange[0]}: choose one of {', '.join(listed)}.")
     beside = path.with_suffix(".toolkit.txt")
     toolkit = Lock.read(beside, target) if lock and beside.exists() else None
-    return Plan(catalogue.root, target, pins, patches, lock, toolkit)
+    narrowed = tuple(target.sm) if target.sm != declared.sm else ()
+    return Plan(catalogue.root, target, pins, patches, lock, toolkit, narrowed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.markup import escape
@@ -27,20 +28,34 @@ def memory_limit() -> int:
     return min(bounds)
 
 
-def jobs(pin: Pin) -> int:
+@dataclass(frozen=True)
+class Machine:
+    """What a machine gives a build: cores, and bytes of memory."""
+
+    cores: int
+    memory: int
+
+    @classmethod
+    def here(cls) -> Machine:
+        """This machine, as far as this process may use it."""
+        return cls(len(os.sched_getaffinity(0)), memory_limit())
+
+
+def jobs(pin: Pin, machine: Machine | None = None) -> int:
     """Compile jobs at a time: as many as there are cores, if memory allows."""
-    return max(1, min(len(os.sched_getaffinity(0)), memory_limit() // 2**20 // pin.build.mib_per_job))
+    machine = machine or Machine.here()
+    return max(1, min(machine.cores, machine.memory // 2**20 // pin.build.mib_per_job))
 
 
-def build_seconds(pin: Pin, target: Target) -> float:
-    """How long building a pin takes on this machine.
+def build_seconds(pin: Pin, target: Target, machine: Machine | None = None) -> float:
+    """How long building a pin takes on a machine (default: this one).
 
     Of W seconds of work, L of them for the longest file, m jobs in any order take at most L + (W - L) / m (Graham,
     "Bounds on multiprocessing timing anomalies", 1969).
     """
     architectures = len(target.sm) if pin.build.compiler == "nvcc" else 1
     longest = pin.build.longest_seconds or pin.build.core_seconds
-    return architectures * (longest + (pin.build.core_seconds - longest) / jobs(pin))
+    return architectures * (longest + (pin.build.core_seconds - longest) / jobs(pin, machine))
 
 
 def show(chosen: Plan, cache: Cache) -> None:
@@ -115,17 +130,23 @@ def disk(chosen: Plan) -> tuple[int, int]:
     return download, 2 * (download + installed)
 
 
+def cold_minutes(chosen: Plan, machine: Machine | None = None) -> float:
+    """How long a build without a cache takes on a machine (default: this one): to download at 5 MiB/s, to compile."""
+    download, _ = disk(chosen)
+    built = [pin for pin in chosen.pins if pin.release.kind == "source"]
+    return sum(build_seconds(pin, chosen.target, machine) for pin in built) / 60 + 1 + download / 2**20 / 60 / 5
+
+
 def _show_cost(chosen: Plan, cache: Cache) -> None:
     download, needed = disk(chosen)
     built = [pin for pin in chosen.pins if pin.release.kind == "source"]
     peak = max((pin.build.mib_per_job * jobs(pin) for pin in built), default=0)
-    whole = sum(build_seconds(pin, chosen.target) for pin in built) / 60 + 1 + download / 2**20 / 60 / 5  # at 5 MiB/s
     place = next(parent for parent in [cache.root, *cache.root.parents] if parent.exists())
     free = shutil.disk_usage(place).free
     say(
         f"disk {size(needed)} (free: {size(free)}), of it {size(download)} to download; "
         f"peak memory {size(peak * 2**20)} (limit: {size(memory_limit())}); "
-        f"about {whole:.0f} min cold on {len(os.sched_getaffinity(0))} cores"
+        f"about {cold_minutes(chosen):.0f} min cold on {len(os.sched_getaffinity(0))} cores"
     )
     if free < needed:
         lacking = (f"The disk of {place} is too small for a cold build", "bold")

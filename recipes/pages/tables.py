@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recipes.catalogue.bases import bases
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Image, Pin
@@ -174,7 +175,9 @@ def packages(facts: Facts) -> str:
         sections += [f"Limited here: {name}, {limit}." for name, limit in target.options.items()]
         driver = f"needs NVIDIA driver {target.driver} or newer" if target.driver else ""
         published = f"not published: {target.unpublished}" if target.unpublished else ""
-        notes = filter(None, (f"Locked for glibc {target.glibc} or newer", driver, published))
+        until = bases(facts.root).supported_until(target)
+        support = f"its base gets security updates until {until}" if until != "none" else "its base gets no updates"
+        notes = filter(None, (f"Locked for glibc {target.glibc} or newer", driver, published, support))
         sections.append(f"{'; '.join(notes)}.")
         if places := _compiled_on(facts, plan):
             sections.append(f"The evidence is of wheels that were compiled on {' and '.join(places)}.")

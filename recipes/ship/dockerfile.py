@@ -7,14 +7,14 @@ from pathlib import Path
 
 import jinja2
 
+from recipes.catalogue.bases import bases
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Image, Target
 from recipes.make import environment
+from recipes.ship import apt
 
-SOURCES = Image(
-    image="python:3.12-slim-bookworm", digest="sha256:782412e85d0f0984994c290652577d4018aff08145c85b262bb63dc0c7522254"
-)
 ROOMS = ("catalogue", "make", "ship", "verbs")  # of recipes/: what `patch` and `audit` need inside `docker build`
+LICENSES = "Apache-2.0 AND LicenseRef-upstream"  # of Fusebox, and of each package by its own metadata
 _QUIET_APT = " ".join(f"--mount=type=tmpfs,target=/var/{name}" for name in ("cache", "lib/apt/lists", "log"))
 
 
@@ -25,13 +25,13 @@ def text(plan: Plan) -> str:
         loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined, trim_blocks=True, autoescape=False
     ).get_template("Dockerfile.template")
     own = {pin.name for pin in plan.pins if pin.release.kind == "source"}
+    sources = bases(plan.root).sources
     return template.render(
         target=plan.target,
-        sources=SOURCES.reference,
+        sources=sources,
         rooms=ROOMS,
         image=lambda image: image.reference,
-        apt=_apt,
-        apt_mounts=_QUIET_APT,
+        apt=lambda image: _apt(plan.root, image),
         uv="type=bind,from=sources,source=/tool/bin/uv,target=/usr/local/bin/uv",
         built=[pin for pin in plan.pins if pin.release.kind == "source"],
         layers=_layers(plan),
@@ -61,13 +61,19 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("$", r"\$")
 
 
-def _apt(image: Image) -> str:
-    """The one layer of a stage with packages of its distribution; nothing if it needs none."""
+def _apt(root: Path, image: Image) -> str:
+    """The one layer of a stage with packages of its distribution, by their lock if there is one; or nothing."""
     if not image.apt:
         return ""
-    install = "apt-get install --yes --no-install-recommends"
+    packages = " ".join(image.apt)
+    if (lock := apt.lock_of(root, image)) is None:
+        install = f"DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends {packages}"
+        return f"RUN {_QUIET_APT} \\\n    apt-get update && {install}\n"
+    mounted = f"--mount=type=bind,source={lock.relative_to(root)},target=/{lock.name}"
+    script = "--mount=type=bind,source=docker/apt.sh,target=/apt.sh"
     return (
-        f"RUN {_QUIET_APT} \\\n    apt-get update && DEBIAN_FRONTEND=noninteractive {install} {' '.join(image.apt)}\n"
+        f"ARG APT=\nRUN {_QUIET_APT} \\\n    {script} {mounted} \\\n"
+        f"    apt-get update && /apt.sh /{lock.name} {packages}\n"
     )
 
 
@@ -77,12 +83,14 @@ def labels(plan: Plan) -> dict[str, str]:
     fixed = {
         "org.opencontainers.image.title": f"fusebox {target.name}",
         "org.opencontainers.image.description": target.reason,
+        "org.opencontainers.image.licenses": LICENSES,
         "org.opencontainers.image.base.name": target.base.runtime.image,
         "org.opencontainers.image.base.digest": target.base.runtime.digest,
         "fusebox.target": target.name,
         "fusebox.python": target.python,
         "fusebox.cuda": target.cuda,
         "fusebox.driver": target.driver or "none",
+        "fusebox.supported-until": bases(plan.root).supported_until(target),
         "fusebox.packages": ", ".join(pin.label for pin in plan.pins),
     }
     return fixed | {f"fusebox.option.{package}": option for package, option in target.options.items()}

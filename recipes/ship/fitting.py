@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
@@ -15,6 +16,10 @@ from recipes.errors import Refusal
 from recipes.make import costs
 from recipes.ship import index
 from recipes.ship.wheels import LIST, collected, folder, version_of
+
+HOSTED = "ubuntu-24.04"  # GitHub's runner for public repositories, as its documentation describes it
+HOSTED_MACHINE, HOSTED_DISK = costs.Machine(cores=4, memory=16 * 2**30), 14 * 2**30
+HOSTED_MINUTES = 360  # after that, GitHub ends a job
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,50 @@ def answer(catalogue: Catalogue, wanted: Wanted) -> Iterator[str]:
 def fits(catalogue: Catalogue, wanted: Wanted) -> bool:
     """Whether a target fits."""
     return any(not wanted.lacks(target) for target in catalogue.targets.values())
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A target with wheels that an index lacks, and the `runner` that builds them; None if there is none, and why."""
+
+    target: str
+    wheels: int
+    runner: str | None
+    minutes: int
+    reason: str
+
+    def __str__(self) -> str:
+        if self.runner is None:
+            return f"{self.target}: {self.wheels} wheels are missing, and no runner builds them: {self.reason}"
+        because = f" ({self.reason})" if self.reason else ""
+        return f"{self.target}: {self.wheels} wheels are missing, to be built on {self.runner}{because}"
+
+
+def missing(catalogue: Catalogue, site: Path) -> Iterator[Missing]:
+    """The targets with wheels whose version the index in that folder lacks; all of them if there is no index."""
+    there = {(entry.target, entry.package, entry.version) for entry in index.read(site)} if site.exists() else set()
+    for name in catalogue.targets:
+        chosen = plan(catalogue, name)
+        lacking = [pin for pin in collected(chosen) if (name, pin.name, version_of(chosen, pin)) not in there]
+        if lacking:
+            reasons = _not_hosted(chosen)
+            runner = chosen.target.runner if reasons else HOSTED
+            minutes = round(costs.cold_minutes(chosen, HOSTED_MACHINE))
+            yield Missing(name, len(lacking), runner, minutes, "; ".join(reasons))
+
+
+def _not_hosted(chosen: Plan) -> list[str]:
+    """Why a target is not built on GitHub's own runner."""
+    target, minutes = chosen.target, costs.cold_minutes(chosen, HOSTED_MACHINE)
+    _, needed = costs.disk(chosen)
+    reasons = []
+    if minutes > HOSTED_MINUTES:
+        reasons.append(f"{HOSTED} would take {minutes / 60:.1f} of the {HOSTED_MINUTES // 60} hours that a job has")
+    if needed > HOSTED_DISK:
+        reasons.append(f"{HOSTED} has {HOSTED_DISK // 2**30} GiB of disk, and {needed / 2**30:.0f} are needed")
+    if target.cuda != "none" and target.toolkit is None:
+        reasons.append(f"{HOSTED} has no CUDA {target.cuda}")
+    return reasons
 
 
 def _wheels(catalogue: Catalogue, chosen: Plan) -> Iterator[str]:

@@ -11,12 +11,12 @@ from pathlib import Path
 import docker
 from docker.errors import DockerException
 
+from recipes.catalogue.bases import bases
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Target
 from recipes.errors import Refusal
 from recipes.files import write_text
 from recipes.progress import say
-from recipes.ship.dockerfile import SOURCES
 
 
 def engine() -> docker.DockerClient:
@@ -68,7 +68,11 @@ def resolve(targets_file: Path, target: Target) -> tuple[dict[str, str], list[st
 
 @dataclass(frozen=True)
 class Options:
-    """How an image is built here: stand-ins for bases, folders of files, secrets, GPU architectures, network."""
+    """How an image is built here: stand-ins for bases, folders of files, secrets, GPU architectures, network.
+
+    `cache` is where a registry keeps the stages between runs.
+    `apt` is "locked" or "newest"; None keeps to the locks unless a stand-in is used, of which they are not.
+    """
 
     standins: dict[str, str]
     mirror: Path | None = None
@@ -78,17 +82,32 @@ class Options:
     sm: tuple[str, ...] = ()
     network: str | None = None
     elsewhere: bool = False
+    apt: str | None = None
+    cache: str | None = None
+
+    @property
+    def unlocked(self) -> bool:
+        """Whether apt installs what the distribution has today."""
+        return self.apt == "newest" or (self.apt is None and bool(self.standins))
+
+    def base(self, target: Target) -> dict[str, str]:
+        """The labels of a stand-in for the base that an environment runs on; none without one."""
+        if (other := self.standins.get(target.base.runtime.image)) is None:
+            return {}
+        name, _, digest = other.partition("@")
+        return {"org.opencontainers.image.base.name": name, "org.opencontainers.image.base.digest": digest}
 
     def arguments(self, target: Target) -> list[str]:
         """Options of `docker buildx build`; the Dockerfile stays as it is."""
-        bases = {image.image: image.reference for image in (SOURCES, target.base.wheels, target.base.runtime)}
-        if strangers := sorted(set(self.standins) - set(bases)):
-            raise Refusal(f"--standin {strangers[0]} is not a base of {target.name}: choose one of {', '.join(bases)}.")
-        words = [f"--build-context={bases[name]}=docker-image://{other}" for name, other in self.standins.items()]
-        if other := self.standins.get(target.base.runtime.image):
-            name, _, digest = other.partition("@")
-            base = "--label=org.opencontainers.image.base"
-            words += [f"{base}.name={name}", f"{base}.digest={digest}"]
+        references = {
+            image.image: image.reference for image in (bases().sources, target.base.wheels, target.base.runtime)
+        }
+        if strangers := sorted(set(self.standins) - set(references)):
+            raise Refusal(
+                f"--standin {strangers[0]} is not a base of {target.name}: choose one of {', '.join(references)}."
+            )
+        words = [f"--build-context={references[name]}=docker-image://{other}" for name, other in self.standins.items()]
+        words += [f"--label={key}={value}" for key, value in self.base(target).items()]
         if other := self.standins.get(target.base.wheels.image):
             words.append(f"--build-arg=STANDIN={other}")
         for name, folder in (("mirror", self.mirror), ("wheelcache", self.wheelcache)):
@@ -100,6 +119,10 @@ class Options:
         words += [f"--build-arg=SM={','.join(self.sm)}"] if self.sm else []
         words += [f"--network={self.network}"] if self.network else []
         words += ["--build-arg=ELSEWHERE=yes"] if self.elsewhere else []
+        words += ["--build-arg=APT=newest"] if self.unlocked else []
+        if self.cache:
+            place = f"type=registry,ref={self.cache}"
+            words += [f"--cache-from={place}", f"--cache-to={place},mode=max"]
         return words
 
 

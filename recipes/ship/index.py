@@ -2,10 +2,10 @@
 
     index.html                       every package, for people
     packages/NAME.html               its wheels: torch, CUDA, Python, GPUs, and how each is proved
-    simple/[NAME/]index.html         the simple API (PEP 503; PEP 592, 658, 708, 714, 792)
+    simple/[NAME/]index.html         the simple API (PEP 503; PEP 592, 658, 708, 714, 740, 792)
     simple/[NAME/]index.json         the same as JSON (PEP 691, 700), for servers that negotiate
     targets/TARGET/                  requirements.txt and pylock.toml of a target's newest wheels
-    files/                           the wheels, and the METADATA of each beside it
+    files/                           the wheels, and beside each its METADATA and its signed statements
     evidence/                        the outcomes and raw logs that the pages link to
     wheels.json                      all of it as data, which the next index reads: old wheels stay
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -37,10 +37,12 @@ from recipes.files import disk_named, read_json, remove, sha256_of, sync_tree, w
 from recipes.make import audit
 from recipes.prove import evidence
 from recipes.prove.claims import Room
-from recipes.ship import locks
+from recipes.ship import attest, locks, verify
+from recipes.ship.cosign import Signer
 from recipes.ship.wheels import LIST, version_of
 
 API = "1.4"  # of the simple API, by PEP 792
+PROVENANCE = ".provenance"  # after a wheel's name: its provenance object (PEP 740)
 MEDIA = "application/vnd.pypi.simple.v1"  # +html, +json
 
 
@@ -87,16 +89,20 @@ class Entry(BaseModel):
     option: str | None
     metadata_sha256: Sha256 | None = None
     proof: Proof = Proof()
+    signed: str = "not signed"
 
     @property
     def order(self) -> tuple[str, Version, str]:
         return self.package, Version(self.version), self.file
 
 
-def write(catalogue: Catalogue, into: Path, sources: Iterable[Path], url: str | None = None) -> list[Entry]:
+def write(
+    catalogue: Catalogue, into: Path, sources: Iterable[Path], url: str | None = None, trusted: Signer | None = None
+) -> list[Entry]:
     """Write the index of what is in `into` already and of these folders of collected wheels; return its wheels.
 
-    `url` is where the wheels will be, with their .metadata beside them, if not in the index's own files/.
+    `url` is where the wheels will be, with what lies beside them, if not in the index's own files/. `trusted` has
+    signed the wheels; a wheel whose statements are not its own is refused, unless it is yanked.
     """
     sources = list(sources)
     placed = _entries([into, *sources])
@@ -110,12 +116,13 @@ def write(catalogue: Catalogue, into: Path, sources: Iterable[Path], url: str | 
         try:
             partial.mkdir()
             proofs = Proofs(catalogue)
-            entries = [
-                entry.model_copy(
-                    update={"metadata_sha256": _take(path, entry, partial / "files"), "proof": proofs.of(entry)}
-                )
-                for entry, path in sorted(placed.values(), key=lambda pair: pair[0].order)
-            ]
+            entries = []
+            for entry, path in sorted(placed.values(), key=lambda pair: pair[0].order):
+                metadata, proof = _take(path, entry, partial / "files"), proofs.of(entry)
+                _take_statements(entry, [into / "files", *sources], partial / "files")
+                signed = _signed(catalogue, partial / "files" / entry.file, trusted, proof)
+                changed = {"metadata_sha256": metadata, "proof": proof, "signed": signed}
+                entries.append(entry.model_copy(update=changed))
             for run in sorted({run for entry in entries for run in entry.proof.runs}):
                 _take_evidence(
                     run, [catalogue.root / "smoke_tests" / "evidence", into / "evidence"], partial / "evidence"
@@ -213,6 +220,29 @@ def _take(path: Path, entry: Entry, into: Path) -> str:
     return hashlib.sha256(metadata).hexdigest()
 
 
+def _take_statements(entry: Entry, places: Iterable[Path], into: Path) -> None:
+    """Bring the newest signed statements of a wheel into the index, and what PEP 740 makes of them."""
+    for place in places:
+        if (statements := attest.beside(place / entry.file)).exists():
+            shutil.copyfile(statements, attest.beside(into / entry.file))
+    if attest.beside(into / entry.file).exists() and (provenance := attest.pep740(into / entry.file)):
+        write_json(into / f"{entry.file}{PROVENANCE}", provenance)
+
+
+def _signed(catalogue: Catalogue, wheel: Path, trusted: Signer | None, proof: Proof) -> str:
+    """What a page says of a wheel's signature: "verified" only if it was verified for this index."""
+    if not attest.beside(wheel).exists():
+        return "not signed"
+    if trusted is None:
+        return "signed, and not verified for this index"
+    checks = attest.verify(catalogue, wheel, trusted, None)
+    if (faults := verify.faults(checks)) and not proof.yanked:
+        raise Refusal(f"{wheel.name} is refused: {faults[0].rstrip('.')}, or remove it.")
+    commit = next((check.finding.partition(",")[0] for check in checks if check.name == "provenance"), "")
+    claims = [check.finding for check in checks if check.name == "claims"]
+    return f"refused: {faults[0]}" if faults else f"verified: {'; '.join([commit, *claims])}"
+
+
 def _take_evidence(run: str, places: list[Path], into: Path) -> None:
     into.mkdir(exist_ok=True)
     place = next((place for place in places if (place / f"{run}.json").exists()), None)
@@ -249,13 +279,8 @@ class Proofs:
         if planned is None or not self.current(entry):
             return entry.proof
         runs, texts, reasons, proved = [], [], [], False
-        for run in evidence.promoted(self.catalogue.root, entry.target):
-            rows = [row for row in run["claims"] if row["package"] == entry.package]
-            if not rows:
-                continue
-            ran_as, machine = evidence.built_for(planned, run), evidence.machine_name(run["hardware"])
-            states = [(row, evidence.state(ran_as, self.room, run, row)) for row in rows]
-            same = run["packages"].get(entry.package, {}).get("sha256") == entry.made_from
+        for run, states, same in self._runs(planned, entry):
+            machine = evidence.machine_name(run["hardware"])
             words = {state for _, state in states}
             counts = ", ".join(f"{sum(s == word for _, s in states)} {word}" for word in sorted(words))
             of_what = "" if same else "another build of the same source: "
@@ -268,6 +293,30 @@ class Proofs:
         yanked = next(iter(dict.fromkeys(reasons)), None)
         word: Literal["proved", "built"] = "proved" if proved and not yanked else "built"
         return Proof(word=word, text="; ".join(texts), runs=runs, yanked=yanked)
+
+    def runs(self, entry: Entry) -> list[dict[str, Any]]:
+        """The evidence of the claims about a wheel's package that ran with these bytes, each outcome as it counts now.
+
+        An outcome that no longer counts reads "unproven"; a run of which none counts is left out.
+        """
+        planned = self.plan(entry.target)
+        counted = []
+        for run, states, same in self._runs(planned, entry) if planned else ():
+            if same and any(state in ("proved", "refuted", "unproven") for _, state in states):
+                outcomes = [
+                    {**row, "outcome": state if state in ("proved", "refuted") else "unproven"} for row, state in states
+                ]
+                counted.append({**run, "claims": outcomes})
+        return counted
+
+    def _runs(self, planned: Plan, entry: Entry) -> Iterator[tuple[dict[str, Any], list[tuple[Any, str]], bool]]:
+        """Each run with claims about a wheel's package: (the run, its rows with their states, ran it these bytes)."""
+        for run in evidence.promoted(self.catalogue.root, entry.target):
+            rows = [row for row in run["claims"] if row["package"] == entry.package]
+            if rows:
+                ran_as = evidence.built_for(planned, run)
+                states = [(row, evidence.state(ran_as, self.room, run, row)) for row in rows]
+                yield run, states, run["packages"].get(entry.package, {}).get("sha256") == entry.made_from
 
 
 def _claim(row: Mapping[str, Any]) -> str:
@@ -298,7 +347,7 @@ def _write_pages(into: Path, entries: list[Entry], url: str | None, current: Any
     base = url.rstrip("/") if url else "../../files"
     for name, wheels in packages.items():
         status = "active" if any(map(current, wheels)) else "archived"
-        links = [_link(entry, base) for entry in wheels]
+        links = [_link(entry, base, (into / "files" / f"{entry.file}{PROVENANCE}").exists()) for entry in wheels]
         page = simple.render(api=API, name=name, links=links, status=status)
         write_text(into / "simple" / name / "index.html", page)
         write_json(
@@ -312,12 +361,17 @@ def _write_pages(into: Path, entries: list[Entry], url: str | None, current: Any
                 "files": links,
             },
         )
-        text = package.render(name=name, wheels=wheels, status=status, files="../files" if url is None else base)
+        text = package.render(
+            name=name, wheels=wheels, status=status, files="../files" if url is None else base, statements=attest.SUFFIX
+        )
         write_text(into / "packages" / f"{name}.html", text)
 
 
-def _link(entry: Entry, base: str) -> dict[str, Any]:
-    """A file as the simple API describes it; what no value is known for is left out."""
+def _link(entry: Entry, base: str, attested: bool) -> dict[str, Any]:
+    """A file as the simple API describes it; what no value is known for is left out.
+
+    The place of a provenance object has to be a whole URL of HTTPS (PEP 740).
+    """
     metadata = {"sha256": entry.metadata_sha256}
     described = {
         "filename": entry.file,
@@ -328,5 +382,6 @@ def _link(entry: Entry, base: str) -> dict[str, Any]:
         "dist-info-metadata": metadata,
         "yanked": entry.proof.yanked or False,
         "size": entry.size,
+        "provenance": f"{base}/{quote(entry.file)}{PROVENANCE}" if attested and base.startswith("https:") else None,
     }
     return {key: value for key, value in described.items() if value is not None}

@@ -1,16 +1,18 @@
-"""Publish an image: built from a commit, pushed by digest, proved as it was pushed, tagged last."""
+"""Publish an image: built from a commit and pushed by digest, proved as it was pushed, signed and tagged last.
+
+The three steps may run on three machines that have the same commit: build/TARGET/image/ is what they hand on.
+"""
 
 from __future__ import annotations
 
 import datetime
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,10 +26,16 @@ from recipes.process import git_variables
 from recipes.progress import say
 from recipes.prove import smoke
 from recipes.ship import registry, statements, verify
+from recipes.ship.cosign import Signer, trusting
+from recipes.ship.dockerfile import labels
 from recipes.ship.image import Options, buildx, engine, last_words
 from recipes.ship.statements import Contents
-from recipes.ship.verify import Signer
 
+OCI = "org.opencontainers.image."
+ANNOTATED = (
+    "manifest",
+    "manifest-descriptor",
+)  # what gets the annotations: the manifest, and where the layout lists it
 UNSIGNED = "it is not signed: pass --key, or publish it in GitHub's workflow"
 PROVING = "fusebox.proving"  # the label of a container that proves an image, with the target
 EPOCH = 315532800  # 1980-01-01, the time of every file in a layer, as docker/build-wheel.sh has it for wheels
@@ -36,7 +44,7 @@ PARTS = ("docker", "patches", "pyproject.toml", "recipes", "smoke_tests")  # wha
 
 @dataclass(frozen=True)
 class Commit:
-    """The commit that an image is made from, and its time in seconds since 1970."""
+    """The commit that an image or a wheel is made from, and its time in seconds since 1970."""
 
     sha: str
     seconds: int
@@ -61,8 +69,8 @@ class Commit:
         ]
         if failed := [answer.stderr for answer in answers if answer.returncode]:
             raise Refusal(
-                f"{root} cannot be read as a git checkout ({last_words(failed[0].partition(chr(10))[0])}), and an "
-                "image is published from a commit: clone Fusebox."
+                f"{root} cannot be read as a git checkout ({last_words(failed[0].partition(chr(10))[0])}), and what is "
+                "published or verified is of a commit: clone Fusebox."
             )
         if changes := answers[0].stdout.split("\n")[0].strip():
             raise Refusal(f"{root} has changes that are not committed ({changes}): commit them, then publish.")
@@ -84,16 +92,12 @@ def tags(target: Target, commit: Commit) -> list[str]:
     return [f"{target.name}-{commit.sha[:12]}", f"{target.name}-{commit.time:%Y%m%d}", target.name]
 
 
-def publish(plan: Plan, options: Options, host: str, floating: str | None, signer: Signer | None = None) -> Path:
-    """Build again from the commit, push by digest, run what was pushed, sign it, and only then set its tags.
-
-    `floating` says why the target's own tag must not move, or None; without a signer it does not move either. Returns
-    the folder with image.json and image.md.
-    """
+def push(plan: Plan, options: Options, host: str) -> Path:
+    """Build from the commit and push by digest, without a tag; returns the folder with image.json and image.md."""
     _refuse_unpublishable(plan, host)
     commit, name, started = Commit.of(plan.root), f"{host}/fusebox", datetime.datetime.now(datetime.UTC)
     registry.try_upload(name)  # before the build, which can take an hour
-    folder = environment.folder(plan.root, plan.target) / "image"
+    folder = folder_of(plan)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
@@ -102,36 +106,98 @@ def publish(plan: Plan, options: Options, host: str, floating: str | None, signe
         registry.refuse_moving(name, tags(plan.target, commit)[0], digest)
         registry.push(folder / "oci", name, digest)
         image = f"{name}@{digest}"
-        failed, evidence = prove(plan, image)
-        if failed:
-            raise Refusal(f"{image} was pushed, but a claim of it was refuted, so no tag was set: read its evidence.")
-        floating = floating or _unproven_in(plan.target, smoke.of_outcome(evidence, "unproven"))
         contents = statements.Contents.of(image)
-        if signer:
-            stated = {
-                statements.SBOM: statements.sbom(plan, image, contents, evidence["packages"]),
-                statements.PROVENANCE: statements.provenance(plan, commit.sha, _builder(), started, options.sm),
-                statements.TESTS: statements.test_result(plan, evidence),
-                statements.ATTRIBUTES: statements.attributes(evidence),
-            }
-            verify.sign(image, stated, signer)
-            with verify.trusting(signer) as trust:
-                faults = verify.faults(verify.verify(plan, image, trust, commit.sha))
-            floating = floating or next(iter(faults), None)
-        unmoved = _unmoved(plan, options, name, commit, floating or (UNSIGNED if signer is None else None))
-        moved = [tag for tag in tags(plan.target, commit) if tag not in unmoved]
-        registry.set_tags(name, digest, moved)
-        _describe(plan, folder, image, moved, contents)
+        stated = statements.provenance(
+            plan,
+            commit.sha,
+            statements.builder(),
+            started,
+            options.sm,
+            unlocked=options.unlocked,
+            standins=options.standins,
+        )
+        _describe(plan, folder, image, contents, stated, _unpublishable(options, name))
     finally:  # the registry has the image, or nobody wants it
         if (folder / "oci" / "index.json").exists():
             pulled = f"{name}@{registry.digest_in(folder / 'oci')}"
             subprocess.run(["docker", "image", "rm", pulled], capture_output=True, check=False)
         shutil.rmtree(folder / "oci", ignore_errors=True)
+    say(f"pushed {image}")
+    return folder
+
+
+def prove_pushed(plan: Plan) -> None:
+    """Run the claims in the image that was pushed, and keep their outcomes beside what is known about it."""
+    image = _pushed(plan)["image"]
+    failed, evidence = prove(plan, image)
+    if failed:
+        raise Refusal(f"{image} was pushed, but a claim of it was refuted, so no tag was set: read its evidence.")
+    write_json(folder_of(plan) / "evidence.json", evidence)
+
+
+def release(plan: Plan, floating: str | None, signer: Signer | None = None) -> None:
+    """Sign an image that was pushed and proved, verify it, and only then set its tags.
+
+    `floating` says why the target's own tag must not move, or None; without a signer it does not move either.
+    """
+    about, commit = _pushed(plan), Commit.of(plan.root)
+    image, name, digest = about["image"], about["name"], about["digest"]
+    evidence = read_json(folder_of(plan) / "evidence.json")
+    if evidence.get("image") != image:
+        raise Refusal(f"The evidence is of {evidence.get('image')}, and {image} was pushed: prove that one.")
+    registry.refuse_moving(name, tags(plan.target, commit)[0], digest)
+    floating = floating or about["unpublishable"] or _unproven_in(plan.target, smoke.of_outcome(evidence, "unproven"))
+    if signer:
+        contents = statements.Contents.read(about)
+        stated = {
+            statements.SBOM: statements.sbom(plan, image, contents, evidence["packages"]),
+            statements.PROVENANCE: about["provenance"],
+            statements.TESTS: statements.test_result(plan, evidence),
+            statements.ATTRIBUTES: statements.attributes(evidence),
+            **({statements.VEX: vex} if (vex := statements.vex(plan)) else {}),
+        }
+        verify.sign(image, stated, signer)
+        with trusting(signer) as trust:
+            faults = verify.faults(verify.verify(plan, image, trust, commit.sha))
+        floating = floating or next(iter(faults), None)
+    unmoved = _unmoved(plan, name, commit, floating or (UNSIGNED if signer is None else None))
+    moved = [tag for tag in tags(plan.target, commit) if tag not in unmoved]
+    registry.set_tags(name, digest, moved)
+    write_json(folder_of(plan) / "image.json", about | {"tags": moved})
+    page = folder_of(plan) / "image.md"
+    write_text(page, page.read_text().replace("\n", f"\n\nTags: {', '.join(moved)}.\n", 1))
     for tag in moved:
         say(f"published {name}:{tag}")
     for tag, reason in unmoved.items():
         say(f"{name}:{tag} was not moved: {reason}")
-    return folder
+
+
+def folder_of(plan: Plan) -> Path:
+    """Where the steps of publishing keep what they know about an image."""
+    return environment.folder(plan.root, plan.target) / "image"
+
+
+def _pushed(plan: Plan) -> dict[str, Any]:
+    """What is known about the image that was pushed; refused if none was, or if it is of another commit."""
+    path, commit = folder_of(plan) / "image.json", Commit.of(plan.root)
+    if not path.exists():
+        raise Refusal(f"{path} does not exist: push the image first, or bring that folder from where it was pushed.")
+    about: dict[str, Any] = read_json(path)
+    revision = about["labels"].get(f"{OCI}revision")
+    if revision != commit.sha:
+        raise Refusal(f"{path} is of commit {revision}, and this checkout is {commit.sha}: check out the first.")
+    return about
+
+
+def _unpublishable(options: Options, name: str) -> str | None:
+    """Why an image built with these options does not get the floating tag."""
+    if options.sm:
+        return "it is compiled for some of its GPUs only"
+    if registry.is_local(name):
+        return None
+    if options.standins:
+        return "its base is a stand-in"
+    return "apt installed what the distribution had, whatever the locks say" if options.unlocked else None
 
 
 def _refuse_unpublishable(plan: Plan, host: str) -> None:
@@ -153,24 +219,46 @@ def _refuse_unpublishable(plan: Plan, host: str) -> None:
     _refuse_classic_store()
 
 
-def _builder() -> str:
-    """The URI of what builds: GitHub's workflow, or this machine."""
-    workflow = os.environ.get("GITHUB_WORKFLOW_REF")
-    return f"{os.environ.get('GITHUB_SERVER_URL', '')}/{workflow}" if workflow else f"host:{platform.node()}"
+def described(plan: Plan, options: Options, commit: Commit) -> dict[str, str]:
+    """What OCI's names say about an image that is published: its labels, and the annotations of its manifest."""
+    about = {key: value for key, value in labels(plan).items() if key.startswith(OCI)} | options.base(plan.target)
+    about |= {
+        f"{OCI}revision": commit.sha,
+        f"{OCI}created": commit.time.isoformat(),
+        f"{OCI}version": tags(plan.target, commit)[0],
+    }
+    if source := _source(plan.root):
+        page = f"{source}/blob/{commit.sha}/docs/status/targets.md"
+        about |= {f"{OCI}source": source, f"{OCI}url": page}
+    return about
+
+
+def _source(root: Path) -> str:
+    """The address of the repository: GitHub's, which runs the workflow, or that of the checkout's origin; or ""."""
+    if repository := os.environ.get("GITHUB_REPOSITORY"):
+        return f"{os.environ['GITHUB_SERVER_URL']}/{repository}"
+    command = ["git", "-C", str(root), "remote", "get-url", "origin"]
+    done = subprocess.run(command, env=git_variables(), capture_output=True, text=True, check=False)
+    address = done.stdout.strip().removesuffix(".git")
+    return address if re.fullmatch(r"https://[^@\s]+", address) else ""
 
 
 def _build(plan: Plan, options: Options, commit: Commit, oci: Path) -> None:
-    """Build the image into an OCI layout. Labels alone name the commit, so that the next one keeps the layers."""
-    labels = {"revision": commit.sha, "created": commit.time.isoformat()}
-    labelled = [f"--label=org.opencontainers.image.{key}={value}" for key, value in labels.items()]
+    """Build the image into an OCI layout. Labels alone name the commit, so that the next one keeps the layers.
+
+    It has one platform, so its manifest is in no index, and has the annotations itself.
+    """
+    about = described(plan, options, commit)
+    annotated = [f"--annotation={kind}:{key}={value}" for kind in ANNOTATED for key, value in about.items()]
     buildx(
-        plan, options, *labelled, f"--label=fusebox.stack={plan.stack}",
+        plan, options, *(f"--label={key}={value}" for key, value in about.items()), *annotated,
+        f"--label=fusebox.stack={plan.stack}",
         f"--build-arg=SOURCE_DATE_EPOCH={EPOCH}",
         f"--output=type=oci,dest={oci},tar=false,rewrite-timestamp=true",
     )  # fmt: skip
 
 
-def _unmoved(plan: Plan, options: Options, name: str, commit: Commit, floating: str | None) -> dict[str, str]:
+def _unmoved(plan: Plan, name: str, commit: Commit, floating: str | None) -> dict[str, str]:
     """The tags that do not move, and why.
 
     A tag stays if it names an image of a later commit; the floating tag also stays if this image is not complete.
@@ -180,10 +268,6 @@ def _unmoved(plan: Plan, options: Options, name: str, commit: Commit, floating: 
         created = registry.created(f"{name}:{tag}")
         if created > commit.time.isoformat():
             unmoved[tag] = f"it names an image of a later commit ({created})"
-    if options.sm:
-        floating = "it is compiled for some of its GPUs only"
-    if options.standins and not registry.is_local(name):
-        floating = "its base is a stand-in"
     return unmoved | ({plan.target.name: floating} if floating else {})
 
 
@@ -237,8 +321,13 @@ def _refuse_classic_store() -> None:
         )
 
 
-def _describe(plan: Plan, folder: Path, image: str, moved: list[str], contents: Contents) -> None:
-    """Write image.json and image.md: what the image contains, from its own manifest, and the sizes of its layers."""
+def _describe(
+    plan: Plan, folder: Path, image: str, contents: Contents, provenance: Mapping[str, Any], unpublishable: str | None
+) -> None:
+    """Write image.json and image.md: what the image contains, from its own manifest, and the sizes of its layers.
+
+    image.json also hands the provenance on, and why the floating tag does not move to it.
+    """
     name, _, digest = image.partition("@")
     blobs = folder / "oci" / "blobs" / "sha256"
     manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_text())
@@ -254,9 +343,9 @@ def _describe(plan: Plan, folder: Path, image: str, moved: list[str], contents: 
         if pin.name in packages:
             packages[pin.name]["source"] = pin.release.identity
     about = {
-        "name": name, "digest": digest, "tags": moved, "labels": config["config"].get("Labels", {}),
-        "layers": layers, "packages": packages, "distributions": dict(contents.python),
-        "system": {package: version for package, version, _ in contents.debian},
+        "image": image, "name": name, "digest": digest, "provenance": provenance, "unpublishable": unpublishable,
+        "labels": config["config"].get("Labels", {}),
+        "layers": layers, "packages": packages, **contents.as_json(),
     }  # fmt: skip
     write_json(folder / "image.json", about)
     rows = [
@@ -267,7 +356,8 @@ def _describe(plan: Plan, folder: Path, image: str, moved: list[str], contents: 
     sizes = [f"| {layer['bytes'] / 2**20:.1f} | {layer['made_by'][:90]} |" for layer in layers]
     total = sum(layer["bytes"] for layer in layers) / 2**20
     lines = [
-        f"# {image}", "", f"Tags: {', '.join(moved)}.", "",
+        f"# {image}", "",
+        f"Supported until: {about['labels'].get('fusebox.supported-until')}.", "",
         "| package | version | commit or sha256 | patches |", "| --- | --- | --- | --- |", *rows, "",
         f"{len(contents.python)} Python distributions and {len(contents.debian)} packages of the system; "
         "image.json lists them.", "",

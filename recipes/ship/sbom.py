@@ -39,10 +39,7 @@ def text(plan: Plan, pin: Pin, wheel: Wheel, version: str) -> str:
         bom_ref="wheel",
         description=pin.package.summary,
         purl=PackageURL("pypi", name=pin.name, version=version),
-        pedigree=Pedigree(
-            ancestors=[_source(pin.name, pin.release)],
-            patches=[_patch(applied) for applied in plan.patches[pin.name]],
-        ),
+        pedigree=pedigree(plan, pin),
         properties=[Property(name=f"fusebox:{name}", value=value) for name, value in _facts(plan, wheel) if value],
     )
     bundled = [_submodule(part) for part in pin.release.submodules]
@@ -51,6 +48,14 @@ def text(plan: Plan, pin: Pin, wheel: Wheel, version: str) -> str:
     content = json.loads(JsonV1Dot6(bom).output_as_string())
     del content["serialNumber"], content["metadata"]["timestamp"]  # differ from run to run
     return json.dumps(content, indent=1, sort_keys=True) + "\n"
+
+
+def pedigree(plan: Plan, pin: Pin, ref: str = "source") -> Pedigree:
+    """Upstream's release that a package is made from, by this reference, and each patch in it."""
+    return Pedigree(
+        ancestors=[_source(pin.name, pin.release, ref)],
+        patches=[_patch(applied) for applied in plan.patches[pin.name]],
+    )
 
 
 def _facts(plan: Plan, wheel: Wheel) -> list[tuple[str, str]]:
@@ -68,20 +73,20 @@ def _facts(plan: Plan, wheel: Wheel) -> list[tuple[str, str]]:
     ]
 
 
-def _source(name: str, source: Source) -> Component:
+def _source(name: str, source: Source, ref: str) -> Component:
     """Upstream's release: a file by its hash, or a commit."""
     if source.repository:
         return Component(
             name=name,
             version=source.version,
-            bom_ref="source",
+            bom_ref=ref,
             purl=_git(source.repository, source.commit),
             external_references=[ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(source.repository))],
         )
     return Component(
         name=name,
         version=source.version,
-        bom_ref="source",
+        bom_ref=ref,
         purl=PackageURL("pypi", name=name, version=source.version, qualifiers={"file_name": source.file or ""}),
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=source.sha256 or "")],
     )

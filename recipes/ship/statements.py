@@ -1,33 +1,43 @@
-"""What is signed about an image: what it contains, what it was made from, what its claims proved and where.
+"""What is signed about an image or a collected wheel: its contents and inputs, what its claims proved and where.
 
-The formats are CycloneDX 1.6 (cyclonedx.org), SLSA provenance v1 (slsa.dev), and in-toto's test-result v0.1 and SCAI
-v0.3 (github.com/in-toto/attestation). Each is the predicate of an in-toto statement whose subject is the digest of the
-image's manifest; cosign signs the statement and attaches it to the image as an OCI referrer.
+The formats are CycloneDX 1.6 (cyclonedx.org), SLSA provenance v1 (slsa.dev), in-toto's test-result v0.1 and SCAI v0.3
+(github.com/in-toto/attestation), and OpenVEX 0.2.0 (openvex.dev). Each is the predicate of an in-toto statement whose
+subject is the digest of the image's manifest or of the wheel. cosign signs the statement; it is attached to the image
+as an OCI referrer, or lies beside the wheel. A wheel has its CycloneDX document inside (recipes/ship/sbom.py).
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import os
+import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cyclonedx.schema.schema import SchemaVersion1Dot6
+
+from recipes.catalogue.bases import bases
 from recipes.catalogue.lock import artifact_of
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Source
 from recipes.errors import Refusal
-from recipes.files import digest_of, read_text, sha256_of
+from recipes.files import digest_of, read_json, sha256_of
 from recipes.prove.evidence import machine_name
-from recipes.ship.dockerfile import SOURCES
+from recipes.ship import apt
+from recipes.ship.sbom import pedigree
 
 SBOM = "https://cyclonedx.org/bom"
 PROVENANCE = "https://slsa.dev/provenance/v1"
 TESTS = "https://in-toto.io/attestation/test-result/v0.1"
 ATTRIBUTES = "https://in-toto.io/attestation/scai/v0.3"
-BUILD_TYPE = "fusebox/publish/v1"  # what externalParameters mean: the target, and the GPU architectures if not all
+STATEMENT = "https://in-toto.io/Statement/v1"
+VEX = "https://openvex.dev/ns/v0.2.0"
+# What externalParameters mean: the target, of a wheel its package too, and the GPU architectures if not all.
+IMAGE_BUILD, WHEEL_BUILD = "fusebox/publish/v1", "fusebox/wheels/v1"
 # Run in an image: its distributions, its Debian packages and the name of its system.
 _LIST = r"""
 import importlib.metadata as metadata, json, re, subprocess
@@ -58,6 +68,15 @@ class Contents:
             )
         listed = json.loads(done.stdout.splitlines()[-1])
         return cls(listed["python"], tuple(tuple(row) for row in listed["debian"]), listed["system"])
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, as image.json lists it."""
+        return {"distributions": dict(self.python), "system": self.system, "debian": [list(row) for row in self.debian]}
+
+    @classmethod
+    def read(cls, listed: Mapping[str, Any]) -> Contents:
+        """What `as_json` wrote."""
+        return cls(listed["distributions"], tuple(tuple(row) for row in listed["debian"]), listed["system"])
 
     def purls(self) -> set[str]:
         """The package URLs of everything."""
@@ -108,26 +127,32 @@ def _pedigree(plan: Plan, distribution: str) -> dict[str, Any]:
     pin = next((pin for pin in plan.pins if pin.name == distribution), None)
     if pin is None or not plan.patches[pin.name]:
         return {}
-    patches = [
-        {
-            "type": "unofficial",
-            "diff": {"text": {"contentType": "text/x-diff", "content": read_text(patch.path)}},
-        }
-        for patch in plan.patches[pin.name]
-    ]
-    ancestor = {"type": "library", "name": pin.name, "version": pin.release.version}
-    return {"pedigree": {"ancestors": [ancestor], "patches": patches}}
+    written: Any = pedigree(plan, pin, f"source of {pin.name}")
+    return {"pedigree": json.loads(written.as_json(view_=SchemaVersion1Dot6))}
 
 
-def materials(plan: Plan, commit: str) -> list[dict[str, Any]]:
-    """Everything that an image is made from, each by its digest: what the lock and the recipes of a checkout pin."""
-    root = plan.root
+def materials(
+    plan: Plan, commit: str, *, with_apt: bool = True, standins: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Everything that an image is made from, each by its digest: its bases, and the inputs of its environment.
+
+    `with_apt` is false where apt installed what the distribution had, whatever its locks say; `standins` are the images
+    that were used in place of bases, by the name of the base.
+    """
+    images = {
+        image.image: image.digest
+        for image in (bases(plan.root).sources, plan.target.base.wheels, plan.target.base.runtime)
+    }
+    pinned = inputs(plan, commit)
+    for name, digest in images.items():
+        used, _, used_digest = (standins or {}).get(name, f"{name}@{digest}").partition("@")
+        pinned.append({"uri": f"pkg:docker/{used}", "digest": {"sha256": used_digest.removeprefix("sha256:")}})
+    return [*pinned, *_locks(plan.root, apt_locks(plan).values() if with_apt else ())]
+
+
+def inputs(plan: Plan, commit: str) -> list[dict[str, Any]]:
+    """What an environment is built from, each by its digest: what the lock and the recipes of a checkout pin."""
     pinned = [{"uri": "git+fusebox", "digest": {"gitCommit": commit}}]
-    images = {image.image: image.digest for image in (SOURCES, plan.target.base.wheels, plan.target.base.runtime)}
-    pinned += [
-        {"uri": f"pkg:docker/{name}", "digest": {"sha256": digest.removeprefix("sha256:")}}
-        for name, digest in images.items()
-    ]
     locked = [*plan.locked.artifacts, *(plan.toolkit.artifacts if plan.toolkit else ())]
     pinned += [
         {"uri": f"pkg:pypi/{artifact.name}@{artifact.version}", "digest": {"sha256": artifact.sha256}}
@@ -138,8 +163,21 @@ def materials(plan: Plan, commit: str) -> list[dict[str, Any]]:
         if artifact:
             pinned.append({"uri": f"pkg:pypi/{pin.name}@{pin.release.version}", "digest": {"sha256": artifact.sha256}})
         pinned += _repositories(pin.release)
-    lock = root / "recipes" / "lock" / "tool.txt"
-    return [*pinned, {"uri": "recipes/lock/tool.txt", "digest": {"sha256": sha256_of(lock)}}]
+    return [*pinned, *_locks(plan.root, [plan.root / "recipes" / "lock" / "tool.txt"])]
+
+
+def _locks(root: Path, paths: Iterable[Path | None]) -> list[dict[str, Any]]:
+    """Locks as materials, each once."""
+    return [
+        {"uri": lock.relative_to(root).as_posix(), "digest": {"sha256": sha256_of(lock)}}
+        for lock in sorted({path for path in paths if path})
+    ]
+
+
+def apt_locks(plan: Plan) -> dict[str, Path | None]:
+    """The lock of what apt installs, or None, by the name of the image on which it installs anything."""
+    images = (bases(plan.root).sources, plan.target.base.wheels, plan.target.base.runtime)
+    return {image.image: apt.lock_of(plan.root, image) for image in images if image.apt}
 
 
 def _repositories(source: Source) -> Iterator[dict[str, Any]]:
@@ -148,25 +186,73 @@ def _repositories(source: Source) -> Iterator[dict[str, Any]]:
         yield {"uri": f"git+{tree.repository}", "digest": {"gitCommit": tree.commit}}
 
 
+def builder() -> str:
+    """The URI of what builds: GitHub's workflow, or this machine."""
+    workflow = os.environ.get("GITHUB_WORKFLOW_REF")
+    return f"{os.environ.get('GITHUB_SERVER_URL', '')}/{workflow}" if workflow else f"host:{platform.node()}"
+
+
 def provenance(
-    plan: Plan, commit: str, builder: str, started: datetime.datetime, sm: tuple[str, ...]
+    plan: Plan,
+    commit: str,
+    builder: str,
+    started: datetime.datetime,
+    sm: tuple[str, ...],
+    *,
+    unlocked: bool = False,
+    standins: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """SLSA v1: what an image was made from, and by which machine; `builder` is its URI."""
-    apt = sorted({*plan.target.base.wheels.apt, *plan.target.base.runtime.apt})
+    """SLSA v1: what an image was made from, and by which machine; `builder` is its URI.
+
+    `unlocked` is whether apt installed what the distribution had, whatever its locks say; `standins` as for
+    `materials`.
+    """
+    images = (bases(plan.root).sources, plan.target.base.wheels, plan.target.base.runtime)
+    locks = {} if unlocked else apt_locks(plan)
+    loose = sorted({name for image in images if not locks.get(image.image) for name in image.apt})
+    return _slsa(
+        build_type=IMAGE_BUILD,
+        parameters={"target": plan.target.name, **({"sm": list(sm)} if sm else {})},
+        internal={"stack": plan.stack, "notPinned": {"apt": loose}, "aptLocks": not unlocked},
+        dependencies=materials(plan, commit, with_apt=not unlocked, standins=standins),
+        builder=builder,
+        times={"startedOn": f"{started:%Y-%m-%dT%H:%M:%SZ}"},
+    )
+
+
+def wheel_provenance(plan: Plan, commit: str, builder: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """SLSA v1 of a collected wheel, of which `row` is the line in its list; `builder` is the URI of who collected it.
+
+    The cache's wheel that it was made from may have been compiled earlier and elsewhere, from the same inputs.
+    """
+    return _slsa(
+        build_type=WHEEL_BUILD,
+        parameters={"target": plan.target.name, "package": row["package"], "sm": row["sm"]},
+        internal={"stack": plan.stack, "madeFrom": {"sha256": row["made_from"]}},
+        dependencies=inputs(plan, commit),
+        builder=builder,
+        times={},
+    )
+
+
+def _slsa(
+    *,
+    build_type: str,
+    parameters: Mapping[str, Any],
+    internal: Mapping[str, Any],
+    dependencies: list[dict[str, Any]],
+    builder: str,
+    times: Mapping[str, str],
+) -> dict[str, Any]:
+    finished = {"finishedOn": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}"}
     return {
         "buildDefinition": {
-            "buildType": BUILD_TYPE,
-            "externalParameters": {"target": plan.target.name, **({"sm": list(sm)} if sm else {})},
-            "internalParameters": {"stack": plan.stack, "notPinned": {"apt": apt}},
-            "resolvedDependencies": materials(plan, commit),
+            "buildType": build_type,
+            "externalParameters": parameters,
+            "internalParameters": internal,
+            "resolvedDependencies": dependencies,
         },
-        "runDetails": {
-            "builder": {"id": builder},
-            "metadata": {
-                "startedOn": f"{started:%Y-%m-%dT%H:%M:%SZ}",
-                "finishedOn": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ}",
-            },
-        },
+        "runDetails": {"builder": {"id": builder}, "metadata": {**times, **finished}},
     }
 
 
@@ -196,6 +282,23 @@ def attributes(evidence: Mapping[str, Any]) -> dict[str, Any]:
     return {"attributes": [{"attribute": f"{key}: {value}", "evidence": log} for key, value in facts.items()]}
 
 
+def about(file: str, sha256: str, kind: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """The in-toto statement that a predicate is about a file with that name and digest."""
+    subject = [{"name": file, "digest": {"sha256": sha256}}]
+    return {"_type": STATEMENT, "subject": subject, "predicateType": kind, "predicate": predicate}
+
+
+def vex(plan: Plan) -> dict[str, Any] | None:
+    """OpenVEX: what docker/vex.json says about packages that a target pins; None if it says nothing about them."""
+    pinned = {f"pkg:pypi/{pin.name}@{pin.release.version}" for pin in plan.pins}
+    document: dict[str, Any] = read_json(plan.root / "docker" / "vex.json")
+    stated = []
+    for statement in document["statements"]:
+        if products := [product for product in statement["products"] if product["@id"] in pinned]:
+            stated.append(statement | {"products": products})
+    return document | {"statements": stated} if stated else None
+
+
 def write(folder: Path, predicates: Mapping[str, Mapping[str, Any]]) -> dict[str, Path]:
     """Write each predicate to a file of its own; returns its type -> the file."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -206,4 +309,4 @@ def write(folder: Path, predicates: Mapping[str, Mapping[str, Any]]) -> dict[str
     return paths
 
 
-_FILES = {SBOM: "sbom", PROVENANCE: "provenance", TESTS: "tests", ATTRIBUTES: "attributes"}
+_FILES = {SBOM: "sbom", PROVENANCE: "provenance", TESTS: "tests", ATTRIBUTES: "attributes", VEX: "vex"}

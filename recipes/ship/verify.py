@@ -1,50 +1,24 @@
-"""Sign an image and what is stated about it, and verify both as a stranger would: with cosign and a public key.
-
-Without a key, cosign signs with the identity of GitHub's workflow, and verifies against it ("keyless").
-"""
+"""Sign an image and what is stated about it, and verify both as a stranger would: with cosign and a public key."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import os
 import re
-import shutil
-import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from recipes.catalogue.plan import Plan
 from recipes.errors import Refusal
-from recipes.process import ends_with_us
-from recipes.ship import registry, statements
+from recipes.ship import cosign, registry, statements
+from recipes.ship.cosign import Signer
 from recipes.ship.image import last_words
 
 DIGEST = re.compile(r"(?P<name>.+?)(:(?P<tag>[\w.-]+))?@(?P<digest>sha256:[0-9a-f]{64})")
-ISSUER = "https://token.actions.githubusercontent.com"
-
-
-@dataclass(frozen=True)
-class Signer:
-    """Who signs, or who is trusted: a key (private to sign, public to verify), or the identity of a workflow."""
-
-    key: Path | None = None
-    identity: str | None = None
-
-    @property
-    def to_sign(self) -> list[str]:
-        return [f"--key={self.key}"] if self.key else []
-
-    @property
-    def to_verify(self) -> list[str]:
-        """A signature with a key is in no public log; that of a workflow has to be."""
-        if self.key:
-            return [f"--key={self.key}", "--insecure-ignore-tlog=true"]
-        return [f"--certificate-identity-regexp={self.identity}", f"--certificate-oidc-issuer={ISSUER}"]
+SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # what cosign calls the statement that is a signature
 
 
 @dataclass(frozen=True)
@@ -56,44 +30,13 @@ class Check:
     fault: str = ""
 
 
-@contextlib.contextmanager
-def trusting(signer: Signer) -> Iterator[Signer]:
-    """Who is to be trusted where that signer signed: its public key, or its identity."""
-    if signer.key is None:
-        yield signer
-        return
-    with tempfile.TemporaryDirectory() as scratch:
-        done = _run("public-key", f"--key={signer.key}")
-        if done.returncode != 0:
-            raise Refusal(f"{signer.key} is not a key of cosign ({last_words(done.stderr)}): check the file.")
-        public = Path(scratch, "cosign.pub")
-        public.write_text(done.stdout)
-        yield Signer(public)
-
-
-def workflow() -> Signer | None:
-    """GitHub's workflow that runs this, if it may sign with its identity."""
-    if "ACTIONS_ID_TOKEN_REQUEST_URL" not in os.environ:
-        return None
-    place = re.escape(f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}/.github/workflows/")
-    return Signer(identity=f"^{place}")
-
-
 def sign(image: str, predicates: Mapping[str, Mapping[str, Any]], signer: Signer) -> None:
     """Sign an image (NAME@DIGEST), and attach each predicate to it as a signed statement."""
-    _refuse_without_cosign()
-    with tempfile.TemporaryDirectory() as scratch:
-        services: list[str] = []
-        if signer.key:  # nothing is asked or told but the registry
-            services = [f"--signing-config={scratch}/services.json"]
-            _cosign(
-                "cosign cannot write its configuration", "signing-config", "create", f"--out={scratch}/services.json"
-            )
-        common = [*signer.to_sign, *services, "--yes"]
-        _cosign(f"{image} cannot be signed", "sign", *common, image)
+    with cosign.signing(signer) as options, tempfile.TemporaryDirectory() as scratch:
+        cosign.must(f"{image} cannot be signed", "sign", *options, image)
         for kind, path in statements.write(Path(scratch), predicates).items():
-            words = ("attest", *common, f"--type={kind}", f"--predicate={path}", image)
-            _cosign(f"the statement {kind} of {image} cannot be attached", *words)
+            words = ("attest", *options, f"--type={kind}", f"--predicate={path}", image)
+            cosign.must(f"the statement {kind} of {image} cannot be attached", *words)
 
 
 def verify(plan: Plan, image: str, signer: Signer, commit: str | None) -> list[Check]:
@@ -105,16 +48,19 @@ def verify(plan: Plan, image: str, signer: Signer, commit: str | None) -> list[C
     match = DIGEST.fullmatch(image)
     if match is None:
         raise Refusal(f"{image} names no digest, and a tag can move: pass NAME@sha256:DIGEST.")
-    _refuse_without_cosign()
+    cosign.refuse_without()
     plain = f"{match['name']}@{match['digest']}"
     checks = [_tag(match["name"], match["tag"], match["digest"]), _layers(plain), _signature(plain, signer)]
     if checks[-1].fault:
         return checks
     of_kind: dict[str, tuple[str, Callable[[Mapping[str, Any]], Check]]] = {
-        "provenance": (statements.PROVENANCE, lambda predicate: _provenance(plan, predicate, commit)),
+        "provenance": (
+            statements.PROVENANCE,
+            lambda predicate: origin(predicate, plan.target.name, commit, lambda sha: _materials(plan, sha, predicate)),
+        ),
         "SBOM": (statements.SBOM, _sbom),
         "claims": (statements.TESTS, lambda predicate: _claims(plan, predicate)),
-        "machine": (statements.ATTRIBUTES, _machine),
+        "machine": (statements.ATTRIBUTES, machine),
     }
     for name, (kind, judge) in of_kind.items():
         try:
@@ -149,37 +95,65 @@ def _layers(image: str) -> Check:
 
 
 def _signature(image: str, signer: Signer) -> Check:
-    done = _run("verify", *signer.to_verify, image)
+    done = cosign.run("verify", *signer.to_verify, image)
     if done.returncode == 0:
         return Check("signature", str(signer.key or signer.identity))
-    if "https://sigstore.dev/cosign/sign/" not in _run("tree", image).stdout:
+    digest = image.rpartition("@")[2]
+    signed = _subjects(image, SIGNATURE)
+    if not signed:
         return Check("signature", fault=f"{image} is not signed; take one that is.")
+    if digest not in signed:
+        return Check("signature", fault=f"The signature of {image} is of another image, {signed[0]}; take that one.")
     who = signer.key or signer.identity
     return Check("signature", fault=f"{image} is signed, but not by {who}; take one that is.")
 
 
 def _predicate(image: str, digest: str, name: str, kind: str, signer: Signer) -> dict[str, Any]:
     """The predicate of the newest statement of a kind about this very image, signed by the signer."""
-    done = _run("verify-attestation", *signer.to_verify, f"--type={kind}", image)
-    if done.returncode != 0 and "none of the attestations matched the predicate type" in done.stderr:
-        raise Refusal(f"{image} has no {name} ({kind}); publish it again, with a signature.")
+    done = cosign.run("verify-attestation", *signer.to_verify, f"--type={kind}", image)
     if done.returncode != 0:
-        raise Refusal(f"The {name} of {image} is not of this image, or not of this signer ({last_words(done.stderr)}).")
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.strip()]
-    stated = [json.loads(base64.b64decode(line["payload"])) for line in lines]
+        stated = _subjects(image, kind)
+        if not stated:
+            raise Refusal(f"{image} has no {name} ({kind}); publish it again, with a signature.")
+        if digest not in stated:
+            raise Refusal(f"The {name} of {image} is about another image, {stated[0]}; take that one.")
+        raise Refusal(f"The {name} of {image} is not signed by {signer.key or signer.identity}; take one that is.")
+    payloads = [json.loads(line)["payload"] for line in done.stdout.splitlines() if line.strip()]
+    verified = [json.loads(base64.b64decode(payload)) for payload in payloads]
     about = [
         statement
-        for statement in stated
+        for statement in verified
         if any(f"sha256:{subject['digest'].get('sha256')}" == digest for subject in statement["subject"])
     ]
     if not about:
-        raise Refusal(f"The {name} of {image} is about another digest; take the image that it names.")
+        raise Refusal(f"The {name} of {image} is about another image; take the one that it names.")
     predicate: dict[str, Any] = about[-1]["predicate"]
     return predicate
 
 
-def _provenance(plan: Plan, predicate: Mapping[str, Any], commit: str | None) -> Check:
-    """The same inputs, by the same digests, as those of the checkout."""
+def _subjects(image: str, kind: str) -> list[str]:
+    """The digests that the statements of a kind attached to an image are about, whoever signed them."""
+    done = cosign.run("download", "attestation", image)
+    envelopes = [json.loads(line).get("dsseEnvelope") or {} for line in done.stdout.splitlines() if line.strip()]
+    stated = [json.loads(base64.b64decode(envelope["payload"])) for envelope in envelopes if "payload" in envelope]
+    return [
+        f"sha256:{subject['digest'].get('sha256')}"
+        for statement in stated
+        if statement["predicateType"] == kind
+        for subject in statement["subject"]
+    ]
+
+
+def origin(
+    predicate: Mapping[str, Any],
+    target: str,
+    commit: str | None,
+    pinned_at: Callable[[str], Iterable[Mapping[str, Any]]],
+) -> Check:
+    """Whether a provenance names the same inputs, by the same digests, as a checkout pins (`pinned_at` its commit).
+
+    Without a commit, nothing is compared.
+    """
     definition = predicate["buildDefinition"]
     stated = {_key(material) for material in definition["resolvedDependencies"]}
     built_from = next((digest for uri, digest in stated if uri == "git+fusebox"), "no commit")
@@ -188,18 +162,21 @@ def _provenance(plan: Plan, predicate: Mapping[str, Any], commit: str | None) ->
     if built_from != commit:
         fault = f"It was built from commit {built_from[:12]}, and this checkout is {commit[:12]}; check out the first."
         return Check("provenance", fault=fault)
-    if definition["externalParameters"]["target"] != plan.target.name:
-        other = definition["externalParameters"]["target"]
-        return Check(
-            "provenance", fault=f"The image is of target {other}; name that one instead of {plan.target.name}."
-        )
-    pinned = {_key(material) for material in statements.materials(plan, commit)}
+    if (other := definition["externalParameters"]["target"]) != target:
+        return Check("provenance", fault=f"It is of target {other}; name that one instead of {target}.")
+    pinned = {_key(material) for material in pinned_at(commit)}
     if others := sorted(stated ^ pinned):
-        fault = f"{len(others)} inputs are not what this checkout pins, such as {others[0][0]}; build the image again."
+        fault = f"{len(others)} inputs are not what this checkout pins, such as {others[0][0]}; build it again."
         return Check("provenance", fault=fault)
-    loose = definition["internalParameters"]["notPinned"]["apt"]
+    loose = definition["internalParameters"].get("notPinned", {}).get("apt")
     note = f", and by name alone {', '.join(loose)}" if loose else ""
     return Check("provenance", f"commit {commit[:12]}, {len(pinned)} inputs by digest{note}")
+
+
+def _materials(plan: Plan, commit: str, predicate: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a checkout pins for an image, with apt's locks if they were used."""
+    with_apt = predicate["buildDefinition"]["internalParameters"]["aptLocks"]
+    return statements.materials(plan, commit, with_apt=with_apt)
 
 
 def _key(material: Mapping[str, Any]) -> tuple[str, str]:
@@ -215,34 +192,23 @@ def _sbom(predicate: Mapping[str, Any]) -> Check:
 
 def _claims(plan: Plan, predicate: Mapping[str, Any]) -> Check:
     """No claim is refuted, and none unproven but those that the target excepts for images."""
-    if failed := predicate["failedTests"]:
-        return Check("claims", fault=f"{len(failed)} claims were refuted, such as {failed[0]}; take another image.")
     unproven = [claim for claim in predicate["warnedTests"] if claim.split("[")[0] not in plan.target.unproven_in_image]
-    if unproven:
+    if unproven and not predicate["failedTests"]:
         return Check(
             "claims", fault=f"{len(unproven)} claims are unproven, such as {unproven[0]}; prove the image again."
         )
-    machine = predicate["configuration"][-1]["name"]
-    return Check("claims", f"{len(predicate['passedTests'])} proved on {machine}")
+    return outcomes(predicate, "image")
 
 
-def _machine(predicate: Mapping[str, Any]) -> Check:
+def outcomes(predicate: Mapping[str, Any], subject: str) -> Check:
+    """What a test-result says of an image or a wheel; a refuted claim is a fault."""
+    if failed := predicate["failedTests"]:
+        return Check("claims", fault=f"{len(failed)} claims were refuted, such as {failed[0]}; take another {subject}.")
+    where = predicate["configuration"][-1]["name"]
+    unproven = f", {len(predicate['warnedTests'])} unproven" if predicate["warnedTests"] else ""
+    return Check("claims", f"{len(predicate['passedTests'])} proved{unproven} on {where}")
+
+
+def machine(predicate: Mapping[str, Any]) -> Check:
+    """The GPU and the driver that the claims ran on."""
     return Check("machine", "; ".join(row["attribute"] for row in predicate["attributes"]))
-
-
-def _refuse_without_cosign() -> None:
-    if shutil.which("cosign") is None:
-        raise Refusal("Signatures need cosign (sigstore), which is not installed: install it.")
-
-
-def _run(*words: str) -> subprocess.CompletedProcess[str]:
-    variables = {"COSIGN_PASSWORD": "", **os.environ}
-    return subprocess.run(
-        ["cosign", *words], env=variables, capture_output=True, text=True, check=False, preexec_fn=ends_with_us
-    )
-
-
-def _cosign(fault: str, *words: str) -> None:
-    done = _run(*words)
-    if done.returncode != 0:
-        raise Refusal(f"{fault} ({last_words(done.stderr)}): check the key and your rights in the registry.")

@@ -25,7 +25,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from recipes.catalogue.load import Catalogue
 from recipes.catalogue.lock import Artifact
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin, Target
@@ -79,8 +78,7 @@ def local_part(plan: Plan) -> str:
     version = ".".join(map(str, Version(torch.release.version).release[:2])) if torch else ""
     usual = "cpu" if target.cuda == "none" else f"cu{target.cuda}-torch{version}"
     more = re.sub(r"[^a-z0-9]+", ".", target.name.lower().removeprefix(usual)).strip(".")
-    declared = Catalogue(plan.root).target(target.name).sm
-    narrowed = "" if target.sm == declared else ".".join(f"sm{sm.replace('.', '')}" for sm in target.sm)
+    narrowed = ".".join(f"sm{sm.replace('.', '')}" for sm in plan.narrowed)
     return ".".join(part for part in (f"{cuda}torch{version}" if torch else cuda, more, narrowed) if part)
 
 

@@ -623,3 +623,18 @@ def oci_image(folder: Path, **labels: str) -> tuple[Path, str]:
     (folder / "index.json").write_text(json.dumps({"schemaVersion": 2, "manifests": [described]}))
     (folder / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
     return folder, str(described["digest"])
+
+
+@pytest.fixture(scope="session")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A private key and its public one."""
+    if shutil.which("cosign") is None:
+        pytest.skip("unproven here: cosign is not installed")
+    return made_key(tmp_path_factory.mktemp("keys"), "ours")
+
+
+def made_key(folder: Path, name: str) -> tuple[Path, Path]:
+    """A new key pair of cosign without a password: the private file and the public one."""
+    command = ["cosign", "generate-key-pair", f"--output-key-prefix={folder / name}"]
+    subprocess.run(command, env={**os.environ, "COSIGN_PASSWORD": ""}, check=True, capture_output=True)
+    return folder / f"{name}.key", folder / f"{name}.pub"

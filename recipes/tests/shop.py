@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-from recipes.files import sha256_of
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import plan
+from recipes.files import sha256_of, write_json
+from recipes.prove.claims import Room
 from recipes.tests.conftest import PATCH, Tiny, wheel
 from recipes.tests.objects import library
 
@@ -62,3 +66,37 @@ def shop_in(folder: Path, wheels: Path) -> Tiny:
     tiny.succeed("wheels", "tiny")
     tiny.succeed("index")
     return tiny
+
+
+def folder(tiny: Tiny) -> Path:
+    """The folder of its collected wheels."""
+    return tiny.root / "build" / "tiny" / "wheels"
+
+
+def wheel_of(tiny: Tiny, name: str) -> Path:
+    """The collected wheel of a package."""
+    return next(folder(tiny).glob(f"{name}-*.whl"))
+
+
+def run_of(shop: Tiny, outcome: str) -> None:
+    """Evidence of a run in which one claim about tinywheel had that outcome, with the wheel that was collected."""
+    planned = plan(Catalogue(shop.root), "tiny")
+    log = shop.root / "smoke_tests" / "evidence" / "tiny--x86-64.log"
+    log.write_text("a log\n")
+    (row,) = [
+        row for row in json.loads((folder(shop) / "wheels.json").read_text())["wheels"] if row["package"] == "tinywheel"
+    ]
+    identity = "test_environment.py::test_files_are_the_pinned_bytes"
+    claim = {
+        "id": f"{identity}[tinywheel]", "claim": "two is two", "package": "tinywheel", "outcome": outcome, "seed": [],
+        "seconds": 1.0, "reason": "", "measured": {}, "key": Room(shop.root).key(identity),
+    }  # fmt: skip
+    write_json(
+        log.with_suffix(".json"),
+        {
+            "target": "tiny", "stack": planned.stack, "name": "tiny--x86-64", "started": "2026", "commit": "0" * 12,
+            "hardware": {"name": "x86-64", "arch": "x86-64", "cpu": "a", "gpus": []}, "claims": [claim], "files": {},
+            "definitions": {}, "log_sha256": sha256_of(log),
+            "packages": {"tinywheel": {"built_with": {}, "sha256": row["made_from"]}},
+        },
+    )  # fmt: skip

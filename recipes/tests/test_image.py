@@ -16,11 +16,14 @@ import docker
 import pytest
 from docker.errors import ImageNotFound
 
+from recipes.catalogue.bases import bases
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan, plan
 from recipes.errors import Refusal
 from recipes.files import ROOT, digest_of, sha256_of
-from recipes.ship import dockerfile, image, publish, registry
+from recipes.measure import runs
+from recipes.ship import apt, dockerfile, image, publish, registry
+from recipes.ship import bases as raising
 from recipes.tests.conftest import SOURCE, Checkout, Tiny, wheel
 from recipes.tests.objects import CUBIN, PORTABLE, fatbin, library
 
@@ -82,11 +85,11 @@ def test_only_apt_and_the_sources_have_a_network(name: str) -> None:
 def test_a_base_is_named_by_digest_where_it_is_known(name: str) -> None:
     catalogue = Catalogue()
     text = (ROOT / "docker" / f"{name}.Dockerfile").read_text()
-    bases = {line.split()[1] for line in text.splitlines() if line.startswith("FROM ")}
-    images = {base for base in bases if ":" in base}
+    named = {line.split()[1] for line in text.splitlines() if line.startswith("FROM ")}
+    images = {base for base in named if ":" in base}
     assert images == {
         each.reference
-        for each in (dockerfile.SOURCES, catalogue.targets[name].base.wheels, catalogue.targets[name].base.runtime)
+        for each in (bases().sources, catalogue.targets[name].base.wheels, catalogue.targets[name].base.runtime)
     }
     assert {base.partition("@")[0] for base in images if "@" not in base} == set(
         catalogue.targets[name].base.unresolved
@@ -107,6 +110,13 @@ def test_an_image_says_which_gpus_it_is_compiled_for_and_that_it_wants_the_drive
     assert 'ENV NVIDIA_VISIBLE_DEVICES="all"' in texts["cu12.1-torch2.1"]
     assert 'LABEL fusebox.sm="${SM:-none}"' in texts["cpu"]
     assert not any("NVIDIA" in line for line in texts["cpu"])
+
+
+def test_a_published_image_says_until_when_it_is_supported() -> None:
+    catalogue = Catalogue()
+    for name, target in catalogue.targets.items():
+        until = dockerfile.labels(plan(catalogue, name))["fusebox.supported-until"]
+        assert (until == "none") <= (not target.publish), name
 
 
 def test_an_image_on_a_standin_says_so() -> None:
@@ -156,6 +166,95 @@ def test_a_link_out_of_a_mirror_is_refused(tmp_path: Path) -> None:
     (mirror / "github.com" / "three").symlink_to(mirror / "github.com" / "one")
     with pytest.raises(Refusal, match=r"github\.com/three is an absolute link"):
         image.Options({}, mirror).arguments(target)
+
+
+# --- base images are raised
+
+
+@pytest.mark.usefixtures("crane")
+def test_a_base_is_raised_to_the_digest_of_its_tag(tiny: Tiny, pushed: tuple[str, str]) -> None:
+    """In every place that names it; what its registry does not give, stays and is told."""
+    name, digest = pushed
+    path = tiny.root / "recipes" / "bases.toml"
+    for file, base in ((tiny.targets, tiny.declared.base.wheels), (path, bases().sources)):
+        file.write_text(file.read_text().replace(f'image = "{base.image}"', f'image = "{name}"'))
+    path.write_text(path.read_text().replace(bases().buildkit.image, f"{name}-absent"))
+    lines = list(raising.raise_digests(Catalogue(tiny.root)))
+    assert f"{name}: {bases().sources.digest}, unresolved -> {digest}" in lines
+    assert any(line.startswith(f"{name}-absent keeps the digest {bases().buildkit.digest}: ") for line in lines)
+    raised = Catalogue(tiny.root)
+    assert {bases(tiny.root).sources.digest, raised.targets["tiny"].base.runtime.digest} == {digest}
+    assert f"{name} is still {digest}" in raising.raise_digests(raised)
+
+
+def test_without_crane_no_base_is_raised(checkout: Checkout, tmp_path: Path) -> None:
+    checkout.refuse("bump", "--bases", naming=("Digests are asked with crane",), PATH=str(tmp_path))
+
+
+# --- what apt installs
+
+
+def test_what_apt_installs_is_locked_where_its_base_has_a_lock() -> None:
+    """Published images have no package by name alone; elsewhere a missing lock is said in the provenance."""
+    catalogue = Catalogue()
+    for name, target in catalogue.targets.items():
+        text = dockerfile.text(plan(catalogue, name))
+        for base in (bases().sources, target.base.wheels, target.base.runtime):
+            lock = apt.lock_of(ROOT, base)
+            locked = f"&& /apt.sh /{lock.name} {' '.join(base.apt)}\n" if lock else "&& DEBIAN_FRONTEND="
+            assert not base.apt or locked in text, (name, base.image)
+
+
+def test_the_image_for_several_hosts_has_what_nccl_needs_for_infiniband() -> None:
+    """Its build installs it from the lock. A claim could not ask for it: a bare machine may lack such a network."""
+    runtime = Catalogue().targets[runs.TARGET].base.runtime
+    needed = {"ibverbs-providers", "libibverbs1", "librdmacm1t64"}
+    assert needed <= set(runtime.apt)
+    lock = apt.lock_of(ROOT, runtime)
+    assert lock and needed <= {line.partition("=")[0] for line in lock.read_text().splitlines()}
+
+
+def test_a_lock_of_other_packages_is_refused(tiny: Tiny) -> None:
+    base = bases().sources
+    path = apt.path_of(tiny.root, base)
+    tiny.edit(path, "# packages: git", "# packages: curl")
+    tiny.refuse("render", naming=("python-3.12-slim-bookworm.txt is not of the package git", "nox -s lock -- apt"))
+    path.unlink()
+    assert apt.lock_of(tiny.root, base) is None
+
+
+def test_a_standin_has_no_lock_unless_it_is_asked_for() -> None:
+    target = Catalogue().targets["cpu"]
+    given = {target.base.runtime.image: "here/base@sha256:0"}
+    newest = "--build-arg=APT=newest"
+    assert newest in image.Options(given).arguments(target)
+    assert newest not in image.Options(given, apt="locked").arguments(target)
+    assert newest not in image.Options({}).arguments(target)
+    assert newest in image.Options({}, apt="newest").arguments(target)
+
+
+def test_apt_installs_what_the_lock_has_and_nothing_else(standin: str, tmp_path: Path) -> None:
+    """By the hash of each file; a refusal names the package and leaves nothing installed."""
+    lock = tmp_path / "base.txt"
+    lines = apt._asked(standin, ["tree"], "host")
+    assert all(re.fullmatch(r"\S+=\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
+    step = "apt-get update -qq && { /apt.sh /base.txt tree; echo code $?; command -v tree; ls /etc/apt/preferences.d; }"
+
+    def installed(*options: str) -> subprocess.CompletedProcess[str]:
+        command = ["docker", "run", "--rm", "--network=host", "--user=0", *options]
+        command += [f"--volume={ROOT}/docker/apt.sh:/apt.sh:ro", f"--volume={lock}:/base.txt:ro", standin]
+        return subprocess.run([*command, "sh", "-c", step], capture_output=True, text=True, check=False)
+
+    lock.write_text("# packages: tree\n" + "".join(f"{line}\n" for line in lines))
+    done = installed()
+    assert done.stdout.splitlines()[-2:] == ["code 0", "/usr/bin/tree"], done.stdout + done.stderr
+    lock.write_text(re.sub(r"^(tree=.*sha256:)\w+$", rf"\g<1>{'0' * 64}", lock.read_text(), flags=re.MULTILINE))
+    done = installed()
+    assert "code 2" in done.stdout.splitlines() and "/usr/bin/tree" not in done.stdout
+    assert re.search(
+        r"fusebox: tree \S+, which apt would install, is not in base\.txt \(1 such packages\): ", done.stderr
+    )
+    assert "/usr/bin/tree" in installed("--env=APT=newest").stdout
 
 
 # --- stages `sources` and `audit`, without docker
@@ -286,9 +385,9 @@ def test_a_wheel_for_something_else_is_refused(
 
 def buildx(tiny: Tiny, standin: str, mirror: Path, stage: str) -> str:
     """Build a stage of `tiny` and return what docker printed."""
-    bases = (dockerfile.SOURCES, tiny.declared.base.wheels, tiny.declared.base.runtime)
+    declared = (bases().sources, tiny.declared.base.wheels, tiny.declared.base.runtime)
     certificates = Path("/etc/ssl/certs/ca-certificates.crt")
-    options = image.Options({base.image: standin for base in bases}, mirror, ca=certificates, network="host")
+    options = image.Options({base.image: standin for base in declared}, mirror, ca=certificates, network="host")
     command = ["docker", "buildx", "build", "--progress=plain", "--provenance=false"]
     command += ["--file", str(tiny.root / "docker" / "tiny.Dockerfile"), "--target", stage]
     done = subprocess.run(
@@ -329,8 +428,8 @@ def test_adding_a_package_builds_only_that_package(tiny: Tiny, standin: str, tmp
 def build_check(name: str, path: Path, standin: str) -> subprocess.CompletedProcess[str]:
     """What docker itself says against a target's Dockerfile; `standin` is its every base."""
     target = Catalogue().target(name)
-    bases = {base.image: standin for base in (dockerfile.SOURCES, target.base.wheels, target.base.runtime)}
-    given = image.Options(bases).arguments(target)
+    standins = {base.image: standin for base in (bases().sources, target.base.wheels, target.base.runtime)}
+    given = image.Options(standins).arguments(target)
     command = ["docker", "buildx", "build", "--check", "--file", str(path), *given, str(ROOT)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
@@ -420,12 +519,12 @@ def test_an_environment_is_split_by_how_often_it_changes(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_later_commit_keeps_the_layers_that_it_does_not_change(tiny: Tiny, standin: str, tmp_path: Path) -> None:
     """Labels alone name the commit, and a change of the claims or of a package comes in a late layer."""
-    bases = (dockerfile.SOURCES, tiny.declared.base.wheels, tiny.declared.base.runtime)
+    declared = (bases().sources, tiny.declared.base.wheels, tiny.declared.base.runtime)
     certificates = Path("/etc/ssl/certs/ca-certificates.crt")
     tiny.succeed("render")
     tiny.succeed("fetch", "tiny", "--into", tmp_path / "mirror")
     options = image.Options(
-        {base.image: standin for base in bases}, tmp_path / "mirror", ca=certificates, network="host"
+        {base.image: standin for base in declared}, tmp_path / "mirror", ca=certificates, network="host"
     )
 
     def layers(name: str, seconds: int) -> tuple[str, list[str]]:

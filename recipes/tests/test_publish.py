@@ -20,7 +20,7 @@ import pytest
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
 from recipes.errors import Refusal
-from recipes.files import ROOT
+from recipes.files import ROOT, write_json
 from recipes.prove.claims import Room
 from recipes.ship import publish, registry
 from recipes.ship.image import Options
@@ -110,18 +110,61 @@ def test_the_registry_is_tried_before_the_build(tmp_path: Path, monkeypatch: pyt
     with Registry("POST .*/blobs/uploads") as server:
         name = f"{server.host}/{repository}"
         with pytest.raises(Refusal, match=r"takes no upload .*503.*so nothing was built: check the registry"):
-            publish.publish(chosen, Options({}), name, None)
+            publish.push(chosen, Options({}), name)
         assert not built
         server.refused = ""
         registry.try_upload(name)
         assert tags_of(repository) == []
         server.refused = "PUT .*/manifests/sha256:"
         with pytest.raises(Refusal, match="cannot be pushed"):
-            publish.publish(chosen, Options({}), name, None)
+            publish.push(chosen, Options({}), name)
         assert built and not list((tmp_path / "build" / "cpu" / "image").iterdir())
         server.shutdown()
     with pytest.raises(Refusal, match="takes no upload"):
         registry.try_upload(f"{server.host}/{repository}")
+
+
+def test_an_image_is_described_by_the_names_of_oci(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In its labels and in the annotations of its manifest; a repository is named where it is known."""
+    chosen, commit, built = plan(Catalogue(), "cpu"), publish.Commit("0" * 40, 1777939200), []
+    monkeypatch.setattr(publish, "buildx", lambda *given: built.extend(given[2:]))
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.com")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/fusebox")
+    publish._build(chosen, Options({chosen.target.base.runtime.image: "here/base@sha256:0"}), commit, tmp_path)
+    prefix = "org.opencontainers.image."
+    assert {f"--label={prefix}{line}" for line in (
+        "title=fusebox cpu",
+        f"description={chosen.target.reason}",
+        "licenses=Apache-2.0 AND LicenseRef-upstream",
+        f"revision={'0' * 40}",
+        "created=2026-05-05T00:00:00+00:00",
+        "version=cpu-000000000000",
+        "source=https://github.com/owner/fusebox",
+        f"url=https://github.com/owner/fusebox/blob/{'0' * 40}/docs/status/targets.md",
+        "base.name=here/base",
+        "base.digest=sha256:0",
+    )} == {word for word in built if word.startswith(f"--label={prefix}")}  # fmt: skip
+    labelled = {word.removeprefix("--label=") for word in built if word.startswith(f"--label={prefix}")}
+    for start in ("--annotation=manifest:", "--annotation=manifest-descriptor:"):
+        assert {word.removeprefix(start) for word in built if word.startswith(start)} == labelled
+
+
+@pytest.mark.parametrize(
+    ("origin", "source"),
+    [
+        ("https://github.com/owner/fusebox.git", "https://github.com/owner/fusebox"),
+        ("https://token@github.com/owner/fusebox", ""),
+        ("git@github.com:owner/fusebox.git", ""),
+    ],
+)
+def test_the_source_is_the_address_of_the_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, origin: str, source: str
+) -> None:
+    """Never with what logs in."""
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", origin], check=True)
+    assert publish._source(tmp_path) == source
 
 
 @pytest.mark.usefixtures("crane")
@@ -186,20 +229,43 @@ def awaited(is_so: Callable[[], bool], seconds: float = 60) -> None:
 
 @pytest.mark.usefixtures("crane")
 def test_an_older_commit_moves_no_tag_back(tmp_path: Path) -> None:
-    """Nor does one compiled for some GPUs only, or on a stand-in, take the floating tag; elsewhere than here."""
     name = f"{REGISTRY}/fusebox/{uuid.uuid4().hex[:8]}"
     oci, digest = oci_image(tmp_path / "oci", **{"org.opencontainers.image.created": "2026-05-05T10:00:00+00:00"})
     registry.push(oci, name, digest)
     registry.set_tags(name, digest, ["cpu-20260505", "cpu"])
-    chosen, plain = plan(Catalogue(), "cpu"), Options({})
+    chosen = plan(Catalogue(), "cpu")
     morning, evening = (publish.Commit("0" * 40, 1777939200 + 3600 * hour) for hour in (8, 20))
     assert (f"{morning.time:%Y%m%d %H}", f"{evening.time:%Y%m%d %H}") == ("20260505 08", "20260505 20")
-    assert list(publish._unmoved(chosen, plain, name, morning, None)) == ["cpu-20260505", "cpu"]
-    assert publish._unmoved(chosen, plain, name, evening, None) == {}
-    assert publish._unmoved(chosen, plain, name, evening, "why") == {"cpu": "why"}
-    assert list(publish._unmoved(chosen, Options({}, sm=("9.0",)), name, evening, None)) == ["cpu"]
-    assert publish._unmoved(chosen, Options({"a": "b"}), name, evening, None) == {}
-    assert list(publish._unmoved(chosen, Options({"a": "b"}), "registry.invalid/x", evening, None)) == ["cpu"]
+    assert list(publish._unmoved(chosen, name, morning, None)) == ["cpu-20260505", "cpu"]
+    assert publish._unmoved(chosen, name, evening, None) == {}
+    assert publish._unmoved(chosen, name, evening, "why") == {"cpu": "why"}
+
+
+def test_only_what_is_pinned_and_complete_gets_the_floating_tag() -> None:
+    """Elsewhere than in a registry on this machine, which serves tests."""
+    standin, far = Options({"a": "b"}), "registry.invalid/x"
+    assert publish._unpublishable(Options({}), far) is None
+    assert publish._unpublishable(standin, REGISTRY + "/x") is None
+    assert publish._unpublishable(standin, far) == "its base is a stand-in"
+    assert "of its GPUs only" in str(publish._unpublishable(Options({}, sm=("9.0",)), REGISTRY + "/x"))
+    assert "apt installed what the distribution had" in str(publish._unpublishable(Options({}, apt="newest"), far))
+
+
+def test_the_steps_of_publishing_keep_to_one_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Of the checkout's commit; each step refuses what another commit, or another image, left."""
+    chosen = dataclasses.replace(plan(Catalogue(), "cpu"), root=tmp_path)
+    monkeypatch.setattr(publish.Commit, "of", lambda root: publish.Commit("0" * 40, 1777939200))
+    with pytest.raises(Refusal, match=r"image\.json does not exist: push the image first"):
+        publish.prove_pushed(chosen)
+    about = {"image": "here@sha256:0", "name": "here", "digest": "sha256:0"}
+    folder = publish.folder_of(chosen)
+    write_json(folder / "image.json", about | {"labels": {"org.opencontainers.image.revision": "1" * 40}})
+    with pytest.raises(Refusal, match=f"is of commit {'1' * 40}, and this checkout is {'0' * 40}"):
+        publish.prove_pushed(chosen)
+    write_json(folder / "image.json", about | {"labels": {"org.opencontainers.image.revision": "0" * 40}})
+    write_json(folder / "evidence.json", {"image": "here@sha256:1"})
+    with pytest.raises(Refusal, match="The evidence is of here@sha256:1, and here@sha256:0 was pushed"):
+        publish.release(chosen, None)
 
 
 @pytest.mark.parametrize(

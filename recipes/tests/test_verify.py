@@ -8,41 +8,28 @@ import http.client
 import json
 import os
 import re
-import shutil
-import subprocess
 import uuid
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
+from packaging.version import Version
 
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan, plan
+from recipes.files import ROOT, read_json
 from recipes.prove import evidence
-from recipes.ship import registry, statements, verify
-from recipes.ship.verify import Signer
-from recipes.tests.conftest import REGISTRY, Checkout, oci_image
+from recipes.ship import cosign, registry, statements, verify
+from recipes.ship.cosign import Signer
+from recipes.tests.conftest import REGISTRY, Checkout, made_key, oci_image
 
 COMMIT = "a" * 40
 TIME = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 CONTENTS = statements.Contents(
     {"torch": "2.13.0+cpu", "transformers": "4.40.2"}, (("g++", "4:12.2.0-3", "amd64"),), "debian"
 )
-
-
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A private key and its public one."""
-    if shutil.which("cosign") is None:
-        pytest.skip("unproven here: cosign is not installed")
-    folder = tmp_path_factory.mktemp("keys")
-    return made_key(folder, "ours")
-
-
-def made_key(folder: Path, name: str) -> tuple[Path, Path]:
-    command = ["cosign", "generate-key-pair", f"--output-key-prefix={folder / name}"]
-    subprocess.run(command, env={**os.environ, "COSIGN_PASSWORD": ""}, check=True, capture_output=True)
-    return folder / f"{name}.key", folder / f"{name}.pub"
 
 
 @dataclasses.dataclass
@@ -94,7 +81,54 @@ def test_a_sound_image_is_verified(published: Published) -> None:
     findings = {check.name: check.finding for check in checks}
     assert re.fullmatch(r"\d+ proved on x86-64", findings["claims"])
     assert findings["SBOM"] == "3 components"
-    assert "inputs by digest, and by name alone g++, python3-dev" in findings["provenance"]
+    assert re.fullmatch(r"commit a{12}, \d+ inputs by digest", findings["provenance"])
+
+
+def test_packages_that_apt_took_by_name_are_told(published: Published) -> None:
+    """Those of a stand-in, or of a base without a lock."""
+    loose = statements.provenance(published.plan, COMMIT, "host:here", TIME, (), unlocked=True)
+    locks = {material["uri"] for material in statements.materials(published.plan, COMMIT)}
+    locks -= {material["uri"] for material in loose["buildDefinition"]["resolvedDependencies"]}
+    assert locks == {f"recipes/lock/apt/python-3.{minor}-slim-bookworm.txt" for minor in (11, 12)}
+    published.sign(PROVENANCE=loose)
+    checks = verify.verify(published.plan, published.image, Signer(published.keys[1]), COMMIT)
+    assert verify.faults(checks) == []
+    (finding,) = [check.finding for check in checks if check.name == "provenance"]
+    assert finding.endswith("inputs by digest, and by name alone g++, git, python3-dev")
+
+
+def test_in_githubs_workflow_its_identity_signs_and_is_verified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a key, and told to the public log; the workflow is the one that may ask for an identity."""
+    monkeypatch.delenv("ACTIONS_ID_TOKEN_REQUEST_URL", raising=False)
+    assert cosign.workflow("image.yml") is None
+    called, program = tmp_path / "called", tmp_path / "cosign"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {called}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_URL", "https://actions.invalid/token")
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://github.com")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/fusebox")
+    signer = cosign.workflow("image.yml")
+    assert signer
+    verify.sign("here@sha256:0", {statements.SBOM: {}}, signer)
+    verify._signature("here@sha256:0", signer)
+    signed, attested, verified = called.read_text().splitlines()
+    assert signed == "sign --yes here@sha256:0"
+    assert attested.startswith(f"attest --yes --type={statements.SBOM} --predicate=")
+    identity = r"^https://github\.com/owner/fusebox/\.github/workflows/image\.yml@refs/heads/main$"
+    assert verified == (
+        f"verify --certificate-identity-regexp={identity} --certificate-oidc-issuer={cosign.ISSUER} here@sha256:0"
+    )
+    workflow = yaml_jobs(ROOT / ".github" / "workflows" / "image.yml")
+    assert [name for name, text in workflow.items() if "id-token: write" in text] == ["release"]
+
+
+def yaml_jobs(path: Path) -> dict[str, str]:
+    """The text of each job of a workflow."""
+    parts = re.split(r"^  (\w+):\n", path.read_text().partition("\njobs:\n")[2], flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def test_an_unsigned_image_is_refused(published: Published) -> None:
@@ -116,9 +150,23 @@ def test_a_statement_about_another_digest_is_refused(published: Published, tmp_p
     other = dataclasses.replace(published, digest=digest)
     tag = published.digest.replace(":", "-")
     registry.run_crane("copy", f"{published.name}:{tag}", f"{published.name}:{digest.replace(':', '-')}")
+    ending = f"of another image, {published.digest}; take that one."
+    assert other.faults() == [f"The signature of {other.image} is {ending}"]
     verify.sign(other.image, {}, Signer(published.keys[0]))
-    faults = other.faults()
-    assert faults and all(other.image in fault for fault in faults)
+    about = f"about another image, {published.digest}; take that one."
+    assert other.faults() == [
+        f"The {name} of {other.image} is {about}" for name in ("provenance", "SBOM", "claims", "machine")
+    ]
+
+
+def test_a_statement_of_another_signer_is_refused(published: Published, tmp_path: Path) -> None:
+    """Whoever may write to the registry can attach one to a signed image."""
+    published.sign(SBOM=None)
+    private, _ = made_key(tmp_path, "other")
+    sbom = published.predicates()[statements.SBOM]
+    verify.sign(published.image, {statements.SBOM: sbom}, Signer(private))
+    (fault,) = published.faults()
+    assert fault == f"The SBOM of {published.image} is not signed by {published.keys[1]}; take one that is."
 
 
 def test_an_image_with_refuted_claims_is_refused(published: Published) -> None:
@@ -149,6 +197,19 @@ def test_an_input_that_is_not_pinned_is_refused(published: Published) -> None:
     assert fault.startswith("2 inputs are not what this checkout pins, such as pkg:pypi/")
 
 
+def test_the_provenance_names_a_standin_and_is_refused(published: Published) -> None:
+    """An image on another base than the checkout pins is not the checkout's."""
+    base = published.plan.target.base.runtime
+    given = {base.image: "here/base@sha256:" + "1" * 64}
+    stated = statements.provenance(published.plan, COMMIT, "host:here", TIME, (), unlocked=True, standins=given)
+    listed = stated["buildDefinition"]["resolvedDependencies"]
+    assert {"uri": "pkg:docker/here/base", "digest": {"sha256": "1" * 64}} in listed
+    assert not [material for material in listed if material["uri"] == f"pkg:docker/{base.image}"]
+    published.sign(PROVENANCE=stated)
+    (fault,) = published.faults()
+    assert fault.startswith("2 inputs are not what this checkout pins, such as pkg:docker/here/base")
+
+
 def test_an_image_without_sbom_is_refused(published: Published) -> None:
     published.sign(SBOM=None)
     assert published.faults() == [
@@ -176,7 +237,23 @@ def test_a_tag_that_moved_is_refused(published: Published, tmp_path: Path) -> No
     registry.push(oci, published.name, other)
     registry.set_tags(published.name, other, ["cpu"])
     (fault,) = published.faults(tagged)
-    assert fault.startswith(f"The tag cpu has moved: it names {other}, and {published.digest} was asked for")
+    assert fault == (
+        f"The tag cpu has moved: it names {other}, and {published.digest} was asked for; choose one of them."
+    )
+    (fault,) = published.faults(f"{published.name}:gone@{published.digest}")
+    assert fault.startswith(f"The tag gone has moved: it names nothing, and {published.digest} was asked for")
+
+
+def test_the_verb_refuses_a_tag_that_moved(published: Published, checkout: Checkout, tmp_path: Path) -> None:
+    """As a stranger sees it: a row of the table, and the exit code."""
+    published.sign()
+    oci, other = oci_image(tmp_path / "other", **{"fusebox.target": "cpu"})
+    registry.push(oci, published.name, other)
+    registry.set_tags(published.name, other, ["cpu"])
+    tagged = f"{published.name}:cpu@{published.digest}"
+    done = checkout.run("rollback", tagged, "--key", published.keys[1])
+    assert done.returncode == 1 and f"it names {other}" in " ".join(done.stdout.split())
+    assert registry.digest_of_tag(f"{published.name}:cpu") == other
 
 
 def test_the_verb_prints_a_table_and_rolls_back(published: Published, checkout: Checkout, tmp_path: Path) -> None:
@@ -200,6 +277,23 @@ def test_the_sbom_says_what_we_changed() -> None:
     patches = components["transformers"]["pedigree"]["patches"]
     assert len(patches) == len(chosen.patches["transformers"]) > 0
     assert "pedigree" not in components["torch"]
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(made)) is None
+
+
+def test_known_vulnerabilities_of_old_targets_are_stated() -> None:
+    """Each torch without the fix is named, and nothing that no target pins."""
+    catalogue = Catalogue()
+    pins = {
+        f"pkg:pypi/{pin.name}@{pin.release.version}" for name in catalogue.targets for pin in plan(catalogue, name).pins
+    }
+    document = read_json(ROOT / "docker" / "vex.json")
+    assert {product["@id"] for row in document["statements"] for product in row["products"]} <= pins
+    for name in catalogue.targets:
+        chosen = plan(catalogue, name)
+        assert chosen.torch
+        stated = {row["vulnerability"]["name"] for row in (statements.vex(chosen) or {"statements": []})["statements"]}
+        assert ("CVE-2025-32434" in stated) == (Version(chosen.torch.release.version) < Version("2.6")), name
+        assert ("CVE-2022-45907" in stated) == (Version(chosen.torch.release.version) < Version("1.13.1")), name
 
 
 def test_the_materials_are_exactly_what_the_lock_and_the_recipes_pin() -> None:

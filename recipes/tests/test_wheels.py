@@ -26,11 +26,10 @@ from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
 from recipes.files import ROOT, sha256_of, write_json
 from recipes.make.environment import Wheel
-from recipes.prove.claims import Room
-from recipes.ship import sbom
+from recipes.ship import fitting, sbom
 from recipes.ship import wheels as collecting
 from recipes.tests.conftest import PYTHON, Checkout, Tiny, entry, spoil
-from recipes.tests.shop import SHOPPED, shop_in
+from recipes.tests.shop import SHOPPED, folder, run_of, shop_in, wheel_of
 
 LOCAL = "cputorch1.0.tiny"
 
@@ -48,14 +47,6 @@ def shop(collected: Tiny, tmp_path: Path) -> Tiny:
     shutil.copytree(collected.root / "build", other.root / "build")
     shutil.copytree(collected.cache, other.cache)
     return other
-
-
-def folder(tiny: Tiny) -> Path:
-    return tiny.root / "build" / "tiny" / "wheels"
-
-
-def wheel_of(tiny: Tiny, name: str) -> Path:
-    return next(folder(tiny).glob(f"{name}-*.whl"))
 
 
 def part(path: Path, name: str) -> str:
@@ -249,30 +240,6 @@ def test_the_index_describes_each_file(collected: Tiny) -> None:
         assert described["versions"][0] in human and "built" in human and str(collected.root) not in human
 
 
-def run_of(shop: Tiny, outcome: str) -> None:
-    """Evidence of a run in which one claim about tinywheel had that outcome, with the wheel that was collected."""
-    planned = plan(Catalogue(shop.root), "tiny")
-    log = shop.root / "smoke_tests" / "evidence" / "tiny--x86-64.log"
-    log.write_text("a log\n")
-    (row,) = [
-        row for row in json.loads((folder(shop) / "wheels.json").read_text())["wheels"] if row["package"] == "tinywheel"
-    ]
-    identity = "test_environment.py::test_files_are_the_pinned_bytes"
-    claim = {
-        "id": f"{identity}[tinywheel]", "claim": "two is two", "package": "tinywheel", "outcome": outcome, "seed": [],
-        "seconds": 1.0, "reason": "", "measured": {}, "key": Room(shop.root).key(identity),
-    }  # fmt: skip
-    write_json(
-        log.with_suffix(".json"),
-        {
-            "target": "tiny", "stack": planned.stack, "name": "tiny--x86-64", "started": "2026", "commit": "0" * 12,
-            "hardware": {"name": "x86-64", "arch": "x86-64", "cpu": "a", "gpus": []}, "claims": [claim], "files": {},
-            "definitions": {}, "log_sha256": sha256_of(log),
-            "packages": {"tinywheel": {"built_with": {}, "sha256": row["made_from"]}},
-        },
-    )  # fmt: skip
-
-
 def test_a_proved_wheel_says_where_and_links_the_evidence(shop: Tiny) -> None:
     run_of(shop, "proved")
     assert "proved: 1 proved on x86-64" in shop.succeed("index")
@@ -343,6 +310,17 @@ def test_for_a_torch_that_no_target_has_the_nearest_is_named(checkout: Checkout)
     assert "nox -s new-target -- NAME --like cu13.0-torch2.11" in done.stdout
     for words in (("--for", "torch=2"), ("--for", "numpy==2"), ("--python", "3.12")):
         checkout.refuse("wheels", *words, naming=("--for",))
+
+
+def test_which_runner_builds_what_an_index_lacks(tmp_path: Path) -> None:
+    """By the measured core-seconds, the size of the files, and the CUDA toolkit that is needed."""
+    rows = {row.target: row for row in fitting.missing(Catalogue(), tmp_path / "nothing")}
+    assert rows["cpu"].runner == fitting.HOSTED and rows["cpu"].reason == "" and rows["cpu"].wheels == 2
+    assert rows["cu13.2-torch2.15"].runner == "gpu-sm90" and rows["cu13.2-torch2.15"].minutes > 360
+    assert "of the 6 hours that a job has" in rows["cu13.2-torch2.15"].reason
+    assert "14 GiB of disk" in rows["cu13.0-torch2.11"].reason and "no CUDA 13.0" in rows["cu13.0-torch2.11"].reason
+    assert rows["ngc-23.10"].runner is None and "no runner builds them: ubuntu-24.04 has" in str(rows["ngc-23.10"])
+    assert "cu13.0-torch2.11-dist" not in rows  # it builds nothing
 
 
 @pytest.mark.parametrize("fault", ["truncated", "spoiled", "missing", "list", "key"])

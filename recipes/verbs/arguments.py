@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan, plan
+from recipes.errors import Refusal
 
 Function = Callable[[argparse.Namespace], int]
 
@@ -50,6 +52,35 @@ def add_mirror(parser: argparse.ArgumentParser) -> None:
 
 def add_sm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sm", type=listed, help='compile for these GPU architectures only, such as "8.0,9.0"')
+
+
+def add_trust(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Who is trusted: a key or a workflow."""
+    trust = parser.add_mutually_exclusive_group(required=required)
+    trust.add_argument("--key", type=place, help="the public key of who signed it")
+    trust.add_argument(
+        "--identity", help="a pattern of the workflow that signed it, such as ^https://github.com/OWNER/"
+    )
+
+
+def add_standin(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--standin",
+        action="append",
+        default=[],
+        metavar="NAME=REF",
+        help="use the image REF instead of the base image NAME",
+    )
+
+
+def standins(given: list[str]) -> dict[str, str]:
+    """The images that stand in, by the name of the base; a text that is not NAME=REF is refused."""
+    if wrong := [text for text in given if not all(text.partition("="))]:
+        raise Refusal(f"--standin {wrong[0]} names no image to stand in: write NAME=REF.")
+    named = {name: reference for name, _, reference in (text.partition("=") for text in given)}
+    if wrong := [name for name in named.values() if not re.fullmatch(r"[\w.:/@-]+", name)]:
+        raise Refusal(f"--standin {wrong[0]!r} is not the name of an image: correct it.")
+    return named
 
 
 def listed(value: str) -> list[str]:

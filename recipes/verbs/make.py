@@ -21,8 +21,8 @@ from recipes.make.bump import Bump
 from recipes.make.cache import Cache
 from recipes.process import held
 from recipes.progress import Steps, say
-from recipes.ship import image
-from recipes.verbs.arguments import Verbs, add_mirror, add_sm, chosen, place, text
+from recipes.ship import apt, bases, image
+from recipes.verbs.arguments import Verbs, add_mirror, add_sm, add_standin, chosen, place, standins, text
 from recipes.verbs.environment import installed
 
 
@@ -43,8 +43,13 @@ def register(verbs: Verbs) -> None:
     verbs.add("build", build, mirror=True, sm=True)
     opened = verbs.add("shell", shell, mirror=True, sm=True)
     opened.add_argument("command", nargs=argparse.REMAINDER, help="a command to run instead of a shell")
-    verbs.add("lock", lock)
-    verbs.add("bump", bump, mirror=True).add_argument("pin", metavar="PACKAGE==VERSION", help="the release to pin")
+    locked = verbs.add("lock", lock)
+    add_standin(locked)
+    locked.add_argument("--network", help='the network in which base images are asked, such as "host"')
+    bumped = verbs.add("bump", bump, mirror=True)
+    raised = bumped.add_mutually_exclusive_group(required=True)
+    raised.add_argument("pin", nargs="?", metavar="PACKAGE==VERSION", help="the release to pin")
+    raised.add_argument("--bases", action="store_true", help="pin the digests that the base images' tags have now")
     wheels = verbs.add("cache", cache, target=False)
     wheels.add_argument("action", choices=("export", "import"), help="copy the wheels to the folder, or from it")
     wheels.add_argument("folder", type=place, help="the folder of wheels")
@@ -123,12 +128,17 @@ def _with_options_behind_the_target(options: argparse.Namespace) -> argparse.Nam
 def lock(options: argparse.Namespace) -> int:
     """Resolve a target's dependencies again (recipes/lock/TARGET.txt), and the missing digests of its base images.
 
-    `tool` in place of a target is the tool's own environment in an image.
+    `tool` in place of a target is the tool's own environment in an image, and `apt` what apt installs on base images.
     """
     cache = Cache()
     if options.target == "tool":
         with Steps() as steps, cache.held(steps.wait):
             steps.say("lock", "tool", str(resolve.write_tool(Catalogue(), cache, steps)))
+        return 0
+    if options.target == "apt":
+        with Steps() as steps:
+            for reason in apt.write(Catalogue(), standins(options.standin), options.network, steps):
+                steps.say("lock", reason)
         return 0
     plan = chosen(options)
     with Steps() as steps, cache.held(steps.wait):
@@ -142,9 +152,17 @@ def lock(options: argparse.Namespace) -> int:
 
 
 def bump(options: argparse.Namespace) -> int:
-    """Pin another release of a package: add it, lock the target again, and report what becomes of its patches."""
+    """Pin another release of a package: add it, lock the target again, and report what becomes of its patches.
+
+    With `--bases`, pin the base images of all targets by the digests that their tags have now.
+    """
     from recipes.pages import render  # with all that the pages show, which no other verb here needs
 
+    if options.bases:
+        for line in bases.raise_digests(Catalogue()):
+            say(line)
+        say("todo    lock what apt installs on them: nox -s lock -- apt; then build and prove the images")
+        return render.write(Catalogue())
     cache, (package, version) = Cache(), limits.what_if(options.pin)
     with Steps() as steps, cache.held(steps.wait):
         for line in Bump(Catalogue().root, options.target, package, version).run(cache, steps, options.mirror):

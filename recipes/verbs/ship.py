@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import re
+from pathlib import Path
 
 from rich.markup import escape
 from rich.table import Table
@@ -13,13 +13,13 @@ from recipes.catalogue.plan import plan as planned
 from recipes.errors import Refusal
 from recipes.progress import console, say
 from recipes.prove import evidence
+from recipes.ship import attest, registry
 from recipes.ship import carry as carrying
 from recipes.ship import image as images
 from recipes.ship import publish as publishing
-from recipes.ship import registry
 from recipes.ship import verify as verifying
-from recipes.ship.verify import Signer, workflow
-from recipes.verbs.arguments import Verbs, chosen, folder, place
+from recipes.ship.cosign import Signer, workflow
+from recipes.verbs.arguments import Verbs, add_standin, add_trust, chosen, folder, place, standins, text
 
 
 def register(verbs: Verbs) -> None:
@@ -32,35 +32,41 @@ def register(verbs: Verbs) -> None:
     )
     published = verbs.add("publish", publish, mirror=True, sm=True)
     published.add_argument("--registry", required=True, help="the registry to push to: HOST[:PORT][/PATH]")
+    published.add_argument(
+        "--only",
+        choices=("push", "prove", "release"),
+        help="do one step: build and push, prove what was pushed, or sign and tag it; they hand on build/TARGET/image/",
+    )
     published.add_argument("--key", type=place, help="cosign's private key; in GitHub's workflow none is needed")
     carried = verbs.add("carry", carry, target=False)
     carried.add_argument("image", help="the image, by digest: NAME@DIGEST")
     carried.add_argument("--into", type=place, required=True, help="an empty or new folder for the parts")
     carried.add_argument("--mib", type=int, default=1024, help="the size of a part in MiB (default: %(default)s)")
     verified = verbs.add("verify", verify, target=False)
-    verified.add_argument("image", help="the image, by digest: NAME@DIGEST or NAME:TAG@DIGEST")
+    verified.add_argument(
+        "subjects", nargs="+", metavar="IMAGE|WHEEL", help="images by digest, NAME[:TAG]@DIGEST, or collected wheels"
+    )
     back = verbs.add("rollback", rollback, target=False)
     back.add_argument("image", help="an image that was published before, NAME@DIGEST: its target's tag moves to it")
     for added in (verified, back):
-        trusted = added.add_mutually_exclusive_group(required=True)
-        trusted.add_argument("--key", type=place, help="the public key of who signed it")
-        trusted.add_argument(
-            "--identity", help="a pattern of the workflow that signed it, such as ^https://github.com/OWNER/"
-        )
+        add_trust(added)
     for added in (built, published):
-        added.add_argument(
-            "--standin",
-            action="append",
-            default=[],
-            metavar="NAME=REF",
-            help="use the image REF instead of the base image NAME",
-        )
+        add_standin(added)
         added.add_argument(
             "--wheelcache", type=folder, help="a folder of exported wheels to use instead of compiling them"
         )
         added.add_argument("--ca", type=place, help="a file of certificates, for a machine behind a proxy")
         added.add_argument(
             "--pip-conf", type=place, help="a configuration of pip for the steps that fetch; it stays out of the image"
+        )
+        added.add_argument(
+            "--apt",
+            choices=("locked", "newest"),
+            help="install the distribution's packages by recipes/lock/apt/, or those of today (default: locked, and "
+            "newest on a stand-in)",
+        )
+        added.add_argument(
+            "--cache", type=text, metavar="REF", help="keep the stages between runs in a registry, under this name"
         )
         added.add_argument(
             "--network", help='the network of the steps that fetch, such as "host" (default: that of the builder)'
@@ -80,10 +86,14 @@ def image(options: argparse.Namespace) -> int:
 def publish(options: argparse.Namespace) -> int:
     """Build a target's image from the commit, push it by digest, prove what was pushed, and then set its tags."""
     plan = chosen(options)
-    signer = Signer(options.key) if options.key else workflow()
-    against = evidence.against_moving(plan)
-    folder = publishing.publish(plan, _options(options), options.registry, against, signer)
-    say(f"contents: {folder}/image.md")
+    if options.only in (None, "push"):
+        folder = publishing.push(plan, _options(options), options.registry)
+        say(f"contents: {folder}/image.md")
+    if options.only in (None, "prove"):
+        publishing.prove_pushed(plan)
+    if options.only in (None, "release"):
+        signer = Signer(options.key) if options.key else workflow("image.yml")
+        publishing.release(plan, evidence.against_moving(plan), signer)
     return 0
 
 
@@ -99,13 +109,21 @@ def carry(options: argparse.Namespace) -> int:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Verify an image: its signature, its layers, its SBOM, its provenance against this checkout, and its claims."""
-    return _verified(options, publishing.Commit.of(Catalogue().root).sha)
+    """Verify images or collected wheels: signature, provenance against this checkout, and claims; an image's layers."""
+    catalogue, signer = Catalogue(), Signer(options.key, options.identity)
+    commit = publishing.Commit.of(catalogue.root).sha
+    codes = []
+    for subject in options.subjects:
+        if subject.endswith(".whl"):
+            codes.append(_print(subject, attest.verify(catalogue, Path(subject), signer, commit)))
+        else:
+            codes.append(_verified(catalogue, subject, signer, commit))
+    return max(codes)
 
 
 def rollback(options: argparse.Namespace) -> int:
     """Move a target's floating tag back to an image that was published before, once that is verified."""
-    if _verified(options, None):
+    if _verified(Catalogue(), options.image, Signer(options.key, options.identity), None):
         return 1
     name, _, digest = options.image.partition("@")
     target = registry.label(options.image, "fusebox.target")
@@ -114,11 +132,15 @@ def rollback(options: argparse.Namespace) -> int:
     return 0
 
 
-def _verified(options: argparse.Namespace, commit: str | None) -> int:
+def _verified(catalogue: Catalogue, image: str, signer: Signer, commit: str | None) -> int:
+    """Verify an image and print what was checked; 1 if anything is wrong."""
+    of_image = planned(catalogue, registry.label(image, "fusebox.target"))
+    return _print(image, verifying.verify(of_image, image, signer, commit))
+
+
+def _print(title: str, checks: list[verifying.Check]) -> int:
     """Print what was checked; 1 if anything is wrong."""
-    of_image = planned(Catalogue(), registry.label(options.image, "fusebox.target"))
-    checks = verifying.verify(of_image, options.image, Signer(options.key, options.identity), commit)
-    table = Table(title=options.image, box=None, pad_edge=False)
+    table = Table(title=title, box=None, pad_edge=False)
     for column in ("check", "", "what was found"):
         table.add_column(column, overflow="fold")
     for check in checks:
@@ -129,13 +151,8 @@ def _verified(options: argparse.Namespace, commit: str | None) -> int:
 
 
 def _options(options: argparse.Namespace) -> images.Options:
-    standins = {name: reference for name, _, reference in (text.partition("=") for text in options.standin)}
-    if wrong := [text for text in options.standin if not all(text.partition("="))]:
-        raise Refusal(f"--standin {wrong[0]} names no image to stand in: write NAME=REF.")
-    if wrong := [name for name in standins.values() if not re.fullmatch(r"[\w.:/@-]+", name)]:
-        raise Refusal(f"--standin {wrong[0]!r} is not the name of an image: correct it.")
     return images.Options(
-        standins=standins,
+        standins=standins(options.standin),
         mirror=options.mirror,
         wheelcache=options.wheelcache,
         ca=options.ca,
@@ -143,4 +160,6 @@ def _options(options: argparse.Namespace) -> images.Options:
         sm=tuple(options.sm or ()),
         network=options.network,
         elsewhere=getattr(options, "compiled_elsewhere", False),  # what is published was compiled on its base
+        apt=options.apt,
+        cache=options.cache,
     )

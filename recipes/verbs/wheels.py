@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from pathlib import Path
 
 from recipes.catalogue.load import Catalogue
+from recipes.catalogue.plan import Plan
 from recipes.errors import Refusal
+from recipes.files import write_json
 from recipes.make import environment, resolve
 from recipes.make.build import Builder
 from recipes.make.cache import Cache
 from recipes.process import held
 from recipes.progress import Steps, say
-from recipes.ship import fitting, locks
+from recipes.ship import attest, fitting, locks
 from recipes.ship import index as indexing
 from recipes.ship import wheels as collecting
-from recipes.verbs.arguments import Verbs, chosen, folder, place
+from recipes.ship.cosign import Signer, workflow
+from recipes.ship.publish import Commit
+from recipes.verbs.arguments import Verbs, add_trust, chosen, folder, place
 
 
 def register(verbs: Verbs) -> None:
@@ -27,8 +33,18 @@ def register(verbs: Verbs) -> None:
         "--lock", action="store_true", help="also write pylock.toml; pip's index is asked where each dependency is"
     )
     collected.add_argument(
+        "--key", type=place, help="sign them with this private key of cosign; in GitHub's workflow none is needed"
+    )
+    collected.add_argument(
         "--for", dest="torch", metavar="torch==VERSION", help="only say which wheels there are for this torch"
     )
+    collected.add_argument(
+        "--missing",
+        type=place,
+        metavar="INDEX",
+        help="only say of which targets an index lacks wheels, and which runner builds them",
+    )
+    collected.add_argument("--json", type=place, metavar="FILE", help="with --missing: also write it to this file")
     collected.add_argument("--python", help="with --for: for this Python, such as 3.12")
     collected.add_argument("--cuda", help="with --for: for this CUDA, such as 13.0, or none")
     made = verbs.add("index", index, target=False)
@@ -38,6 +54,7 @@ def register(verbs: Verbs) -> None:
         help="a folder of collected wheels from elsewhere; repeat for several",
     )  # fmt: skip
     made.add_argument("--files-url", help="where the wheels will be, if not beside the index")
+    add_trust(made, required=False)
 
 
 def number(value: str) -> int:
@@ -48,12 +65,16 @@ def number(value: str) -> int:
 
 
 def wheels(options: argparse.Namespace) -> int:
-    """Collect the wheels that a target builds or patches, ready to be installed elsewhere; or say what there is."""
+    """Collect, and sign, the wheels that a target builds or patches; or say what there is, or what an index lacks."""
+    if options.missing:
+        return _missing(options.missing, options.json)
     if options.torch:
         return _answer(fitting.Wanted.read(options.torch, options.python, options.cuda))
     if options.python or options.cuda:
         raise Refusal("--python and --cuda choose among wheels for a torch: add --for torch==VERSION.")
     plan, cache = chosen(options), Cache()
+    signer = Signer(options.key) if options.key else workflow("wheels.yml")
+    commit = Commit.of(plan.root).sha if signer else None
     resolve.check(plan)
     place_of_target = environment.folder(plan.root, plan.target)
     with Steps() as steps, held(place_of_target, steps.wait), cache.held(steps.wait):
@@ -62,11 +83,32 @@ def wheels(options: argparse.Namespace) -> int:
         names = {pin.name for pin in collecting.collected(plan)}
         beside = locks.dependencies(locked, built, names, builder.downloads, places=options.lock)
         into = collecting.collect(plan, locked, built, beside, steps, options.build)
+        if signer and commit:
+            _sign(plan, into, signer, commit, steps)
     for pin in collecting.own(plan):
         if pin.release.uncollected:
             say(f"left out: {pin.label}: {pin.release.uncollected}")
     say(f"The wheels are in {into}")
     return 0
+
+
+def _missing(site: Path, file: Path | None) -> int:
+    rows = list(fitting.missing(Catalogue(), site))
+    for row in rows:
+        say(str(row))
+    if file:
+        write_json(file, [dataclasses.asdict(row) for row in rows])
+    return 0
+
+
+def _sign(plan: Plan, into: Path, signer: Signer, commit: str, steps: Steps) -> None:
+    """Sign what is stated about each collected wheel of a target."""
+    proofs = indexing.Proofs(Catalogue(plan.root))
+    for entry in indexing.read(into):
+        with steps.step("sign", entry.file) as step:
+            runs = proofs.runs(entry)
+            attest.sign(into / entry.file, attest.stated(plan, entry.model_dump(), commit, runs), signer)
+            step.note = f"proved in {len(runs)} runs" if runs else "built"
 
 
 def _answer(wanted: fitting.Wanted) -> int:
@@ -78,12 +120,12 @@ def _answer(wanted: fitting.Wanted) -> int:
 
 def index(options: argparse.Namespace) -> int:
     """Make a static package index of all collected wheels; what it holds already stays."""
-    catalogue = Catalogue()
+    catalogue, trusted = Catalogue(), Signer(options.key, options.identity)
     into = options.into or catalogue.root / "build" / "index"
     with Steps() as steps, Cache().held(steps.wait):  # as long as `wheels` writes what is read here
         sources = [*indexing.collected_in(catalogue.root), *options.folders]
-        entries = indexing.write(catalogue, into, sources, options.files_url)
+        entries = indexing.write(catalogue, into, sources, options.files_url, trusted if trusted.named else None)
     for entry in entries:
-        say(f"{entry.file}: {entry.proof}")
+        say(f"{entry.file}: {entry.proof}; {entry.signed}")
     say(f"The index of {len(entries)} wheels is in {into}")
     return 0

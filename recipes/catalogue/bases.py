@@ -1,0 +1,33 @@
+"""The images that no target declares, from recipes/bases.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from recipes.catalogue.load import validated
+from recipes.catalogue.schema import Image, ImageName, Strict, Target
+from recipes.files import ROOT, read_toml
+
+
+class Bases(Strict):
+    """`sources` is the image of every Dockerfile's first stage, and `buildkit` builds in CI.
+
+    `support` is the month until which a runtime base gets security updates.
+    """
+
+    sources: Image
+    buildkit: Image
+    support: dict[ImageName, Annotated[str, Field(pattern=r"^20\d\d-[01]\d$")]]
+
+    def supported_until(self, target: Target) -> str:
+        """The month ("2029-04") in which the support of a target's image ends, or "none"."""
+        return self.support.get(target.base.runtime.image, "none")
+
+
+def bases(root: Path = ROOT) -> Bases:
+    """Those of a checkout."""
+    path = root / "recipes" / "bases.toml"
+    return validated(Bases, read_toml(path), path)
