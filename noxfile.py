@@ -213,7 +213,7 @@ def launch(session):
 
 @verb()
 def lock(session):
-    """Resolve a target's dependencies again: nox -s lock -- cpu; or the tool's (tool), or base images' packages (apt)."""
+    """Resolve a target's dependencies again: nox -s lock -- cpu; also the tool's (tool) and those of bases (apt)."""
     recipes(session, "lock", *session.posargs)
 
 
