@@ -132,7 +132,7 @@ def linked(folder: Path, *names: str) -> str:
 def included(folder: Path, header: str) -> str:
     """Compile a file that includes a header which no place has, whatever this machine has."""
     (folder / "extension.cpp").write_text(f"#include <{header}>\n")
-    return failing(folder, "c++", "-nostdinc", "-c", "extension.cpp")
+    return failing(folder, "c++", "-nostdinc", "-I", folder, "-c", "extension.cpp")
 
 
 @quick("no stub of libcuda for the linker", "does not find libcuda.so")
@@ -188,7 +188,7 @@ def _(folder: Path) -> str:
         made(tree, "git", "add", "--all")
         made(tree, "git", *identity, "commit", "--quiet", "--message", "x")
     made(folder, "git", "clone", "--quiet", flash, "clone")
-    return failing(folder / "clone", "c++", "-nostdinc", "-I", "csrc/cutlass/include", "-c", "flash.cpp")
+    return failing(folder / "clone", "c++", "-nostdinc", "-I", ".", "-I", "csrc/cutlass/include", "-c", "flash.cpp")
 
 
 @quick("a compiler that is killed", "killed")
@@ -389,14 +389,14 @@ def _(folder: Path) -> str:
 @quick("a proxy that does not answer", "proxy")
 def _(folder: Path) -> str:
     nowhere = "http://127.0.0.1:9"
-    return pip(folder, "--retries", "0", "--index-url", "https://127.0.0.1:9/simple", "tiny", https_proxy=nowhere)
+    return pip(folder, "--retries", "1", "--index-url", "https://127.0.0.1:9/simple", "tiny", https_proxy=nowhere)
 
 
 @quick("a proxy that asks for a password", "proxy")
 def _(folder: Path) -> str:
     with Index(folder) as proxy:  # which knows no CONNECT
         said = pip(
-            folder, "--retries", "0", "--index-url", "https://127.0.0.1:9/simple", "tiny", https_proxy=proxy.url
+            folder, "--retries", "1", "--index-url", "https://127.0.0.1:9/simple", "tiny", https_proxy=proxy.url
         )
         proxy.ended.set()
         proxy.shutdown()
@@ -455,11 +455,6 @@ def _(folder: Path) -> str:
     return python(folder, "open('/dev/full', 'w', buffering=1).write('x\\n')")
 
 
-@quick("a limit on the size of files", "size of a file")
-def _(folder: Path) -> str:
-    return python(folder, "open('wheel', 'wb').write(bytes(2**20))", before=limited(resource.RLIMIT_FSIZE, 2**16))
-
-
 @quick("too many open files", "open files")
 def _(folder: Path) -> str:
     text = "files = [open('/dev/null') for _ in range(100)]"
@@ -493,7 +488,7 @@ def mounted(folder: Path, options: str, command: str) -> str:
 
 
 def mounted_noexec(folder: Path) -> str:
-    made = library(folder / "extension.so", "int f(void) { return 1; }")
+    library(folder / "extension.so", "int f(void) { return 1; }")
     text = f"import ctypes; ctypes.CDLL('{folder}/place/extension.so')"
     return mounted(folder, "noexec", f'cp {made} . && {sys.executable} -c "{text}"')
 
