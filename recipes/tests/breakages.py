@@ -1,16 +1,18 @@
 """Breakages made on purpose: each runs what fails, in a folder of its own, and returns what that printed.
 
-`QUICK` take less than a second each; `SLOW` need a torch, an nvcc or a package index, which `Shelf` has. Beside each
-stand the words that the cause must contain.
+`QUICK` take less than a second of a core each, as do NEEDS_MOUNTS; `SLOW` need a torch or an nvcc, which a `Shelf` has.
+Beside each stand the words that the cause must contain.
 """
 
 from __future__ import annotations
 
 import os
 import resource
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -455,7 +457,7 @@ def _(folder: Path) -> str:
     return python(folder, "open('/dev/full', 'w', buffering=1).write('x\\n')")
 
 
-@quick("too many open files", "open files")
+@quick("too many open files", "files open")
 def _(folder: Path) -> str:
     text = "files = [open('/dev/null') for _ in range(100)]"
     return python(folder, text, before=limited(resource.RLIMIT_NOFILE, 64))
@@ -471,7 +473,7 @@ def _(folder: Path) -> str:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
 
-    return failing("/", "mkdir", "/usr/lib/fusebox", before=become_nobody)
+    return failing(Path("/"), "mkdir", "/usr/lib/fusebox", before=become_nobody)
 
 
 @quick("a port in use", "port")
@@ -490,9 +492,10 @@ def mounted(folder: Path, options: str, command: str) -> str:
 def mounted_noexec(folder: Path) -> str:
     library(folder / "extension.so", "int f(void) { return 1; }")
     text = f"import ctypes; ctypes.CDLL('{folder}/place/extension.so')"
-    return mounted(folder, "noexec", f'cp {made} . && {sys.executable} -c "{text}"')
+    return mounted(folder, "noexec", f'cp ../extension.so . && {sys.executable} -c "{text}"')
 
 
+# What needs a user namespace, in which a user may mount.
 NEEDS_MOUNTS: dict[str, Case] = {
     "a file system that is full": Case(
         lambda folder: mounted(folder, "size=64k", "head -c 1000000 /dev/zero > wheel"), "disk is full"
@@ -500,3 +503,200 @@ NEEDS_MOUNTS: dict[str, Case] = {
     "a file system that is read-only": Case(lambda folder: mounted(folder, "ro", "mkdir build"), "read-only"),
     "temporary files that may not be run": Case(mounted_noexec, "noexec"),
 }
+
+
+# --- torch and the CUDA toolkit
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """What slow breakages are made of: a Python with torch and NumPy 2, nvcc, headers of an older torch, NumPy 1."""
+
+    python: Path
+    toolkit: Path
+    older_torch: Path
+    older_numpy: Path
+
+    @property
+    def site(self) -> Path:
+        """The site-packages of the Python with torch."""
+        return next(self.python.parents[1].glob("lib/python3.*/site-packages"))
+
+    def runs(self, folder: Path, text: str, **variables: str) -> str:
+        """What the Python with torch prints of a program that fails."""
+        return failing(folder, self.python, "-c", text, HOME=str(folder), **variables)
+
+    def headers(self, folder: Path) -> tuple[str, ...]:
+        """The options with which a file finds Python's headers and those of a torch."""
+        asked = "import sysconfig; print(sysconfig.get_path('include'))"
+        return "-I", made(folder, self.python, "-c", asked).strip(), "-I", str(folder / "include")
+
+
+SLOW: dict[str, tuple[Callable[[Path, Shelf], str], str]] = {}
+
+
+def slow(
+    name: str, cause: str
+) -> Callable[[Callable[[Path, Shelf], str]], Callable[[Path, Shelf], str]]:
+    """Register a slow breakage under a name, with words of its cause."""
+
+    def register(broken: Callable[[Path, Shelf], str]) -> Callable[[Path, Shelf], str]:
+        assert name not in SLOW
+        SLOW[name] = broken, cause
+        return broken
+
+    return register
+
+
+def extension(folder: Path, shelf: Shelf, torch: Path, text: str, *options: str) -> Path:
+    """Compile C++ against the headers of a torch."""
+    (folder / "extension.cpp").write_text(text)
+    made(
+        folder, "c++", "-O0", "-shared", "-fPIC", "-I", torch / "include", *options, "extension.cpp",
+        "-o", folder / "extension.so",
+    )  # fmt: skip
+    return folder / "extension.so"
+
+
+LOAD = "import torch, ctypes, os; ctypes.CDLL('{}', os.RTLD_NOW)"
+
+
+@slow("a wheel of another torch", "another torch")
+def _(folder: Path, shelf: Shelf) -> str:
+    text = "#include <ATen/core/Tensor.h>\n#include <ATen/ops/sum.h>\nat::Tensor f(at::Tensor x) { return at::sum(x); }\n"
+    return shelf.runs(folder, LOAD.format(extension(folder, shelf, shelf.older_torch, text, "-std=c++17")))
+
+
+@slow("a wheel of the other C++ ABI", "C++ ABI")
+def _(folder: Path, shelf: Shelf) -> str:
+    text = '#include <c10/util/Exception.h>\nvoid f(int n) { TORCH_CHECK(n > 0, "few: ", n); }\n'
+    options = ("-std=c++20", "-D_GLIBCXX_USE_CXX11_ABI=0")
+    return shelf.runs(folder, LOAD.format(extension(folder, shelf, shelf.site / "torch", text, *options)))
+
+
+@slow("C++17 with headers of C++20", "C++20")
+def _(folder: Path, shelf: Shelf) -> str:
+    (folder / "extension.cpp").write_text("#include <ATen/ATen.h>\n")
+    return failing(
+        folder, "c++", "-std=c++17", "-Wfatal-errors", "-fsyntax-only", "-I", shelf.site / "torch" / "include",
+        "extension.cpp",
+    )  # fmt: skip
+
+
+@slow("no ninja", "ninja is not installed")
+def _(folder: Path, shelf: Shelf) -> str:
+    (folder / "extension.cpp").write_text("")
+    text = "from torch.utils.cpp_extension import load; load('extension', ['extension.cpp'])"
+    return shelf.runs(folder, text, PATH=str(folder))
+
+
+@slow("no CUDA_HOME", "no CUDA toolkit")
+def _(folder: Path, shelf: Shelf) -> str:
+    text = "from torch.utils import cpp_extension as c; c.CUDA_HOME = None; c.CUDAExtension('extension', ['extension.cu'])"
+    return shelf.runs(folder, text)
+
+
+@slow("an nvcc of another CUDA than torch's", "torch is compiled with CUDA 11.8")
+def _(folder: Path, shelf: Shelf) -> str:
+    text = (
+        f"import torch; from torch.utils import cpp_extension as c; c.CUDA_HOME = '{shelf.toolkit}'; "
+        "torch.version.cuda = '11.8'; c._check_cuda_version('c++', c.TorchVersion('11.4'))"
+    )
+    return shelf.runs(folder, text)
+
+
+@slow("torch.compile without a C++ compiler", "C++ compiler")
+def _(folder: Path, shelf: Shelf) -> str:
+    return shelf.runs(folder, "import torch; torch.compile(lambda x: x.sin() + 1)(torch.ones(8))", PATH=str(folder))
+
+
+@slow("a GPU with a torch for CPUs", "build for CPUs")
+def _(folder: Path, shelf: Shelf) -> str:
+    return shelf.runs(folder, "import torch; torch.ones(1, device='cuda')")
+
+
+@slow("little shared memory", "shared memory")
+def _(folder: Path, shelf: Shelf) -> str:
+    (folder / "load.py").write_text(
+        "import torch\n"
+        "data = torch.utils.data.TensorDataset(torch.zeros(64, 65536))\n"
+        "for batch in torch.utils.data.DataLoader(data, batch_size=64, num_workers=1): pass\n"
+    )
+    script = f"mount -t tmpfs -o size=64k tmpfs /dev/shm && {shelf.python} load.py"
+    return failing(folder, "unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script)
+
+
+@slow("an extension for NumPy 1", "NumPy 2 is installed")
+def _(folder: Path, shelf: Shelf) -> str:
+    text = (
+        "#include <Python.h>\n#include <numpy/arrayobject.h>\n"
+        'static struct PyModuleDef module = { PyModuleDef_HEAD_INIT, "tiny", 0, -1, 0 };\n'
+        "PyMODINIT_FUNC PyInit_tiny(void) { import_array(); return PyModule_Create(&module); }\n"
+    )
+    library(folder / "tiny.so", text, more=(*shelf.headers(folder), "-I", str(shelf.older_numpy)))
+    return shelf.runs(folder, "import tiny")
+
+
+@slow("a NumPy of another Python in PYTHONPATH", "another Python")
+def _(folder: Path, shelf: Shelf) -> str:
+    shutil.copytree(shelf.site / "numpy", folder / "other" / "numpy", copy_function=os.link)
+    for path in (folder / "other" / "numpy").rglob("*.cpython-*.so"):
+        path.rename(path.with_name(f"{path.name.partition('.')[0]}.cpython-38-x86_64-linux-gnu.so"))
+    return shelf.runs(folder, "import numpy", PYTHONPATH=str(folder / "other"))
+
+
+def nvcc(folder: Path, shelf: Shelf, text: str, *options: object, toolkit: Path | None = None) -> str:
+    """What nvcc says of a file that it does not compile."""
+    (folder / "extension.cu").write_text(text)
+    return failing(folder, (toolkit or shelf.toolkit) / "bin" / "nvcc", *options, "-c", "extension.cu")
+
+
+@slow("a g++ that is too new", "g++ is too new")
+def _(folder: Path, shelf: Shelf) -> str:
+    """One that says so: no distribution has it yet."""
+    compiler = folder / "g++"
+    compiler.write_text('#!/bin/sh\nexec c++ -U__GNUC__ -D__GNUC__=99 "$@"\n')
+    compiler.chmod(0o755)
+    return nvcc(folder, shelf, "", "-ccbin", compiler)
+
+
+@slow("a GPU that nvcc no longer knows", "does not compile for sm_60")
+def _(folder: Path, shelf: Shelf) -> str:
+    return nvcc(folder, shelf, "", "-gencode=arch=compute_60,code=sm_60")
+
+
+@slow("a GPU that ptxas does not know yet", "older than this GPU")
+def _(folder: Path, shelf: Shelf) -> str:
+    return failing(folder, shelf.toolkit / "bin" / "ptxas", "--gpu-name", "sm_999a", os.devnull)
+
+
+@slow("an nvcc whose cicc is killed", "killed")
+def _(folder: Path, shelf: Shelf) -> str:
+    made(folder, "cp", "-rs", shelf.toolkit, folder / "toolkit")
+    cicc = folder / "toolkit" / "nvvm" / "bin" / "cicc"
+    cicc.unlink()
+    cicc.write_text("#!/bin/sh\nkill -9 $$\n")
+    cicc.chmod(0o755)
+    nvcc_itself = folder / "toolkit" / "bin" / "nvcc"  # it finds the toolkit from where it lies
+    nvcc_itself.unlink()
+    shutil.copy2(shelf.toolkit / "bin" / "nvcc", nvcc_itself)
+    return nvcc(folder, shelf, "__global__ void f() {}\n", toolkit=folder / "toolkit")
+
+
+@slow("a toolkit without cusparse.h", "lacks cusparse.h")
+def _(folder: Path, shelf: Shelf) -> str:
+    return nvcc(folder, shelf, "#include <cusparse.h>\n")
+
+
+@slow("a driver that is too old", "older than this CUDA needs")
+def _(folder: Path, shelf: Shelf) -> str:
+    """What the CUDA runtime says of a driver of CUDA 11.4."""
+    text = "int cuDriverGetVersion(int *version) { *version = 11040; return 0; }\nint cuInit(unsigned f) { return 0; }\n"
+    library(folder / "driver" / "libcuda.so.1", text)
+    runtime = next(shelf.toolkit.rglob("libcudart.so.*"))
+    program = (
+        f"import ctypes; cuda = ctypes.CDLL('{runtime}'); cuda.cudaGetErrorString.restype = ctypes.c_char_p; "
+        "code = cuda.cudaGetDeviceCount(ctypes.byref(ctypes.c_int())); "
+        "raise RuntimeError('CUDA error: ' + cuda.cudaGetErrorString(code).decode())"
+    )
+    return shelf.runs(folder, program, LD_LIBRARY_PATH=str(folder / "driver"))

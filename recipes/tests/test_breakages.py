@@ -1,0 +1,130 @@
+"""What is really broken is explained: the cause is named of each breakage made on purpose, and of nothing that is whole.
+
+The texts are those that the broken things print here, read by `doctor --error`; see breakages.py.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from recipes.catalogue.load import Catalogue
+from recipes.catalogue.lock import artifact_of
+from recipes.catalogue.plan import plan
+from recipes.make import toolkit
+from recipes.make.cache import Cache
+from recipes.make.fetch import Downloads
+from recipes.progress import Steps
+from recipes.tests.breakages import NEEDS_MOUNTS, QUICK, SLOW, Shelf, made
+from recipes.tests.conftest import Checkout
+from recipes.verbs.doctor import UNKNOWN
+
+MOUNTS = ("unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt")
+MAY_MOUNT = subprocess.run(MOUNTS, capture_output=True, check=False).returncode == 0
+BESIDE_TORCH = (
+    "filelock", "fsspec", "jinja2", "markupsafe", "mpmath", "networkx", "numpy", "setuptools", "sympy",
+    "typing-extensions",
+)  # fmt: skip
+OF_TOOLKIT = ("nvidia-cuda-runtime", "nvidia-cuda-cccl")
+
+
+@pytest.fixture(scope="module")
+def doctor(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[int, str]]:
+    """Asks `doctor` what a text means: its exit code, and what it prints."""
+    checkout = Checkout(tmp_path_factory.mktemp("doctor"))
+
+    def asked(text: str) -> tuple[int, str]:
+        log = checkout.root / "error.log"
+        log.write_text(text, encoding="utf-8")
+        shown = checkout.run("doctor", "--error", log)
+        return shown.returncode, shown.stdout
+
+    return asked
+
+
+def first_cause(doctor: Callable[[str], tuple[int, str]], text: str) -> str:
+    """The likeliest cause that `doctor` names."""
+    code, shown = doctor(text)
+    assert code == 0, f"{text}\n{shown}"
+    return next(line for line in shown.splitlines() if line.startswith("   cause: "))
+
+
+def test_there_are_many() -> None:
+    assert len(QUICK) + len(NEEDS_MOUNTS) + len(SLOW) >= 65 and len(HEALTHY) >= 10
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_cause_of_a_breakage_is_named(
+    doctor: Callable[[str], tuple[int, str]], tmp_path: Path, name: str
+) -> None:
+    text = QUICK[name].broken(tmp_path)
+    assert QUICK[name].cause in first_cause(doctor, text), text
+
+
+@pytest.mark.skipif(not MAY_MOUNT, reason="unproven here: this user may not mount in a namespace of its own")
+@pytest.mark.parametrize("name", NEEDS_MOUNTS)
+def test_the_cause_of_a_wrong_file_system_is_named(
+    doctor: Callable[[str], tuple[int, str]], tmp_path: Path, name: str
+) -> None:
+    text = NEEDS_MOUNTS[name].broken(tmp_path)
+    assert NEEDS_MOUNTS[name].cause in first_cause(doctor, text), text
+
+
+# --- with torch and nvcc
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
+    """Made of the wheels that the locks of two targets pin, beside an older torch and NumPy 1."""
+    folder = tmp_path_factory.mktemp("shelf")
+    mirror = os.environ.get("FUSEBOX_MIRROR")
+    environment, site = folder / "env", folder / "site"
+    with Steps(Console(file=io.StringIO())) as steps:
+        small, large = plan(Catalogue(), "cpu"), plan(Catalogue(), "cu13.2-torch2.15")
+        cache = Cache(folder / "cache")
+        downloads = Downloads(cache, steps, Path(mirror) if mirror else None, small.target)
+        torch = artifact_of(small.torch) if small.torch else None
+        assert torch and large.toolkit
+        beside = [artifact for artifact in small.locked.artifacts if artifact.name in BESIDE_TORCH]
+        wheels = downloads.all([torch, *beside])
+        parts = [artifact for artifact in large.locked.artifacts if artifact.name in OF_TOOLKIT]
+        of_toolkit = downloads.all([*large.toolkit.artifacts, *parts])
+        numpy = downloads.choose("numpy", "1.26.4")
+    uv = (sys.executable, "-m", "uv", "--no-config", "--cache-dir", folder / "uv")
+    made(folder, *uv, "venv", "--python", "3.11", environment)
+    made(folder, *uv, "pip", "install", "--offline", "--no-deps", "--python", environment, *wheels.values())
+    for wheel in of_toolkit.values():
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(site)
+    home = toolkit.folder_in(site, large.target)
+    for program in ("bin/nvcc", "bin/ptxas", "bin/cudafe++", "bin/fatbinary", "bin/nvlink", "nvvm/bin/cicc"):
+        (home / program).chmod(0o755)
+    with zipfile.ZipFile(numpy) as archive:
+        archive.extractall(folder / "numpy")
+    # The wheel for macOS is a tenth of the size, and its headers are the same.
+    older = ("torch==2.1.2", "--platform", "macosx_11_0_arm64", "--python-version", "3.11", "--dest", str(folder))
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", *older]
+    subprocess.run(command, check=True)
+    with zipfile.ZipFile(next(folder.glob("torch-2.1.2-*.whl"))) as archive:
+        archive.extractall(folder / "older", [name for name in archive.namelist() if "/include/" in name])
+    return Shelf(
+        environment / "bin" / "python", home, folder / "older" / "torch", folder / "numpy" / "numpy/core/include"
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_the_cause_of_a_breakage_of_torch_or_nvcc_is_named(
+    doctor: Callable[[str], tuple[int, str]], tmp_path: Path, shelf: Shelf, name: str
+) -> None:
+    broken, cause = SLOW[name]
+    text = broken(tmp_path, shelf)
+    assert cause in first_cause(doctor, text), text
