@@ -548,7 +548,7 @@ def slow(
     return register
 
 
-def extension(folder: Path, shelf: Shelf, torch: Path, text: str, *options: str) -> Path:
+def extension(folder: Path, torch: Path, text: str, *options: str) -> Path:
     """Compile C++ against the headers of a torch."""
     (folder / "extension.cpp").write_text(text)
     made(
@@ -563,15 +563,16 @@ LOAD = "import torch, ctypes, os; ctypes.CDLL('{}', os.RTLD_NOW)"
 
 @slow("a wheel of another torch", "another torch")
 def _(folder: Path, shelf: Shelf) -> str:
-    text = "#include <ATen/core/Tensor.h>\n#include <ATen/ops/sum.h>\nat::Tensor f(at::Tensor x) { return at::sum(x); }\n"
-    return shelf.runs(folder, LOAD.format(extension(folder, shelf, shelf.older_torch, text, "-std=c++17")))
+    """A function of c10 whose argument's type has another namespace by now."""
+    text = "#include <c10/core/DeviceType.h>\nstd::string f() { return c10::DeviceTypeName(c10::DeviceType::CPU, true); }\n"
+    return shelf.runs(folder, LOAD.format(extension(folder, shelf.older_torch, text, "-std=c++17")))
 
 
 @slow("a wheel of the other C++ ABI", "C++ ABI")
 def _(folder: Path, shelf: Shelf) -> str:
     text = '#include <c10/util/Exception.h>\nvoid f(int n) { TORCH_CHECK(n > 0, "few: ", n); }\n'
     options = ("-std=c++20", "-D_GLIBCXX_USE_CXX11_ABI=0")
-    return shelf.runs(folder, LOAD.format(extension(folder, shelf, shelf.site / "torch", text, *options)))
+    return shelf.runs(folder, LOAD.format(extension(folder, shelf.site / "torch", text, *options)))
 
 
 @slow("C++17 with headers of C++20", "C++20")
