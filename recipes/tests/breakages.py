@@ -201,7 +201,7 @@ def _(folder: Path) -> str:
 
 @quick("a compiler without memory", "memory")
 def _(folder: Path) -> str:
-    (folder / "extension.cpp").write_text("#include <regex>\n#include <map>\nstd::regex all(\"a\");\n")
+    (folder / "extension.cpp").write_text('#include <regex>\n#include <map>\nstd::regex all("a");\n')
     return failing(folder, "c++", "-c", "extension.cpp", before=limited(resource.RLIMIT_AS, 90 * 2**20))
 
 
@@ -397,9 +397,7 @@ def _(folder: Path) -> str:
 @quick("a proxy that asks for a password", "proxy")
 def _(folder: Path) -> str:
     with Index(folder) as proxy:  # which knows no CONNECT
-        said = pip(
-            folder, "--retries", "1", "--index-url", "https://127.0.0.1:9/simple", "tiny", https_proxy=proxy.url
-        )
+        said = pip(folder, "--retries", "1", "--index-url", "https://127.0.0.1:9/simple", "tiny", https_proxy=proxy.url)
         proxy.ended.set()
         proxy.shutdown()
     return said
@@ -436,7 +434,9 @@ def _(folder: Path) -> str:
 def _(folder: Path) -> str:
     (folder / "other").mkdir()
     (folder / "other" / "typing_extensions.py").write_text("class Literal: pass\n")
-    return failing(folder, sys.executable, "-c", "from typing_extensions import TypeIs", PYTHONPATH=str(folder / "other"))
+    return failing(
+        folder, sys.executable, "-c", "from typing_extensions import TypeIs", PYTHONPATH=str(folder / "other")
+    )
 
 
 # --- files, memory and limits
@@ -535,9 +535,7 @@ class Shelf:
 SLOW: dict[str, tuple[Callable[[Path, Shelf], str], str]] = {}
 
 
-def slow(
-    name: str, cause: str
-) -> Callable[[Callable[[Path, Shelf], str]], Callable[[Path, Shelf], str]]:
+def slow(name: str, cause: str) -> Callable[[Callable[[Path, Shelf], str]], Callable[[Path, Shelf], str]]:
     """Register a slow breakage under a name, with words of its cause."""
 
     def register(broken: Callable[[Path, Shelf], str]) -> Callable[[Path, Shelf], str]:
@@ -564,7 +562,9 @@ LOAD = "import torch, ctypes, os; ctypes.CDLL('{}', os.RTLD_NOW)"
 @slow("a wheel of another torch", "another torch")
 def _(folder: Path, shelf: Shelf) -> str:
     """A function of c10 whose argument's type has another namespace by now."""
-    text = "#include <c10/core/DeviceType.h>\nstd::string f() { return c10::DeviceTypeName(c10::DeviceType::CPU, true); }\n"
+    text = (
+        "#include <c10/core/DeviceType.h>\nstd::string f(c10::DeviceType d) { return c10::DeviceTypeName(d, true); }\n"
+    )
     return shelf.runs(folder, LOAD.format(extension(folder, shelf.older_torch, text, "-std=c++17")))
 
 
@@ -593,7 +593,9 @@ def _(folder: Path, shelf: Shelf) -> str:
 
 @slow("no CUDA_HOME", "no CUDA toolkit")
 def _(folder: Path, shelf: Shelf) -> str:
-    text = "from torch.utils import cpp_extension as c; c.CUDA_HOME = None; c.CUDAExtension('extension', ['extension.cu'])"
+    text = (
+        "from torch.utils import cpp_extension as c; c.CUDA_HOME = None; c.CUDAExtension('extension', ['extension.cu'])"
+    )
     return shelf.runs(folder, text)
 
 
@@ -692,7 +694,9 @@ def _(folder: Path, shelf: Shelf) -> str:
 @slow("a driver that is too old", "older than this CUDA needs")
 def _(folder: Path, shelf: Shelf) -> str:
     """What the CUDA runtime says of a driver of CUDA 11.4."""
-    text = "int cuDriverGetVersion(int *version) { *version = 11040; return 0; }\nint cuInit(unsigned f) { return 0; }\n"
+    text = (
+        "int cuDriverGetVersion(int *version) { *version = 11040; return 0; }\nint cuInit(unsigned f) { return 0; }\n"
+    )
     library(folder / "driver" / "libcuda.so.1", text)
     runtime = next(shelf.toolkit.rglob("libcudart.so.*"))
     program = (

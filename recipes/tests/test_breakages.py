@@ -1,6 +1,6 @@
-"""What is really broken is explained: the cause is named of each breakage made on purpose, and of nothing that is whole.
+"""What is broken on purpose is explained, by its cause; what is whole has none.
 
-The texts are those that the broken things print here, read by `doctor --error`; see breakages.py.
+The texts are what the broken things of breakages.py print here. `doctor --error` reads them.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from rich.console import Console
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.lock import artifact_of
 from recipes.catalogue.plan import plan
+from recipes.files import ROOT, sha256_of
 from recipes.make import toolkit
 from recipes.make.cache import Cache
 from recipes.make.fetch import Downloads
 from recipes.progress import Steps
-from recipes.tests.breakages import NEEDS_MOUNTS, QUICK, SLOW, Shelf, made
-from recipes.tests.conftest import Checkout
+from recipes.tests.breakages import NEEDS_MOUNTS, QUICK, SLOW, Shelf, library, made
+from recipes.tests.conftest import SOURCE, Checkout, sdist, wheel
 from recipes.verbs.doctor import UNKNOWN
 
 MOUNTS = ("unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt")
@@ -62,9 +63,7 @@ def test_there_are_many() -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_the_cause_of_a_breakage_is_named(
-    doctor: Callable[[str], tuple[int, str]], tmp_path: Path, name: str
-) -> None:
+def test_the_cause_of_a_breakage_is_named(doctor: Callable[[str], tuple[int, str]], tmp_path: Path, name: str) -> None:
     text = QUICK[name].broken(tmp_path)
     assert QUICK[name].cause in first_cause(doctor, text), text
 
@@ -101,8 +100,8 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
     uv = (sys.executable, "-m", "uv", "--no-config", "--cache-dir", folder / "uv")
     made(folder, *uv, "venv", "--python", "3.11", environment)
     made(folder, *uv, "pip", "install", "--offline", "--no-deps", "--python", environment, *wheels.values())
-    for wheel in of_toolkit.values():
-        with zipfile.ZipFile(wheel) as archive:
+    for path in of_toolkit.values():
+        with zipfile.ZipFile(path) as archive:
             archive.extractall(site)
     home = toolkit.folder_in(site, large.target)
     for program in ("bin/nvcc", "bin/ptxas", "bin/cudafe++", "bin/fatbinary", "bin/nvlink", "nvvm/bin/cicc"):
@@ -128,3 +127,99 @@ def test_the_cause_of_a_breakage_of_torch_or_nvcc_is_named(
     broken, cause = SLOW[name]
     text = broken(tmp_path, shelf)
     assert cause in first_cause(doctor, text), text
+
+
+# --- what is whole
+
+
+def _wheel_installed(folder: Path) -> str:
+    path = wheel(folder, "tiny")
+    return made(folder, sys.executable, "-m", "pip", "install", "--verbose", "--no-index", "--target", "site", path)
+
+
+def _extension_compiled(folder: Path) -> str:
+    """By the options of a build that looks for trouble: `-Werror` and files that are named for errors are none."""
+    (folder / "error.cpp").write_text("#include <string>\nstd::string killed() { return {}; }\n")
+    options = ("-v", "-Wall", "-Werror", "-Wno-error=unused", "-shared", "-fPIC")
+    return made(folder, "c++", *options, "error.cpp", "-o", folder / "error.so")
+
+
+def _warned(folder: Path) -> str:
+    (folder / "tiny.cpp").write_text("[[deprecated]] int f() { return 1; }\nint g() { return f(); }\n")
+    return made(folder, "c++", "-Wall", "-c", "tiny.cpp")
+
+
+def _source_built(folder: Path) -> str:
+    sdist(folder / "tinypkg-1.0.tar.gz", SOURCE)
+    return made(folder, sys.executable, "-m", "pip", "wheel", "--verbose", "--no-deps", "tinypkg-1.0.tar.gz")
+
+
+def _repository_cloned(folder: Path) -> str:
+    made(folder, "git", "init", "--quiet", "tree")
+    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    made(folder / "tree", "git", *identity, "commit", "--quiet", "--allow-empty", "--message", "Fix an error")
+    return made(folder, "git", "clone", "--verbose", "file://" + str(folder / "tree"), "clone")
+
+
+def _environment_made(folder: Path) -> str:
+    return made(folder, sys.executable, "-m", "uv", "--no-config", "venv", "--verbose", "--offline", folder / "env")
+
+
+def _locked(folder: Path) -> str:
+    path = wheel(folder, "tiny")
+    (folder / "lock.txt").write_text(f"tiny==1.0 --hash=sha256:{sha256_of(path)}\n")
+    pip = (sys.executable, "-m", "pip", "install", "--no-index", "--find-links", folder, "--target", "site")
+    return made(folder, *pip, "--require-hashes", "-r", "lock.txt")
+
+
+def _tested(folder: Path) -> str:
+    """Tests that are named for what they try."""
+    (folder / "test_error.py").write_text("def test_a_killed_process_is_an_error():\n    print('fatal error')\n")
+    return made(folder, sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "test_error.py")
+
+
+def _loaded(folder: Path) -> str:
+    """What the loader says of a library whose dependencies it finds."""
+    needed = library(folder / "libcuda.so.1", "int needed(void) { return 1; }")
+    path = library(folder / "tiny.so", "int needed(void); int f(void) { return needed(); }", needed)
+    program = f"import ctypes; ctypes.CDLL('{path}')"
+    return made(folder, sys.executable, "-c", program, LD_DEBUG="libs", LD_LIBRARY_PATH=str(folder))
+
+
+def _planned(folder: Path) -> str:
+    return made(ROOT, sys.executable, "-m", "recipes", "plan", "cpu", FUSEBOX_CACHE=str(folder))
+
+
+HEALTHY = {
+    "a wheel is installed": _wheel_installed,
+    "an extension is compiled": _extension_compiled,
+    "a compiler warns": _warned,
+    "a source becomes a wheel": _source_built,
+    "a repository is cloned": _repository_cloned,
+    "an environment is made": _environment_made,
+    "a lock is installed": _locked,
+    "tests pass": _tested,
+    "a library is loaded": _loaded,
+    "a target is planned": _planned,
+    "an archive is unpacked": lambda folder: made(folder, "tar", "--list", "--verbose", "--file", _archive(folder)),
+}
+
+
+def _archive(folder: Path) -> Path:
+    path = folder / "tiny-1.0.tar.gz"
+    sdist(path, {"setup.py": "", "src/error.cpp": ""})
+    return path
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_named_where_nothing_is_broken(
+    doctor: Callable[[str], tuple[int, str]], tmp_path: Path, name: str
+) -> None:
+    text = HEALTHY[name](tmp_path)
+    code, shown = doctor(text)
+    assert (code, "cause:" in shown, "no line of this text looks like an error" in shown) == (0, False, True), shown
+
+
+def test_trouble_without_a_known_cause_is_unknown(doctor: Callable[[str], tuple[int, str]]) -> None:
+    code, shown = doctor("the flux capacitor is denied\n")
+    assert code == UNKNOWN and "unknown: no row" in shown and "Report it" in shown
