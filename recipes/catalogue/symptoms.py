@@ -12,8 +12,8 @@ from recipes.catalogue.load import Catalogue, validated
 from recipes.catalogue.schema import Limit, Symptom, Symptoms
 from recipes.files import read_toml
 
-# A compiler's error, or an exception of Python, which pip's own "error: metadata-generation-failed" follows; not a file or
-# an option of that name.
+# A compiler's error, or an exception of Python, which pip's own "error: metadata-generation-failed" follows; not a
+# file or an option of that name.
 ERROR = re.compile(r"(?<![\w./=-])(fatal )?error(?![\w/=-]|\.\w)|(error|exception): ", re.IGNORECASE)
 # What a program that failed may say instead.
 TROUBLE = re.compile(

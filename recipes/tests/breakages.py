@@ -562,9 +562,7 @@ LOAD = "import torch, ctypes, os; ctypes.CDLL('{}', os.RTLD_NOW)"
 @slow("a wheel of another torch", "another torch")
 def _(folder: Path, shelf: Shelf) -> str:
     """A function of c10 whose argument's type has another namespace by now."""
-    text = (
-        "#include <c10/core/DeviceType.h>\nstd::string f(c10::DeviceType d) { return c10::DeviceTypeName(d, true); }\n"
-    )
+    text = "#include <c10/core/DeviceType.h>\nstd::string f(c10::DeviceType x) { return c10::DeviceTypeName(x, 1); }\n"
     return shelf.runs(folder, LOAD.format(extension(folder, shelf.older_torch, text, "-std=c++17")))
 
 
