@@ -199,6 +199,18 @@ def _(folder: Path) -> str:
     return failing(folder, "c++", "-wrapper", "sh,-c,kill -9 $$", "-c", "extension.cpp")
 
 
+@quick("a compiler that is too old", "older than c++99")
+def _(folder: Path) -> str:
+    return failing(folder, "c++", "-std=c++99", "-c", os.devnull)
+
+
+@quick("a program for another CPU", "lacks instructions")
+def _(folder: Path) -> str:
+    (folder / "program.cpp").write_text('int main() { asm("ud2"); }\n')
+    made(folder, "c++", "program.cpp", "-o", "program")
+    return failing(folder, "bash", "-c", "./program; exit $?")
+
+
 @quick("a compiler without memory", "memory")
 def _(folder: Path) -> str:
     (folder / "extension.cpp").write_text('#include <regex>\n#include <map>\nstd::regex all("a");\n')
@@ -247,6 +259,13 @@ def _(folder: Path) -> str:
 @quick("no libgomp.so.1", "libgomp1")
 def _(folder: Path) -> str:
     return without(folder, "libgomp.so.1")
+
+
+@quick("a library that is cut off", "not a whole library")
+def _(folder: Path) -> str:
+    path = library(folder / "extension.so", "int f(void) { return 1; }")
+    path.write_bytes(path.read_bytes()[:40])
+    return loaded(folder, path)
 
 
 @quick("an older libcudart first", "libcudart")
@@ -360,6 +379,11 @@ def _(folder: Path) -> str:
 @quick("a build that needs packaging", "imports packaging")
 def _(folder: Path) -> str:
     return pip(folder, "--no-index", backend(folder, "from packaging.version import parse\n"))
+
+
+@quick("a build that needs wheel", "wheel is not installed")
+def _(folder: Path) -> str:
+    return pip(folder, "--no-index", backend(folder, "from wheel.bdist_wheel import bdist_wheel\n"))
 
 
 @quick("a setuptools without pkg_resources", "removed pkg_resources")
