@@ -11,7 +11,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -43,13 +43,14 @@ def quick(name: str, cause: str) -> Callable[[Breakage], Breakage]:
     return register
 
 
-def failing(folder: Path, *command: object, before: Callable[[], None] | None = None, **variables: str) -> str:
+def failing(folder: Path, *command: object, **variables: str) -> str:
     """What a command prints that must fail."""
-    done = subprocess.run(
-        list(map(str, command)), cwd=folder, env=clean_environment() | {"LC_ALL": "C.UTF-8", **variables},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=before, timeout=300,
-        check=False,
-    )  # fmt: skip
+    return failing_after(None, folder, *command, **variables)
+
+
+def failing_after(before: Callable[[], None] | None, folder: Path, *command: object, **variables: str) -> str:
+    """The same, where the process does something else before."""
+    done = run(folder, command, variables, before)
     text = done.stdout.decode(errors="replace")
     assert done.returncode != 0, f"it did not fail: {command}\n{text}"
     return text
@@ -57,13 +58,20 @@ def failing(folder: Path, *command: object, before: Callable[[], None] | None = 
 
 def made(folder: Path, *command: object, **variables: str) -> str:
     """What a command prints that must succeed."""
-    done = subprocess.run(
-        list(map(str, command)), cwd=folder, env=clean_environment() | {"LC_ALL": "C.UTF-8", **variables},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
+    done = run(folder, command, variables)
     text = done.stdout.decode(errors="replace")
     assert done.returncode == 0, text
     return text
+
+
+def run(
+    folder: Path, command: Iterable[object], variables: Mapping[str, str], before: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        list(map(str, command)), cwd=folder, env=clean_environment() | {"LC_ALL": "C.UTF-8", **variables},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=before, timeout=600,
+        check=False,
+    )  # fmt: skip
 
 
 def clean_environment() -> dict[str, str]:
@@ -214,7 +222,7 @@ def _(folder: Path) -> str:
 @quick("a compiler without memory", "memory")
 def _(folder: Path) -> str:
     (folder / "extension.cpp").write_text('#include <regex>\n#include <map>\nstd::regex all("a");\n')
-    return failing(folder, "c++", "-c", "extension.cpp", before=limited(resource.RLIMIT_AS, 90 * 2**20))
+    return failing_after(limited(resource.RLIMIT_AS, 90 * 2**20), folder, "c++", "-c", "extension.cpp")
 
 
 @quick("no C compiler", "C compiler")
@@ -466,8 +474,8 @@ def _(folder: Path) -> str:
 # --- files, memory and limits
 
 
-def python(folder: Path, text: str, before: Callable[[], None] | None = None, **variables: str) -> str:
-    return failing(folder, sys.executable, "-c", text, before=before, **variables)
+def python(folder: Path, text: str, before: Callable[[], None] | None = None) -> str:
+    return failing_after(before, folder, sys.executable, "-c", text)
 
 
 @quick("a rename to another file system", "another file system")
@@ -497,7 +505,7 @@ def _(folder: Path) -> str:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
 
-    return failing(Path("/"), "mkdir", "/usr/lib/fusebox", before=become_nobody)
+    return failing_after(become_nobody, Path("/"), "mkdir", "/usr/lib/fusebox")
 
 
 @quick("a port in use", "port")
