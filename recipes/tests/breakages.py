@@ -360,10 +360,10 @@ def _(folder: Path) -> str:
     path = wheel(folder, "tiny", payload=os.urandom(4096))
     with Index(folder) as index:
         index.faults[path.name] = lambda handler, body: answer(handler, body[:1000], len(body))
-        said = pip(folder, "--index-url", f"{index.url}/simple", "--retries", "0", "--resume-retries", "0", "tiny")
+        text = pip(folder, "--index-url", f"{index.url}/simple", "--retries", "0", "--resume-retries", "0", "tiny")
         index.ended.set()
         index.shutdown()
-    return said
+    return text
 
 
 @quick("an option that pip no longer has", "--global-option")
@@ -429,10 +429,10 @@ def _(folder: Path) -> str:
 @quick("a proxy that asks for a password", "proxy")
 def _(folder: Path) -> str:
     with Index(folder) as proxy:  # which knows no CONNECT
-        said = pip(folder, "--retries", "1", "--index-url", "https://127.0.0.1:9/simple", "tiny", https_proxy=proxy.url)
+        text = pip(folder, "--retries", "1", "--index-url", "https://127.0.0.1:9/simple", "tiny", https_proxy=proxy.url)
         proxy.ended.set()
         proxy.shutdown()
-    return said
+    return text
 
 
 @quick("a host without a name", "name of the host")
