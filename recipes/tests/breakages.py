@@ -435,6 +435,53 @@ def _(folder: Path) -> str:
     return text
 
 
+def uv(folder: Path, *arguments: object, **variables: str) -> str:
+    """What uv says that fails to install into an environment."""
+    command = (sys.executable, "-m", "uv", "--no-config", "--cache-dir", folder / "cache")
+    made(folder, *command, "venv", "--quiet", "--python", sys.executable, "env")
+    return failing(folder, *command, "pip", "install", "--python", "env", *arguments, **variables)
+
+
+@quick("a wheel that is cut off, for uv", "cut off")
+def _(folder: Path) -> str:
+    path = wheel(folder, "tiny")
+    path.write_bytes(path.read_bytes()[:-200])
+    return uv(folder, "--offline", path)
+
+
+@quick("a wheel of another hash, for uv", "cut off")
+def _(folder: Path) -> str:
+    wheel(folder, "tiny")
+    (folder / "lock.txt").write_text(f"tiny==1.0 --hash=sha256:{'0' * 64}\n")
+    return uv(folder, "--no-index", "--find-links", folder, "--require-hashes", "-r", "lock.txt")
+
+
+@quick("a wheel for another Python, for uv", "another Python")
+def _(folder: Path) -> str:
+    path = wheel(folder, "tiny")
+    return uv(folder, "--offline", path.rename(folder / "tiny-1.0-cp27-cp27m-manylinux1_x86_64.whl"))
+
+
+@quick("a version that is not there, for uv", "has no such version")
+def _(folder: Path) -> str:
+    wheel(folder, "tiny")
+    return uv(folder, "--no-index", "--find-links", folder, "tiny==2.0")
+
+
+@quick("packages that need different versions, for uv", "contradict")
+def _(folder: Path) -> str:
+    for name, needs in (("left", "tiny==1.0"), ("right", "tiny==2.0")):
+        wheel(folder, name, requires=(needs,))
+    wheel(folder, "tiny")
+    wheel(folder, "tiny", version="2.0")
+    return uv(folder, "--no-index", "--find-links", folder, "left", "right")
+
+
+@quick("an index that does not answer, for uv", "nothing answers")
+def _(folder: Path) -> str:
+    return uv(folder, "--index-url", "http://127.0.0.1:9/simple", "tiny", UV_HTTP_RETRIES="0")
+
+
 @quick("a host without a name", "name of the host")
 def _(folder: Path) -> str:
     return failing(folder, "git", "clone", "--quiet", "https://nowhere.invalid/owner/name", GIT_TERMINAL_PROMPT="0")
