@@ -196,7 +196,8 @@ class Knowledge:
 
     def _pairs(self, target: Target, held: limits.Facts, thing: str) -> Iterator[tuple[str, str, str]]:
         """Whom a change concerns: each package that depends on the thing, and what the thing itself depends on."""
-        for package in [name for name in held if name not in (thing, "cudnn", *_LASTING)]:
+        without = ("cuda",) if target.cuda == "none" else ()
+        for package in [name for name in held if name not in (thing, "cudnn", *without, *_LASTING)]:
             for version in held[package]:
                 if self._concerns(target, package, version, thing):
                     yield package, version, thing

@@ -12,8 +12,14 @@ from recipes.catalogue.load import Catalogue, validated
 from recipes.catalogue.schema import Limit, Symptom, Symptoms
 from recipes.files import read_toml
 
-# A compiler's error, or an exception of Python, which pip's own "error: metadata-generation-failed" follows.
-ERROR = re.compile(r"\b(fatal )?error\b|(error|exception): ", re.IGNORECASE)
+# A compiler's error, or an exception of Python, which pip's own "error: metadata-generation-failed" follows; not a
+# file or an option of that name.
+ERROR = re.compile(r"(?<![\w./=-])(fatal )?error(?![\w/=-]|\.\w)|(error|exception): ", re.IGNORECASE)
+# What a program that failed may say instead.
+TROUBLE = re.compile(
+    r"Traceback|\bfatal|[Ss]egmentation fault|Bus error|\b(Aborted|Killed|FAILED)\b|undefined (symbol|reference)|"
+    r"\b([Cc]annot|[Cc]ould not|[Uu]nable to|[Ff]ailed to)\b|denied|refused"
+)
 
 
 @dataclass(frozen=True)
@@ -94,3 +100,10 @@ def _filled(text: str, package: str, match: re.Match[str]) -> str:
 def errors(lines: Iterable[str]) -> Iterator[str]:
     """The lines that look like an error."""
     return (line.strip() for line in lines if ERROR.search(line))
+
+
+def troubles(lines: Iterable[str]) -> Iterator[str]:
+    """The lines that look like an error, or else like something that went wrong."""
+    lines = list(lines)
+    yield from errors(lines)
+    yield from (line.strip() for line in lines if TROUBLE.search(line))

@@ -424,7 +424,10 @@ class Builder:
                 f"{pin.label} did not build, since {causes[0].cause}: {causes[0].fix}; log in {copy}{others}."
             )
         lines = [*symptoms.errors(tail), *(line.strip() for line in tail if line.strip()), "no output"]
-        return Refusal(f"{pin.label} did not build ({lines[0][:200]}): read {copy}.")
+        return Refusal(
+            f"{pin.label} did not build ({lines[0][:200]}), and no known cause explains it: read {copy}, and report it "
+            "with that file."
+        )
 
     def _only_wheel(self, pin: Pin, made: Path) -> Path:
         wheels = list(made.glob("*.whl"))

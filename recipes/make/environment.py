@@ -21,11 +21,12 @@ from typing import Any
 import uv
 from packaging.utils import canonicalize_name
 
+from recipes.catalogue import symptoms
 from recipes.catalogue.lock import Artifact
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
-from recipes.files import OTHER_CACHE, OTHER_CHECKOUT, disk_full, disk_named, remove, write_json
+from recipes.files import OTHER_CACHE, OTHER_CHECKOUT, ROOT, disk_full, disk_named, remove, write_json
 from recipes.make import audit
 from recipes.make.cache import Cache
 from recipes.make.damage import damage
@@ -176,10 +177,10 @@ def _uv(path: Path, cache: Cache, *arguments: str) -> None:
     message = done.stderr.strip()
     if "No space left" in message:
         raise disk_full(path, OTHER_CACHE if path.is_relative_to(cache.root) else OTHER_CHECKOUT)
-    raise Refusal(
-        f"uv {' '.join(arguments[:2])} refused the environment ({' '.join(message.split())[:300]}): correct "
-        "the recipe or write the lock again."
-    )
+    cure = "correct the recipe or write the lock again"
+    if causes := symptoms.diagnoses(symptoms.read(ROOT), message):
+        cure = f"{causes[0].cause}, so {causes[0].fix}"
+    raise Refusal(f"uv {' '.join(arguments[:2])} refused the environment ({' '.join(message.split())[:300]}): {cure}.")
 
 
 def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel], cache: Cache, steps: Steps) -> Path:

@@ -10,6 +10,7 @@ import site
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -61,6 +62,7 @@ def of_machine(root: Path) -> Iterator[Check]:
     yield _engine()
     yield from _variables()
     yield _user_site()
+    yield _temporary()
     yield from _pip()
     yield from _proxies()
     yield _clock(root)
@@ -210,11 +212,15 @@ def _variables() -> Iterator[Check]:
         if value := os.environ.get(name):
             finding = f"is set to {value[:80]}, which gets into an activated environment"
             yield Check(name, "warning", finding, f"unset {name}")
+        elif name == "PYTHONPATH":
+            yield Check(name, "pass", "is not set")
+    leaks = []
     for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
         names = [entry.name for entry in Path(folder).iterdir()] if Path(folder).is_dir() else []
         if libraries := sorted(filter(LIBRARY.match, names)):
             finding = f"{folder} has {', '.join(libraries[:3])}, which hide those of torch's wheels"
-            yield Check("LD_LIBRARY_PATH", "warning", finding, "unset LD_LIBRARY_PATH")
+            leaks.append(Check("LD_LIBRARY_PATH", "warning", finding, "unset LD_LIBRARY_PATH"))
+    yield from leaks or [Check("LD_LIBRARY_PATH", "pass", "has none of the libraries of torch's wheels")]
 
 
 def _user_site() -> Check:
@@ -225,6 +231,15 @@ def _user_site() -> Check:
         finding = f"has {len(packages)} packages ({', '.join(packages[:3])}), seen in containers that mount your home"
         return Check("~/.local", "warning", finding, "export PYTHONNOUSERSITE=1")
     return Check("~/.local", "pass", "no packages that leak in")
+
+
+def _temporary() -> Check:
+    """The folder for temporary files, in which what was compiled at run time is loaded."""
+    folder = tempfile.gettempdir()
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        finding = f"{folder} is mounted noexec, so that nothing compiled there can be loaded"
+        return Check("temporary files", "warning", finding, "export TMPDIR=FOLDER, on another file system")
+    return Check("temporary files", "pass", f"{folder} takes programs")
 
 
 # --- what fetches
@@ -241,6 +256,9 @@ def _pip() -> Iterator[Check]:
     for setting in re.finditer(r"^(\w+)\.(user|target|prefix)='(?!false|no|0)", listed, re.MULTILINE):
         finding = f"its configuration sets {setting[1]}.{setting[2]}, which changes where packages go"
         yield Check("pip", "warning", finding, f"python -m pip config unset {setting[1]}.{setting[2]}")
+        break
+    else:
+        yield Check("pip", "pass", "its configuration leaves packages where they belong")
     if not settings.indexes and not settings.find_links:
         remedy = "python -m pip config unset global.no-index, or pass --mirror DIR"
         yield Check("pip", "failure", "neither an index nor find-links is configured", remedy)
@@ -266,7 +284,10 @@ def _unreachable(url: str, seconds: float) -> str:
 
 def _proxies() -> Iterator[Check]:
     """Proxies that are set, and whether they answer."""
-    for name in ("http_proxy", "https_proxy", "all_proxy"):
+    names = ("http_proxy", "https_proxy", "all_proxy")
+    if not any(os.environ.get(key) for name in names for key in (name, name.upper())):
+        yield Check("proxies", "pass", "none is set")
+    for name in names:
         values = {key: text for key in (name, name.upper()) if (text := os.environ.get(key))}
         if len(set(values.values())) > 1:
             yield Check(name, "warning", f"{name} and {name.upper()} differ", f"unset {name.upper()}")

@@ -89,8 +89,12 @@ def keep(
     console.print(_table(written))
     say(f"evidence: {folder_of(plan)}/{written['name']}.json")
     reasons = [claim["reason"] for claim in written["claims"] if claim["outcome"] == "refuted"]
-    for cause in _causes(plan, reasons, log) if code or reasons else ():
-        say(f"cause: {cause.cause}: {cause.fix} ({cause.thread})")
+    if code or reasons:
+        causes = _causes(plan, reasons, log)
+        for cause in causes:
+            say(f"cause: {cause.cause}: {cause.fix} ({cause.thread})")
+        if not causes:
+            say(f"cause: unknown: report it with {folder_of(plan)}/{written['name']}.log")
     return written
 
 

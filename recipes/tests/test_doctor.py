@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -165,6 +166,22 @@ def test_what_leaks_in_is_named_with_its_remedy(tools: Path, tmp_path: Path, mon
     assert "torch" in checks["~/.local"].finding
 
 
+def test_what_is_right_is_said_too(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thing that is looked at has its row, also where nothing is wrong."""
+    monkeypatch.setattr(PipSettings, "read", lambda: PipSettings((), ("/links",)))
+    checks = {**of_target("cpu"), **of_machine()}
+    expected = {
+        "driver", "C++ compiler", "CUDA toolkit", "C library", "memory", "disk", "cores", "containers", "PYTHONPATH",
+        "LD_LIBRARY_PATH", "~/.local", "temporary files", "pip", "proxies", "clock",
+    }  # fmt: skip
+    assert expected <= set(checks)
+
+
+def test_temporary_files_that_may_not_be_run_are_found(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_NOEXEC))
+    assert "noexec" in of_machine()["temporary files"].finding
+
+
 def test_pips_configuration_and_proxies_are_looked_at(
     tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,6 +230,8 @@ def test_an_error_text_is_explained_or_said_to_be_unknown(checkout: Checkout, tm
     unknown = checkout.run("doctor", "cpu", "--error", log)
     assert unknown.returncode == 3
     assert "unknown: no row" in unknown.stdout and "flux capacitor" in unknown.stdout and "Report it" in unknown.stdout
+    log.write_text("[1/2] c++ -Wno-error -c src/error.cpp -o error.o\nSuccessfully built tiny\n")
+    assert "no line of this text looks like an error" in checkout.succeed("doctor", "--error", log)
     checkout.refuse("doctor", "--error", tmp_path / "none", naming=("none cannot be read", "name a file"))
 
 

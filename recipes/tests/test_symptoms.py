@@ -35,6 +35,15 @@ SHARED = {
     "RuntimeError: cuDNN version incompatibility: PyTorch was compiled against (8, 9, 2)": ("torch", "80637"),
     "RuntimeError: Numpy is not available": ("torch", "132179"),
     "ImportError: cannot import name 'packaging' from 'pkg_resources' (x)": ("torch", "4385"),
+    "error: cannot convert ‘const at::DeprecatedTypeProperties’ to ‘c10::ScalarType’": ("apex", "1897"),
+    "cannot import name 'log' from 'torch.distributed.elastic.agent.server.api' (x)": (
+        "deepspeed",
+        "5337",
+    ),
+    '#error "You\'re trying to build PyTorch with a too old version of GCC. We need GCC 9 or later."': (
+        "torch",
+        "120126",
+    ),
     "ImportError: cannot import name 'BUFSIZE' from 'numpy' (x)": ("deepspeed", "5671"),
 }
 

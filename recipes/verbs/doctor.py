@@ -78,9 +78,11 @@ def _explain(catalogue: Catalogue, text: str, target: str | None) -> int:
         say(f"   seen:  {cause.thread}")
     if causes:
         return 0
-    line = next(symptoms.errors(text.splitlines()), "")
-    about = f", which begins with {line[:200]!r}" if line else ""
-    say(f"unknown: no row of recipes/symptoms.toml and recipes/limits.toml explains this text{about}.")
+    line = next(symptoms.troubles(text.splitlines()), "")
+    if not line:
+        say("no line of this text looks like an error")
+        return 0
+    say(f"unknown: no row of recipes/symptoms.toml and recipes/limits.toml explains {line[:200]!r}.")
     say("Report it with the whole text, the command that printed it, and what `nox -s doctor` says of the machine.")
     return UNKNOWN
 
