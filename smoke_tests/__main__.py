@@ -26,6 +26,8 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, NoReturn, Optional, Sequence, Tuple
 
+from smoke_tests import distributions, hardware, printed
+
 ROOM = Path(__file__).resolve().parent
 PROVED, REFUTED, UNUSABLE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 OLDEST_PYTEST = (8, 0)
@@ -39,10 +41,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command; its exit code."""
     options = parser().parse_args(arguments)
     refuse_unusable()
-    from smoke_tests import foreign
-
-    manifest = foreign.description()
-    chosen = [name.lower().replace("_", "-").replace(".", "-") for name in options.package]
+    manifest = distributions.description()
+    chosen = [distributions.canonical(name) for name in options.package]
     for name in chosen:
         if name not in manifest["packages"]:
             known = ", ".join(manifest["packages"])
@@ -100,8 +100,6 @@ class Run:
     """One run of the claims in several processes, which share them in a folder (smoke_tests/foreign.py)."""
 
     def __init__(self, folder: Path, manifest: Dict[str, Any], chosen: List[str], options: argparse.Namespace) -> None:
-        from smoke_tests import hardware
-
         self.folder, self.manifest, self.chosen, self.options = folder, manifest, chosen, options
         self.machine = hardware.probe()
         self.on_gpu = manifest["cuda"] != "none" and bool(self.machine.gpus)
@@ -252,8 +250,6 @@ class Run:
 
     def tell(self, record: Dict[str, Any]) -> None:
         """Keep a claim's outcome, and print it with the progress."""
-        from smoke_tests import printed
-
         self.ended[record["id"]] = record
         text = printed.line(record)
         outcome = text[: printed.OUTCOME]

@@ -1,4 +1,4 @@
-"""An environment that Fusebox did not build: what is installed there, and the pytest plugin that runs its claims.
+"""The pytest plugin that runs the claims in an environment that Fusebox did not build.
 
 Several processes run the claims, without pytest-xdist: each collects all of them and takes the next group that no other
 process has taken. `python -m smoke_tests` starts them and reads what they note.
@@ -6,11 +6,9 @@ process has taken. `python -m smoke_tests` starts them and reads what they note.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import json
 import os
-import re
 import traceback
 from pathlib import Path
 from typing import Any, Dict, Generator, Iterable, List, Optional, Set
@@ -18,32 +16,8 @@ from typing import Any, Dict, Generator, Iterable, List, Optional, Set
 import pytest
 
 from smoke_tests import claims
+from smoke_tests.distributions import MODULES, UNPINNED
 
-TARGET, UNPINNED = "foreign", "unpinned"
-# Distribution -> the module that stands for it: every package that a claim can be about, except torch's own parts.
-MODULES = {
-    "torch": "torch",
-    "accelerate": "accelerate",
-    "apex": "apex",
-    "deepspeed": "deepspeed",
-    "dropout-layer-norm": "dropout_layer_norm",
-    "flash-attn": "flash_attn",
-    "flash-attn-4": "flash_attn.cute",
-    "liger-kernel": "liger_kernel",
-    "ms-amp": "msamp",
-    "msamp-adamw": "msamp_adamw",
-    "msamp-arithmetic": "msamp_arithmetic",
-    "quack-kernels": "quack",
-    "rotary-emb": "rotary_emb",
-    "torchao": "torchao",
-    "torchtitan": "torchtitan",
-    "transformer-engine": "transformer_engine",
-    "transformer-engine-cu13": "transformer_engine.common",
-    "transformer-engine-torch": "transformer_engine_torch",
-    "transformers": "transformers",
-    "xentropy-cuda-lib": "xentropy_cuda_lib",
-    "xformers": "xformers",
-}
 # Claims that compare the environment with a manifest: here there is none.
 IDENTITY = (
     "test_version_is_pinned",
@@ -56,52 +30,6 @@ IS_UNPINNED = UNPINNED + ": no manifest says which one belongs here"
 ROOM = Path(__file__).resolve().parent
 LOADERS = ("importlib", "metadata", "assertion")  # folders of what imports a module: Python's own, and pytest's
 LONG = "takes long: --long runs it"
-
-
-# --- what is installed ---
-
-
-def versions() -> Dict[str, str]:
-    """The packages installed here that claims can be about, name -> version; no package is imported."""
-    found: Dict[str, str] = {}
-    for distribution in importlib.metadata.distributions():
-        name = re.sub(r"[-_.]+", "-", str(distribution.metadata["Name"] or "")).lower()
-        if name in MODULES:  # the first one on the path is the one that an import finds
-            found.setdefault(name, str(distribution.version))
-    return {name: found[name] for name in MODULES if name in found}
-
-
-def cuda_of_torch() -> str:
-    """The CUDA that the installed torch was built for, such as "13.0"; "none" if it was built for none.
-
-    It is read and not imported, because an import may fail or take long.
-    """
-    specification = importlib.util.find_spec("torch")
-    file = Path(str(specification.origin)).parent / "version.py" if specification and specification.origin else None
-    if file is None or not file.is_file():
-        return "none"
-    match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)", file.read_text(encoding="utf-8"), re.MULTILINE)
-    return match.group(1) if match else "none"
-
-
-def description() -> Dict[str, Any]:
-    """This environment in the form of a manifest, without a pin, a patch or declared hardware."""
-    packages = {
-        name: {
-            "version": version,
-            "release": version,
-            "module": MODULES[name],
-            "kind": TARGET,
-            "record_sha256": UNPINNED,
-            "built_with": {},
-            "patches": [],
-        }
-        for name, version in versions().items()
-    }
-    return {"target": TARGET, "stack": UNPINNED, "cuda": cuda_of_torch(), "proves_on": [], "packages": packages}
-
-
-# --- the plugin ---
 
 
 class WithoutXdist:

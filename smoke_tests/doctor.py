@@ -1,0 +1,488 @@
+"""Say what is wrong with the environment that runs this: `python -m smoke_tests.doctor [--json FILE]`.
+
+It looks at files and metadata, and imports no package. Each finding is a pass, a warning or a failure; a failure names
+what mends it.
+
+Exit codes: 0 without a failure, 1 with one, 2 if the environment cannot be looked at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import site
+import sys
+from pathlib import Path
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from smoke_tests import elf, hardware
+from smoke_tests.distributions import MODULES, canonical, cuda_of_torch, release
+
+PASS, WARNING, FAILURE = "pass", "warning", "failure"
+COLOURS = {PASS: "32", WARNING: "33", FAILURE: "31"}
+ROOM = Path(__file__).resolve().parent
+SHARED = re.compile(r"\.so(\.\d+)*$")
+CUDA_LIBRARIES = ("cudnn", "cublas", "cublasLt", "nccl", "cudart", "cusparse", "nvJitLink", "nvrtc")
+OF_TORCH = re.compile(rb"^_ZT?[A-Z]*N?K?\w*?(2at|3c10|5torch|6caffe2)")
+OLD_STRING, NEW_STRING = b"Ss", b"__cxx11"  # std::string in a mangled name, by the old C++ ABI and by the new one
+# The oldest driver for each CUDA (NVIDIA's compatibility page: minor versions share the driver).
+DRIVERS = {11: 450, 12: 525, 13: 580}
+SHOWN = 4  # files or symbols that a finding names
+
+
+class Check(NamedTuple):
+    """One finding: what was looked at, its state, what was seen, and what mends it."""
+
+    about: str
+    state: str
+    finding: str
+    remedy: str = ""
+
+
+class Distribution(NamedTuple):
+    """An installed distribution: its normalized name, version, folder, its files as its RECORD lists them, and more."""
+
+    name: str
+    version: str
+    root: Path
+    files: Tuple[Tuple[str, Optional[int]], ...]  # path relative to the root, size in bytes where it is recorded
+    requires: Tuple[str, ...]
+    url: str
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the command; its exit code."""
+    first, _, rest = str(__doc__).partition("\n\n")
+    parser = argparse.ArgumentParser(
+        prog="python -m smoke_tests.doctor",
+        description=first,
+        epilog=rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the findings to this file")
+    options = parser.parse_args(arguments)
+    checks = list(of_environment())
+    for check in checks:
+        state = "{:8}".format(check.state)
+        state = "\x1b[{}m{}\x1b[0m".format(COLOURS[check.state], state) if sys.stdout.isatty() else state
+        print("{}{}: {}".format(state, check.about, check.finding))
+        if check.remedy and check.state != PASS:
+            print("        -> " + check.remedy)
+    if options.json:
+        try:
+            options.json.write_text(json.dumps([check._asdict() for check in checks], indent=1) + "\n")
+        except OSError as error:
+            print("doctor: {} cannot be written: {}.".format(options.json, error.strerror), file=sys.stderr)
+            return 2
+    return 1 if any(check.state == FAILURE for check in checks) else 0
+
+
+def of_environment() -> Iterator[Check]:
+    """Everything that is looked at."""
+    found = list(distributions())
+    installed = {each.name: each for each in reversed(found)}  # the first one on the path is the one that is imported
+    yield python(installed)
+    yield from twice(found)
+    yield from files(installed.values())
+    yield from requirements(installed)
+    yield numpy(installed)
+    yield setuptools(installed)
+    yield triton(installed)
+    libraries = shared_libraries(installed.values())
+    yield from copies(libraries)
+    yield from extensions(installed, libraries)
+    yield float8(installed)
+
+
+def distributions() -> Iterator[Distribution]:
+    """Every distribution on the path, in its order."""
+    for each in importlib.metadata.distributions():
+        name = each.metadata["Name"]
+        if not name:
+            continue
+        rows = tuple((str(file), file.size) for file in each.files or [])
+        origin = each.read_text("direct_url.json") or "{}"
+        try:
+            url = str(json.loads(origin).get("url", ""))
+        except ValueError:
+            url = ""
+        yield Distribution(
+            canonical(name),
+            str(each.version),
+            Path(str(each.locate_file(""))),
+            rows,
+            tuple(each.requires or []),
+            url,
+        )
+
+
+def python(installed: Dict[str, Distribution]) -> Check:
+    """Which Python, and what comes from outside its environment."""
+    where = "Python {} in {}".format(sys.version.split()[0], sys.prefix)
+    user = [each.name for each in installed.values() if str(each.root).startswith(str(site.getusersitepackages()))]
+    ours = [name for name in user if name in MODULES or name == "numpy"]
+    if ours:
+        remedy = "set PYTHONNOUSERSITE=1, or uninstall them there"
+        return Check("python", WARNING, "{}; {} come from {}".format(where, some(ours), site.USER_SITE), remedy)
+    if os.environ.get("PYTHONPATH"):
+        return Check("python", PASS, where + "; PYTHONPATH adds " + os.environ["PYTHONPATH"])
+    return Check("python", PASS, where)
+
+
+def twice(found: List[Distribution]) -> Iterator[Check]:
+    """Distributions with metadata in several places, and files that two distributions brought."""
+    places: Dict[str, List[Distribution]] = {}
+    for each in found:
+        if each.root not in [other.root for other in places.get(each.name, [])] or each.version not in [
+            other.version for other in places[each.name]
+        ]:
+            places.setdefault(each.name, []).append(each)
+    for name, several in places.items():
+        if len({each.version for each in several}) > 1:
+            where = ", ".join("{} in {}".format(each.version, each.root) for each in several)
+            state = FAILURE if len({each.root for each in several}) < len(several) else WARNING
+            finding = "{} is installed more than once ({}); an import finds the first".format(name, where)
+            remedy = "{} -m pip uninstall {name}, until it is gone, and install {name} again".format(
+                "python", name=name
+            )
+            yield Check("installed twice", state, finding, remedy)
+    owners: Dict[Tuple[Path, str], str] = {}
+    clashes: Dict[Tuple[str, str], List[str]] = {}
+    for each in found:
+        for path, _ in each.files:
+            if path.endswith((".py", ".so")) and not path.startswith(("tests/", "..")) and "/" in path:
+                other = owners.setdefault((each.root, path), each.name)
+                if other != each.name:
+                    clashes.setdefault((other, each.name), []).append(path)
+    for (one, other), paths in clashes.items():
+        finding = "{} and {} both brought {} files ({}): the one that came last won".format(
+            one, other, len(paths), some(paths)
+        )
+        yield Check("files of two packages", WARNING, finding, "uninstall both, and install the one that you need")
+
+
+def files(installed: Iterable[Distribution]) -> Iterator[Check]:
+    """Metadata against files: what a RECORD lists has to be there, in the recorded size."""
+    broken, count = 0, 0
+    for each in installed:
+        missing, other = [], []
+        for path, size in each.files:
+            place = each.root / path
+            if path.endswith((".pyc", "RECORD", "direct_url.json", "INSTALLER")) or path.startswith(".."):
+                continue
+            count += 1
+            try:
+                now = place.stat().st_size
+            except OSError:
+                missing.append(path)
+                continue
+            if size is not None and now != size:
+                other.append(path)
+        if missing or other:
+            broken += 1
+            parts = ["{} are missing ({})".format(len(missing), some(missing))] if missing else []
+            parts += ["{} have another size ({})".format(len(other), some(other))] if other else []
+            finding = "{} {}: of its files {}".format(each.name, each.version, " and ".join(parts))
+            remedy = "python -m pip install --force-reinstall --no-deps {}=={}".format(each.name, each.version)
+            yield Check("files", FAILURE if each.name in MODULES else WARNING, finding, remedy)
+    if not broken:
+        yield Check("files", PASS, "{} files are there, in the recorded sizes".format(count))
+
+
+def requirements(installed: Dict[str, Distribution]) -> Iterator[Check]:
+    """Requirements that are not met; those on torch are wheels of another torch."""
+    try:
+        from packaging.requirements import InvalidRequirement, Requirement
+    except ImportError:
+        yield Check("requirements", WARNING, "not looked at, because packaging is missing", "pip install packaging")
+        return
+    unmet = 0
+    for each in installed.values():
+        for text in each.requires:
+            try:
+                asked = Requirement(text)
+            except InvalidRequirement:
+                continue
+            if asked.marker and not asked.marker.evaluate({"extra": ""}):
+                continue
+            name = canonical(asked.name)
+            there = installed.get(name)
+            if there and (not asked.specifier or asked.specifier.contains(there.version, prereleases=True)):
+                continue
+            unmet += 1
+            have = "{} is installed".format(there.version) if there else "it is not installed"
+            of_torch = name == "torch" and each.name in MODULES
+            about = "wheel of another torch" if of_torch else "requirements"
+            finding = "{} {} requires {}{}, and {}".format(each.name, each.version, name, short(asked.specifier), have)
+            serious = each.name in MODULES or name in MODULES
+            remedy = "python -m pip install {!r}".format(name + short(asked.specifier))
+            if of_torch:
+                remedy = "install a {} that was built for torch {}".format(each.name, there.version if there else "")
+            yield Check(about, FAILURE if serious else WARNING, finding, remedy.rstrip())
+    if not unmet:
+        yield Check("requirements", PASS, "all are met")
+
+
+def short(specifier: object) -> str:
+    """A version range, without what it excludes where that is long."""
+    text = str(specifier)
+    return ",".join(part for part in text.split(",") if "!=" not in part) if text.count("!=") > 3 else text
+
+
+def numpy(installed: Dict[str, Distribution]) -> Check:
+    """NumPy 2 under a torch that was compiled against NumPy 1."""
+    torch, found = installed.get("torch"), installed.get("numpy")
+    if found is None:
+        return Check("numpy", WARNING, "it is not installed, and torch cannot exchange arrays", "pip install numpy")
+    if torch and release(found.version) >= (2,) and release(torch.version) < (2, 3):
+        finding = "numpy {} under torch {}, which was compiled against NumPy 1".format(found.version, torch.version)
+        return Check("numpy", FAILURE, finding, "python -m pip install 'numpy<2'")
+    return Check("numpy", PASS, found.version)
+
+
+def setuptools(installed: Dict[str, Distribution]) -> Check:
+    """A setuptools without pkg_resources beside packages that import it."""
+    if importlib.util.find_spec("pkg_resources") is not None:
+        return Check("setuptools", PASS, "pkg_resources is there")
+    pattern = re.compile(rb"^(?:import|from) pkg_resources\b", re.MULTILINE)
+    users = []
+    for name in MODULES:
+        each = installed.get(name)
+        paths = [each.root / path for path, _ in each.files if path.endswith(".py")] if each else []
+        if any(pattern.search(path.read_bytes()) for path in paths if path.is_file()):
+            users.append(name)
+    version = installed["setuptools"].version if "setuptools" in installed else "none"
+    if users:
+        finding = "setuptools {} has no pkg_resources, which {} import".format(version, some(users))
+        return Check("setuptools", FAILURE, finding, "python -m pip install 'setuptools<81'")
+    return Check("setuptools", PASS, "{}; no package here imports pkg_resources".format(version))
+
+
+def triton(installed: Dict[str, Distribution]) -> Check:
+    """Triton against the one that torch pins."""
+    torch = installed.get("torch")
+    found = next((installed[name] for name in ("triton", "pytorch-triton") if name in installed), None)
+    asked = [text for text in (torch.requires if torch else ()) if re.match(r"(pytorch-)?triton\b", text)]
+    pinned = re.search(r"==\s*([\w.+]+)", asked[0]) if asked else None
+    if found is None:
+        state, finding = (WARNING, "it is not installed, so torch.compile and Triton kernels do not run on a GPU")
+        return Check("triton", state if cuda_of_torch() != "none" else PASS, finding, "reinstall torch")
+    if torch and pinned and release(pinned.group(1)) != release(found.version):
+        finding = "triton {} under torch {}, which requires {}".format(found.version, torch.version, pinned.group(1))
+        return Check("triton", FAILURE, finding, "python -m pip install triton==" + pinned.group(1))
+    return Check("triton", PASS, found.version + ("" if pinned else "; torch requires no version of it"))
+
+
+# --- shared libraries
+
+
+def shared_libraries(installed: Iterable[Distribution]) -> Dict[str, List[Path]]:
+    """File name -> the files of that name that a package brought, or LD_LIBRARY_PATH leads to."""
+    found: Dict[str, List[Path]] = {}
+
+    def add(path: Path) -> None:
+        place = path.resolve()
+        if place.is_file() and place not in found.setdefault(path.name, []):
+            found[path.name].append(place)
+
+    for each in installed:
+        for path, _ in each.files:
+            if SHARED.search(path):
+                add(each.root / path)
+    for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
+        if Path(folder).is_dir():
+            for name in os.listdir(folder):
+                if SHARED.search(name):
+                    add(Path(folder, name))
+    return found
+
+
+def copies(libraries: Dict[str, List[Path]]) -> Iterator[Check]:
+    """CUDA libraries of which a process could load two copies, or another one than torch's."""
+    seen = 0
+    pattern = re.compile(r"lib({})\.so\.\d+$".format("|".join(CUDA_LIBRARIES)))
+    first = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
+    for name, paths in sorted(libraries.items()):
+        if pattern.match(name):
+            seen += 1
+            folders = {str(path.parent) for path in paths}
+            if len(folders) > 1:
+                by_path = [each for each in folders if any(os.path.realpath(folder) == each for folder in first)]
+                finding = "{} is in {}".format(name, " and ".join(sorted(folders)))
+                finding += "; LD_LIBRARY_PATH puts {} first".format(by_path[0]) if by_path else ""
+                remedy = "unset LD_LIBRARY_PATH" if by_path else "uninstall the copy that torch does not bring"
+                yield Check("two copies", WARNING, finding, remedy)
+    versions: Dict[str, Set[str]] = {}
+    for name in libraries:
+        match = re.match(r"lib({})\.so\.(\d+)$".format("|".join(CUDA_LIBRARIES)), name)
+        if match and match.group(1) in ("cudart", "cublas", "cudnn", "nccl"):
+            versions.setdefault(match.group(1), set()).add(match.group(2))
+    for stem, numbers in versions.items():
+        if len(numbers) > 1:
+            finding = "lib{} is installed in versions {}".format(stem, ", ".join(sorted(numbers, key=int)))
+            yield Check(
+                "two copies", WARNING, finding, "uninstall the packages of the CUDA that torch is not built for"
+            )
+    yield Check("CUDA libraries", PASS, "{} were looked at".format(seen))
+
+
+def extensions(installed: Dict[str, Distribution], libraries: Dict[str, List[Path]]) -> Iterator[Check]:
+    """Compiled files: what they load has to be there, for torch's CUDA, and torch must have the symbols they want."""
+    torch = installed.get("torch")
+    if torch is None:
+        yield Check("torch", FAILURE, "it is not installed", "install torch, or run this with the Python that has it")
+        return
+    offered: Set[bytes] = set()
+    for path, _ in torch.files:
+        if re.search(r"(^|/)lib(c10\w*|torch\w*)\.so$", path):
+            try:
+                offered |= elf.read(torch.root / path).offered
+            except (OSError, ValueError) as error:
+                yield Check("torch", FAILURE, "{} cannot be read: {}".format(path, error), "install torch again")
+    cuda = cuda_of_torch()
+    looked = bad = 0
+    for each in installed.values():
+        if each.name == "torch":
+            continue
+        for path, _ in each.files:
+            if not path.endswith(".so"):
+                continue
+            try:
+                library = elf.read(each.root / path)
+            except (OSError, ValueError):
+                continue  # `files` says what is missing
+            if not any(name.startswith(("libtorch", "libc10")) for name in library.needed):
+                continue
+            looked += 1
+            found = [*_foreign_cuda(each, path, library, cuda), *_unknown(each, path, library, offered, torch)]
+            bad += bool(found)
+            yield from found
+    if not bad:
+        yield Check(
+            "extensions", PASS, "{} compiled for torch find their symbols in torch {}".format(looked, torch.version)
+        )
+
+
+def _foreign_cuda(each: Distribution, path: str, library: elf.Library, cuda: str) -> Iterator[Check]:
+    """An extension of another CUDA than torch's."""
+    versions = {
+        match.group(1) for name in library.needed for match in [re.match(r"libcudart\.so\.(\d+)", name)] if match
+    }
+    other = sorted(version for version in versions if version != cuda.partition(".")[0])
+    if other:
+        built = "no CUDA" if cuda == "none" else "CUDA " + cuda
+        finding = "{} {} ({}) is compiled for CUDA {}, and torch for {}".format(
+            each.name, each.version, path, other[0], built
+        )
+        yield Check(
+            "wheel of another CUDA", FAILURE, finding, "install a {} that was built for {}".format(each.name, built)
+        )
+
+
+def _unknown(
+    each: Distribution, path: str, library: elf.Library, offered: Set[bytes], torch: Distribution
+) -> Iterator[Check]:
+    """Symbols of torch that an extension wants and this torch lacks."""
+    lacking = sorted(symbol for symbol in library.wanted - offered if OF_TORCH.match(symbol))
+    if not lacking:
+        return
+    label = "{} {} ({})".format(each.name, each.version, path)
+    new, old = any(NEW_STRING in symbol for symbol in lacking), any(_has_old_string(symbol) for symbol in lacking)
+    torch_is_new = any(NEW_STRING in symbol for symbol in offered)
+    names = some([demangled(symbol) for symbol in lacking])
+    if (new and not torch_is_new) or (old and not new and torch_is_new):
+        kinds = ("new", "old") if new else ("old", "new")
+        finding = "{} uses the {} C++ ABI, and torch {} the {} one: it has no {}".format(
+            label, kinds[0], torch.version, kinds[1], names
+        )
+        flag = "TRUE" if torch_is_new else "FALSE"
+        yield Check(
+            "C++ ABI", FAILURE, finding, "install a {} with cxx11abi{}, or compile it here".format(each.name, flag)
+        )
+        return
+    finding = "{} wants {} symbols that torch {} lacks: {}".format(label, len(lacking), torch.version, names)
+    traced = traces(lacking)
+    finding += "; {}".format(traced) if traced else ""
+    named = re.search(r"torch[-_.]?(\d+\.\d+)", each.url or each.version)
+    finding += "; its file name says torch {}".format(named.group(1)) if named else ""
+    remedy = "install a {} that was built for torch {}, or compile it here".format(each.name, torch.version)
+    yield Check("wheel of another torch", FAILURE, finding, remedy)
+
+
+def _has_old_string(symbol: bytes) -> bool:
+    return OLD_STRING in symbol and NEW_STRING not in symbol
+
+
+def traces(symbols: Iterable[bytes]) -> str:
+    """Which releases of torch have all of these symbols, of those that torch_symbols.json knows; "" for none."""
+    known = json.loads((ROOM / "torch_symbols.json").read_text(encoding="utf-8"))
+    releases = set(known["releases"])
+    listed = [set(known["symbols"][symbol.decode()]) for symbol in symbols if symbol.decode() in known["symbols"]]
+    if not listed:
+        return ""
+    common = releases.intersection(*listed)
+    those = sorted(common, key=release)
+    return "torch {} has them".format(", ".join(those)) if those else ""
+
+
+def demangled(symbol: bytes) -> str:
+    """A C++ symbol as source code has it; unchanged where the C++ library cannot be asked."""
+    try:
+        library = ctypes.CDLL("libstdc++.so.6")
+        demangle = library["__cxa_demangle"]
+    except (OSError, AttributeError):
+        return symbol.decode()
+    demangle.restype = ctypes.c_void_p
+    status = ctypes.c_int()
+    text = demangle(ctypes.c_char_p(symbol), None, None, ctypes.byref(status))
+    if status.value != 0 or not text:
+        return symbol.decode()
+    return ctypes.string_at(text).decode()  # a few hundred bytes that are not freed
+
+
+# --- FP8
+
+
+def float8(installed: Dict[str, Distribution]) -> Check:
+    """Whether FP8 products can run here, and if not, why."""
+    torch, cuda, machine = installed.get("torch"), cuda_of_torch(), hardware.probe()
+    reasons = []
+    if torch and release(torch.version) < (2, 1):
+        reasons.append("torch {} has no float8 dtypes (2.1 is the first with them)".format(torch.version))
+    if cuda == "none":
+        reasons.append("torch is built without CUDA")
+    if not machine.gpus:
+        reasons.append("there is no NVIDIA GPU")
+    elif machine.gpus[0].sm < (8, 9):
+        name, sm = machine.gpus[0].name, "{}.{}".format(*machine.gpus[0].sm)
+        reasons.append("{} has compute capability {}, and FP8 begins with 8.9".format(name, sm))
+    major = int(cuda.partition(".")[0]) if cuda != "none" else 0
+    driver = int(machine.driver.partition(".")[0]) if machine.driver else 0
+    if driver and driver < DRIVERS.get(major, 0):
+        reasons.append("driver {} is too old for CUDA {} ({} is needed)".format(machine.driver, cuda, DRIVERS[major]))
+    if reasons:
+        return Check("FP8", WARNING, "not possible: " + "; ".join(reasons))
+    users = [name for name in ("transformer-engine", "torchao") if name in installed]
+    by = (
+        "with " + " and ".join(users)
+        if users
+        else "by torch._scaled_mm alone; transformer-engine and torchao are missing"
+    )
+    gpu = machine.gpus[0]
+    scales = ", MXFP8 too" if gpu.sm >= (10, 0) else ""
+    return Check("FP8", PASS, "possible on {} (sm {}.{}) {}{}".format(gpu.name, gpu.sm[0], gpu.sm[1], by, scales))
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of them."""
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (" and {} more".format(more) if more > 0 else "")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
