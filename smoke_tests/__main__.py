@@ -56,6 +56,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         try:
             run.go()
         except KeyboardInterrupt:
+            run.running.clear()
             run.end()
             return INTERRUPTED
         return run.finish()
@@ -224,9 +225,13 @@ class Run:
 
     def end(self) -> None:
         """End all processes with their children; what they still ran is unproven."""
+        late = [process for process in self.processes if process.poll() is None]
+        for number in (signal.SIGTERM, signal.SIGKILL):  # a build tool ends its own children only when it is asked
+            for process in late:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, number)
+            time.sleep(1 if late and number == signal.SIGTERM else 0)
         for process in self.processes:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self.look()
         for claim in list(self.running.values()):

@@ -28,7 +28,8 @@ COLOURS = {PASS: "32", WARNING: "33", FAILURE: "31"}
 ROOM = Path(__file__).resolve().parent
 SHARED = re.compile(r"\.so(\.\d+)*$")
 CUDA_LIBRARIES = ("cudnn", "cublas", "cublasLt", "nccl", "cudart", "cusparse", "nvJitLink", "nvrtc")
-OF_TORCH = re.compile(rb"^_ZT?[A-Z]*N?K?\w*?(2at|3c10|5torch|6caffe2)")
+# A mangled name in one of torch's namespaces: a function, a method, a type's information or its table of methods.
+OF_TORCH = re.compile(rb"_Z(?:T[A-Z]|GV)?N[rVK]*[RO]?(?:2at|3c10|5torch|6caffe2)")
 OLD_STRING, NEW_STRING = b"Ss", b"__cxx11"  # std::string in a mangled name, by the old C++ ABI and by the new one
 # The oldest driver for each CUDA (NVIDIA's compatibility page: minor versions share the driver).
 DRIVERS = {11: 450, 12: 525, 13: 580}
@@ -50,7 +51,7 @@ class Distribution(NamedTuple):
     name: str
     version: str
     root: Path
-    files: Tuple[Tuple[str, Optional[int]], ...]  # path relative to the root, size in bytes where it is recorded
+    files: Tuple[Tuple[str, Optional[int], str], ...]  # path below the root, bytes and hash where they are recorded
     requires: Tuple[str, ...]
     url: str
 
@@ -105,7 +106,7 @@ def distributions() -> Iterator[Distribution]:
         name = each.metadata["Name"]
         if not name:
             continue
-        rows = tuple((str(file), file.size) for file in each.files or [])
+        rows = tuple((str(file), file.size, file.hash.value if file.hash else "") for file in each.files or [])
         origin = each.read_text("direct_url.json") or "{}"
         try:
             url = str(json.loads(origin).get("url", ""))
@@ -151,16 +152,16 @@ def twice(found: List[Distribution]) -> Iterator[Check]:
                 "python", name=name
             )
             yield Check("installed twice", state, finding, remedy)
-    owners: Dict[Tuple[Path, str], str] = {}
+    owners: Dict[Tuple[Path, str], Tuple[str, str]] = {}
     clashes: Dict[Tuple[str, str], List[str]] = {}
     for each in found:
-        for path, _ in each.files:
-            if path.endswith((".py", ".so")) and not path.startswith(("tests/", "..")) and "/" in path:
-                other = owners.setdefault((each.root, path), each.name)
-                if other != each.name:
+        for path, _, code in each.files:
+            if path.endswith((".py", ".so")) and "/" in path and not path.startswith(("tests/", "..")):
+                other, its_code = owners.setdefault((each.root, path), (each.name, code))
+                if other != each.name and code != its_code:
                     clashes.setdefault((other, each.name), []).append(path)
     for (one, other), paths in clashes.items():
-        finding = "{} and {} both brought {} files ({}): the one that came last won".format(
+        finding = "{} and {} both brought {} files and differ in them ({}): the one that came last won".format(
             one, other, len(paths), some(paths)
         )
         yield Check("files of two packages", WARNING, finding, "uninstall both, and install the one that you need")
@@ -171,7 +172,7 @@ def files(installed: Iterable[Distribution]) -> Iterator[Check]:
     broken, count = 0, 0
     for each in installed:
         missing, other = [], []
-        for path, size in each.files:
+        for path, size, _ in each.files:
             place = each.root / path
             if path.endswith((".pyc", "RECORD", "direct_url.json", "INSTALLER")) or path.startswith(".."):
                 continue
@@ -253,7 +254,7 @@ def setuptools(installed: Dict[str, Distribution]) -> Check:
     users = []
     for name in MODULES:
         each = installed.get(name)
-        paths = [each.root / path for path, _ in each.files if path.endswith(".py")] if each else []
+        paths = [each.root / path for path, _, _ in each.files if path.endswith(".py")] if each else []
         if any(pattern.search(path.read_bytes()) for path in paths if path.is_file()):
             users.append(name)
     version = installed["setuptools"].version if "setuptools" in installed else "none"
@@ -291,7 +292,7 @@ def shared_libraries(installed: Iterable[Distribution]) -> Dict[str, List[Path]]
             found[path.name].append(place)
 
     for each in installed:
-        for path, _ in each.files:
+        for path, _, _ in each.files:
             if SHARED.search(path):
                 add(each.root / path)
     for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
@@ -338,7 +339,7 @@ def extensions(installed: Dict[str, Distribution], libraries: Dict[str, List[Pat
         yield Check("torch", FAILURE, "it is not installed", "install torch, or run this with the Python that has it")
         return
     offered: Set[bytes] = set()
-    for path, _ in torch.files:
+    for path, _, _ in torch.files:
         if re.search(r"(^|/)lib(c10\w*|torch\w*)\.so$", path):
             try:
                 offered |= elf.read(torch.root / path).offered
@@ -349,7 +350,7 @@ def extensions(installed: Dict[str, Distribution], libraries: Dict[str, List[Pat
     for each in installed.values():
         if each.name == "torch":
             continue
-        for path, _ in each.files:
+        for path, _, _ in each.files:
             if not path.endswith(".so"):
                 continue
             try:
@@ -394,7 +395,7 @@ def _unknown(
     label = "{} {} ({})".format(each.name, each.version, path)
     new, old = any(NEW_STRING in symbol for symbol in lacking), any(_has_old_string(symbol) for symbol in lacking)
     torch_is_new = any(NEW_STRING in symbol for symbol in offered)
-    names = some([demangled(symbol) for symbol in lacking])
+    names = some([demangled(symbol).partition("(")[0] for symbol in lacking])
     if (new and not torch_is_new) or (old and not new and torch_is_new):
         kinds = ("new", "old") if new else ("old", "new")
         finding = "{} uses the {} C++ ABI, and torch {} the {} one: it has no {}".format(
