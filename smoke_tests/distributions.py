@@ -48,12 +48,12 @@ def release(version: str) -> Tuple[int, ...]:
 
 def versions() -> Dict[str, str]:
     """The packages installed here that claims can be about, name -> version; no package is imported."""
-    found: Dict[str, str] = {}
+    first: Dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
         name = canonical(str(distribution.metadata["Name"] or ""))
         if name in MODULES:  # the first one on the path is the one that an import finds
-            found.setdefault(name, str(distribution.version))
-    return {name: found[name] for name in MODULES if name in found}
+            first.setdefault(name, str(distribution.version))
+    return {name: first[name] for name in MODULES if name in first}
 
 
 def cuda_of_torch() -> str:

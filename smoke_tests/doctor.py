@@ -27,7 +27,7 @@ PASS, WARNING, FAILURE = "pass", "warning", "failure"
 COLOURS = {PASS: "32", WARNING: "33", FAILURE: "31"}
 ROOM = Path(__file__).resolve().parent
 SHARED = re.compile(r"\.so(\.\d+)*$")
-CUDA_LIBRARIES = ("cudnn", "cublas", "cublasLt", "nccl", "cudart", "cusparse", "nvJitLink", "nvrtc")
+OF_CUDA = re.compile(r"lib(cudnn|cublas|cublasLt|nccl|cudart|cusparse|nvJitLink|nvrtc)\.so\.(\d+)$")
 # A mangled name in one of torch's namespaces: a function, a method, a type's information or its table of methods.
 OF_TORCH = re.compile(rb"_Z(?:T[A-Z]|GV)?N[rVK]*[RO]?(?:2at|3c10|5torch|6caffe2)")
 OLD_STRING, NEW_STRING = b"Ss", b"__cxx11"  # std::string in a mangled name, by the old C++ ABI and by the new one
@@ -85,15 +85,15 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 def of_environment() -> Iterator[Check]:
     """Everything that is looked at."""
-    found = list(distributions())
-    installed = {each.name: each for each in reversed(found)}  # the first one on the path is the one that is imported
+    every = list(distributions())
+    installed = {each.name: each for each in reversed(every)}  # the first one on the path is the one that is imported
     yield python(installed)
-    yield from twice(found)
+    yield from twice(every)
     yield from files(installed.values())
     yield from requirements(installed)
-    yield numpy(installed)
+    yield of_numpy(installed)
     yield setuptools(installed)
-    yield triton(installed)
+    yield of_triton(installed)
     libraries = shared_libraries(installed.values())
     yield from copies(libraries)
     yield from extensions(installed, libraries)
@@ -125,44 +125,38 @@ def distributions() -> Iterator[Distribution]:
 def python(installed: Dict[str, Distribution]) -> Check:
     """Which Python, and what comes from outside its environment."""
     where = "Python {} in {}".format(sys.version.split()[0], sys.prefix)
-    user = [each.name for each in installed.values() if str(each.root).startswith(str(site.getusersitepackages()))]
-    ours = [name for name in user if name in MODULES or name == "numpy"]
+    user = Path(site.getusersitepackages())
+    ours = [name for name, each in installed.items() if each.root == user and name in {*MODULES, "numpy"}]
     if ours:
         remedy = "set PYTHONNOUSERSITE=1, or uninstall them there"
-        return Check("python", WARNING, "{}; {} come from {}".format(where, some(ours), site.USER_SITE), remedy)
+        return Check("python", WARNING, "{}; {} come from {}".format(where, some(ours), user), remedy)
     if os.environ.get("PYTHONPATH"):
         return Check("python", PASS, where + "; PYTHONPATH adds " + os.environ["PYTHONPATH"])
     return Check("python", PASS, where)
 
 
-def twice(found: List[Distribution]) -> Iterator[Check]:
-    """Distributions with metadata in several places, and files that two distributions brought."""
-    places: Dict[str, List[Distribution]] = {}
-    for each in found:
-        if each.root not in [other.root for other in places.get(each.name, [])] or each.version not in [
-            other.version for other in places[each.name]
-        ]:
-            places.setdefault(each.name, []).append(each)
-    for name, several in places.items():
-        if len({each.version for each in several}) > 1:
-            where = ", ".join("{} in {}".format(each.version, each.root) for each in several)
-            state = FAILURE if len({each.root for each in several}) < len(several) else WARNING
-            finding = "{} is installed more than once ({}); an import finds the first".format(name, where)
-            remedy = "{} -m pip uninstall {name}, until it is gone, and install {name} again".format(
-                "python", name=name
-            )
-            yield Check("installed twice", state, finding, remedy)
+def twice(every: List[Distribution]) -> Iterator[Check]:
+    """Distributions with metadata of several versions, and files that two distributions brought."""
+    places: Dict[str, Dict[str, Path]] = {}  # name -> version -> where it is
     owners: Dict[Tuple[Path, str], Tuple[str, str]] = {}
     clashes: Dict[Tuple[str, str], List[str]] = {}
-    for each in found:
+    for each in every:
+        places.setdefault(each.name, {}).setdefault(each.version, each.root)
         for path, _, code in each.files:
             if path.endswith((".py", ".so")) and "/" in path and not path.startswith(("tests/", "..")):
-                other, its_code = owners.setdefault((each.root, path), (each.name, code))
-                if other != each.name and code != its_code:
-                    clashes.setdefault((other, each.name), []).append(path)
-    for (one, other), paths in clashes.items():
+                owner, its_code = owners.setdefault((each.root, path), (each.name, code))
+                if owner != each.name and code != its_code:
+                    clashes.setdefault((owner, each.name), []).append(path)
+    for name, roots in places.items():
+        if len(roots) > 1:
+            where = ", ".join("{} in {}".format(version, root) for version, root in roots.items())
+            state = WARNING if len(set(roots.values())) == len(roots) else FAILURE
+            finding = "{} is installed more than once ({}); an import finds the first".format(name, where)
+            remedy = "python -m pip uninstall {0}, until it is gone, and install {0} again".format(name)
+            yield Check("installed twice", state, finding, remedy)
+    for pair, paths in clashes.items():
         finding = "{} and {} both brought {} files and differ in them ({}): the one that came last won".format(
-            one, other, len(paths), some(paths)
+            *pair, len(paths), some(paths)
         )
         yield Check("files of two packages", WARNING, finding, "uninstall both, and install the one that you need")
 
@@ -235,15 +229,15 @@ def short(specifier: object) -> str:
     return ",".join(part for part in text.split(",") if "!=" not in part) if text.count("!=") > 3 else text
 
 
-def numpy(installed: Dict[str, Distribution]) -> Check:
+def of_numpy(installed: Dict[str, Distribution]) -> Check:
     """NumPy 2 under a torch that was compiled against NumPy 1."""
-    torch, found = installed.get("torch"), installed.get("numpy")
-    if found is None:
+    torch, numpy = installed.get("torch"), installed.get("numpy")
+    if numpy is None:
         return Check("numpy", WARNING, "it is not installed, and torch cannot exchange arrays", "pip install numpy")
-    if torch and release(found.version) >= (2,) and release(torch.version) < (2, 3):
-        finding = "numpy {} under torch {}, which was compiled against NumPy 1".format(found.version, torch.version)
+    if torch and release(numpy.version) >= (2,) and release(torch.version) < (2, 3):
+        finding = "numpy {} under torch {}, which was compiled against NumPy 1".format(numpy.version, torch.version)
         return Check("numpy", FAILURE, finding, "python -m pip install 'numpy<2'")
-    return Check("numpy", PASS, found.version)
+    return Check("numpy", PASS, numpy.version)
 
 
 def setuptools(installed: Dict[str, Distribution]) -> Check:
@@ -264,72 +258,69 @@ def setuptools(installed: Dict[str, Distribution]) -> Check:
     return Check("setuptools", PASS, "{}; no package here imports pkg_resources".format(version))
 
 
-def triton(installed: Dict[str, Distribution]) -> Check:
+def of_triton(installed: Dict[str, Distribution]) -> Check:
     """Triton against the one that torch pins."""
     torch = installed.get("torch")
-    found = next((installed[name] for name in ("triton", "pytorch-triton") if name in installed), None)
+    triton = next((installed[name] for name in ("triton", "pytorch-triton") if name in installed), None)
     asked = [text for text in (torch.requires if torch else ()) if re.match(r"(pytorch-)?triton\b", text)]
     pinned = re.search(r"==\s*([\w.+]+)", asked[0]) if asked else None
-    if found is None:
-        state, finding = (WARNING, "it is not installed, so torch.compile and Triton kernels do not run on a GPU")
-        return Check("triton", state if cuda_of_torch() != "none" else PASS, finding, "reinstall torch")
-    if torch and pinned and release(pinned.group(1)) != release(found.version):
-        finding = "triton {} under torch {}, which requires {}".format(found.version, torch.version, pinned.group(1))
+    if triton is None:
+        finding = "it is not installed, so torch.compile and Triton kernels do not run on a GPU"
+        return Check("triton", WARNING if cuda_of_torch() != "none" else PASS, finding, "install torch again")
+    if torch and pinned and release(pinned.group(1)) != release(triton.version):
+        finding = "triton {} under torch {}, which requires {}".format(triton.version, torch.version, pinned.group(1))
         return Check("triton", FAILURE, finding, "python -m pip install triton==" + pinned.group(1))
-    return Check("triton", PASS, found.version + ("" if pinned else "; torch requires no version of it"))
+    return Check("triton", PASS, triton.version + ("" if pinned else "; torch requires no version of it"))
 
 
 # --- shared libraries
 
 
 def shared_libraries(installed: Iterable[Distribution]) -> Dict[str, List[Path]]:
-    """File name -> the files of that name that a package brought, or LD_LIBRARY_PATH leads to."""
-    found: Dict[str, List[Path]] = {}
+    """File name -> the files of that name that a package brought, or that lie where LD_LIBRARY_PATH or conda leads."""
+    places: Dict[str, List[Path]] = {}
 
     def add(path: Path) -> None:
         place = path.resolve()
-        if place.is_file() and place not in found.setdefault(path.name, []):
-            found[path.name].append(place)
+        if place.is_file() and place not in places.setdefault(path.name, []):
+            places[path.name].append(place)
 
     for each in installed:
         for path, _, _ in each.files:
             if SHARED.search(path):
                 add(each.root / path)
-    for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
-        if Path(folder).is_dir():
-            for name in os.listdir(folder):
-                if SHARED.search(name):
-                    add(Path(folder, name))
-    return found
+    for folder in filter(os.path.isdir, [*library_path(), os.path.join(sys.prefix, "lib")]):
+        for name in filter(SHARED.search, os.listdir(folder)):
+            add(Path(folder, name))
+    return places
+
+
+def library_path() -> List[str]:
+    """The folders of LD_LIBRARY_PATH."""
+    return [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
 
 
 def copies(libraries: Dict[str, List[Path]]) -> Iterator[Check]:
     """CUDA libraries of which a process could load two copies, or another one than torch's."""
-    seen = 0
-    pattern = re.compile(r"lib({})\.so\.\d+$".format("|".join(CUDA_LIBRARIES)))
-    first = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    for name, paths in sorted(libraries.items()):
-        if pattern.match(name):
-            seen += 1
-            folders = {str(path.parent) for path in paths}
-            if len(folders) > 1:
-                by_path = [each for each in folders if any(os.path.realpath(folder) == each for folder in first)]
-                finding = "{} is in {}".format(name, " and ".join(sorted(folders)))
-                finding += "; LD_LIBRARY_PATH puts {} first".format(by_path[0]) if by_path else ""
-                remedy = "unset LD_LIBRARY_PATH" if by_path else "uninstall the copy that torch does not bring"
-                yield Check("two copies", WARNING, finding, remedy)
+    folders_first = [os.path.realpath(folder) for folder in library_path()]
     versions: Dict[str, Set[str]] = {}
-    for name in libraries:
-        match = re.match(r"lib({})\.so\.(\d+)$".format("|".join(CUDA_LIBRARIES)), name)
-        if match and match.group(1) in ("cudart", "cublas", "cudnn", "nccl"):
+    for name, paths in sorted(libraries.items()):
+        match = OF_CUDA.match(name)
+        if match:
             versions.setdefault(match.group(1), set()).add(match.group(2))
+            folders = sorted({str(path.parent) for path in paths})
+            if len(folders) > 1:
+                first = next((folder for folder in folders if folder in folders_first), "")
+                finding = "{} is in {}".format(name, " and ".join(folders))
+                finding += "; LD_LIBRARY_PATH puts {} first".format(first) if first else ""
+                remedy = "unset LD_LIBRARY_PATH" if first else "uninstall the copy that torch does not bring"
+                yield Check("two copies", WARNING, finding, remedy)
     for stem, numbers in versions.items():
-        if len(numbers) > 1:
+        if len(numbers) > 1 and stem in ("cudart", "cublas", "cudnn", "nccl"):
             finding = "lib{} is installed in versions {}".format(stem, ", ".join(sorted(numbers, key=int)))
-            yield Check(
-                "two copies", WARNING, finding, "uninstall the packages of the CUDA that torch is not built for"
-            )
-    yield Check("CUDA libraries", PASS, "{} were looked at".format(seen))
+            remedy = "uninstall the packages of the CUDA that torch is not built for"
+            yield Check("two copies", WARNING, finding, remedy)
+    yield Check("CUDA libraries", PASS, "{} were looked at".format(sum(map(len, versions.values()))))
 
 
 def extensions(installed: Dict[str, Distribution], libraries: Dict[str, List[Path]]) -> Iterator[Check]:
@@ -360,39 +351,49 @@ def extensions(installed: Dict[str, Distribution], libraries: Dict[str, List[Pat
             if not any(name.startswith(("libtorch", "libc10")) for name in library.needed):
                 continue
             looked += 1
-            found = [*_foreign_cuda(each, path, library, cuda), *_unknown(each, path, library, offered, torch)]
-            bad += bool(found)
-            yield from found
+            label = "{} {} ({})".format(each.name, each.version, path)
+            faults = [
+                *_other_cuda(each, label, library, cuda),
+                *_missing(label, library, libraries),
+                *_unknown(each, label, library, offered, torch),
+            ]
+            bad += bool(faults)
+            yield from faults
     if not bad:
         yield Check(
             "extensions", PASS, "{} compiled for torch find their symbols in torch {}".format(looked, torch.version)
         )
 
 
-def _foreign_cuda(each: Distribution, path: str, library: elf.Library, cuda: str) -> Iterator[Check]:
+def _other_cuda(each: Distribution, label: str, library: elf.Library, cuda: str) -> Iterator[Check]:
     """An extension of another CUDA than torch's."""
-    versions = {
-        match.group(1) for name in library.needed for match in [re.match(r"libcudart\.so\.(\d+)", name)] if match
-    }
-    other = sorted(version for version in versions if version != cuda.partition(".")[0])
+    matches = [re.match(r"libcudart\.so\.(\d+)", name) for name in library.needed]
+    other = sorted({match.group(1) for match in matches if match} - {cuda.partition(".")[0]})
     if other:
         built = "no CUDA" if cuda == "none" else "CUDA " + cuda
-        finding = "{} {} ({}) is compiled for CUDA {}, and torch for {}".format(
-            each.name, each.version, path, other[0], built
-        )
-        yield Check(
-            "wheel of another CUDA", FAILURE, finding, "install a {} that was built for {}".format(each.name, built)
-        )
+        finding = "{} is compiled for CUDA {}, and torch for {}".format(label, other[0], built)
+        remedy = "install a {} that was built for {}".format(each.name, built)
+        yield Check("wheel of another CUDA", FAILURE, finding, remedy)
+
+
+def _missing(label: str, library: elf.Library, libraries: Dict[str, List[Path]]) -> Iterator[Check]:
+    """CUDA libraries that an extension loads, and that neither a package nor the system has."""
+    for name in library.needed:
+        if OF_CUDA.match(name) and name not in libraries:
+            try:
+                ctypes.CDLL(name)
+            except OSError:
+                finding = "{} loads {}, which is nowhere here".format(label, name)
+                yield Check("missing library", FAILURE, finding, "install the package that holds " + name)
 
 
 def _unknown(
-    each: Distribution, path: str, library: elf.Library, offered: Set[bytes], torch: Distribution
+    each: Distribution, label: str, library: elf.Library, offered: Set[bytes], torch: Distribution
 ) -> Iterator[Check]:
     """Symbols of torch that an extension wants and this torch lacks."""
     lacking = sorted(symbol for symbol in library.wanted - offered if OF_TORCH.match(symbol))
     if not lacking:
         return
-    label = "{} {} ({})".format(each.name, each.version, path)
     new, old = any(NEW_STRING in symbol for symbol in lacking), any(_has_old_string(symbol) for symbol in lacking)
     torch_is_new = any(NEW_STRING in symbol for symbol in offered)
     names = some([demangled(symbol).partition("(")[0] for symbol in lacking])
@@ -421,14 +422,12 @@ def _has_old_string(symbol: bytes) -> bool:
 
 def traces(symbols: Iterable[bytes]) -> str:
     """Which releases of torch have all of these symbols, of those that torch_symbols.json knows; "" for none."""
-    known = json.loads((ROOM / "torch_symbols.json").read_text(encoding="utf-8"))
-    releases = set(known["releases"])
-    listed = [set(known["symbols"][symbol.decode()]) for symbol in symbols if symbol.decode() in known["symbols"]]
-    if not listed:
-        return ""
-    common = releases.intersection(*listed)
-    those = sorted(common, key=release)
-    return "torch {} has them".format(", ".join(those)) if those else ""
+    wanted = {symbol.decode() for symbol in symbols}
+    table: Dict[str, List[str]] = json.loads((ROOM / "torch_symbols.json").read_text(encoding="utf-8"))
+    holders = [set(releases.split()) for releases, names in table.items() if wanted.intersection(names)]
+    common = sorted(set.intersection(*holders), key=release) if holders else []
+    every = sorted({each for releases in table for each in releases.split()}, key=release)
+    return "of torch {}, only {} has them".format(", ".join(every), " and ".join(common)) if common else ""
 
 
 def demangled(symbol: bytes) -> str:
@@ -451,32 +450,28 @@ def demangled(symbol: bytes) -> str:
 
 def float8(installed: Dict[str, Distribution]) -> Check:
     """Whether FP8 products can run here, and if not, why."""
-    torch, cuda, machine = installed.get("torch"), cuda_of_torch(), hardware.probe()
+    torch, cuda = installed.get("torch"), cuda_of_torch()
+    # hardware.probe() would import torch where there is no nvidia-smi.
+    rows = hardware.nvidia_smi("name", "compute_cap", "driver_version") or []
+    gpu, capability, driver = rows[0] if rows else ("", "0.0", "")
     reasons = []
     if torch and release(torch.version) < (2, 1):
         reasons.append("torch {} has no float8 dtypes (2.1 is the first with them)".format(torch.version))
     if cuda == "none":
         reasons.append("torch is built without CUDA")
-    if not machine.gpus:
-        reasons.append("there is no NVIDIA GPU")
-    elif machine.gpus[0].sm < (8, 9):
-        name, sm = machine.gpus[0].name, "{}.{}".format(*machine.gpus[0].sm)
-        reasons.append("{} has compute capability {}, and FP8 begins with 8.9".format(name, sm))
-    major = int(cuda.partition(".")[0]) if cuda != "none" else 0
-    driver = int(machine.driver.partition(".")[0]) if machine.driver else 0
-    if driver and driver < DRIVERS.get(major, 0):
-        reasons.append("driver {} is too old for CUDA {} ({} is needed)".format(machine.driver, cuda, DRIVERS[major]))
+    if not rows:
+        reasons.append("nvidia-smi lists no GPU")
+    elif release(capability) < (8, 9):
+        reasons.append("{} has compute capability {}, and FP8 begins with 8.9".format(gpu, capability))
+    needed = DRIVERS.get(int(cuda.partition(".")[0]), 0) if cuda != "none" else 0
+    if driver and release(driver) < (needed,):
+        reasons.append("driver {} is too old for CUDA {} ({} is needed)".format(driver, cuda, needed))
     if reasons:
         return Check("FP8", WARNING, "not possible: " + "; ".join(reasons))
     users = [name for name in ("transformer-engine", "torchao") if name in installed]
-    by = (
-        "with " + " and ".join(users)
-        if users
-        else "by torch._scaled_mm alone; transformer-engine and torchao are missing"
-    )
-    gpu = machine.gpus[0]
-    scales = ", MXFP8 too" if gpu.sm >= (10, 0) else ""
-    return Check("FP8", PASS, "possible on {} (sm {}.{}) {}{}".format(gpu.name, gpu.sm[0], gpu.sm[1], by, scales))
+    by = "with " + " and ".join(users) if users else "by torch._scaled_mm alone"
+    scales = ", MXFP8 too" if release(capability) >= (10, 0) else ""
+    return Check("FP8", PASS, "possible on {} (compute capability {}) {}{}".format(gpu, capability, by, scales))
 
 
 def some(names: Sequence[str]) -> str:

@@ -1,4 +1,7 @@
-"""Read what a shared library needs and offers, from its ELF headers: little-endian 64-bit files, as on x86-64."""
+"""Read what a shared library needs and offers, from its ELF headers: little-endian 64-bit files, as on x86-64.
+
+It needs the standard library only; recipes/make/audit.py reads more of a wheel's extensions, with pyelftools.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,17 @@ SECTION = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr
 SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym
 ENTRY = struct.Struct("<qQ")  # Elf64_Dyn
 DYNAMIC, DYNSYM = 6, 11  # types of sections
-NEEDED, RPATH, RUNPATH = 1, 15, 29  # tags in the dynamic section
+NEEDED = 1  # a tag in the dynamic section
 WEAK = 2
 
 
 class Library(NamedTuple):
-    """One shared library: the libraries that it loads, where it looks for them first, and its symbols.
+    """One shared library: the libraries that it loads, and its symbols.
 
     wanted: the symbols that others must have (weak ones may be missing); offered: those that it has.
     """
 
     needed: Tuple[str, ...]
-    paths: Tuple[str, ...]
     wanted: Set[bytes]
     offered: Set[bytes]
 
@@ -47,25 +49,21 @@ def _library(content: mmap.mmap) -> Library:
     (offset,), (size, count) = struct.unpack_from("<Q", content, 40), struct.unpack_from("<HH", content, 58)
     sections = [SECTION.unpack_from(content, offset + number * size) for number in range(count)]
     needed: List[str] = []
-    paths: List[str] = []
     wanted: Set[bytes] = set()
     offered: Set[bytes] = set()
     for section in sections:
         kind, at, length, link = section[1], section[4], section[5], section[6]
         if kind == DYNAMIC:
             for tag, value in ENTRY.iter_unpack(content[at : at + length]):
-                text = _text(content, sections[link][4] + value) if tag in (NEEDED, RPATH, RUNPATH) else b""
                 if tag == NEEDED:
-                    needed.append(text.decode())
-                elif text:
-                    paths += text.decode().split(":")
+                    needed.append(_text(content, sections[link][4] + value).decode())
         elif kind == DYNSYM:
             for name, is_undefined, is_weak in _symbols(content, at, length, sections[link]):
                 if not is_undefined:
                     offered.add(name)
                 elif not is_weak:
                     wanted.add(name)
-    return Library(tuple(needed), tuple(paths), wanted, offered)
+    return Library(tuple(needed), wanted, offered)
 
 
 def _symbols(content: mmap.mmap, at: int, length: int, names: Tuple[int, ...]) -> Iterator[Tuple[bytes, bool, bool]]:
