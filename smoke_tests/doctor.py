@@ -457,8 +457,10 @@ def float8(installed: Dict[str, Distribution]) -> Check:
     reasons = []
     if torch and release(torch.version) < (2, 1):
         reasons.append("torch {} has no float8 dtypes (2.1 is the first with them)".format(torch.version))
-    if cuda == "none":
+    if torch and cuda == "none":
         reasons.append("torch is built without CUDA")
+    if torch is None:
+        reasons.append("torch is not installed")
     if not rows:
         reasons.append("nvidia-smi lists no GPU")
     elif release(capability) < (8, 9):

@@ -48,12 +48,13 @@ def make(root: Path, cache: Cache, into: Path) -> Path:
     """Build the wheel and the list that `nox -s index` reads in a folder; the wheel."""
     commit = commit_of(root, *PARTS)
     if not commit:
-        raise Refusal(f"{root / 'smoke_tests'} has changes that are not committed: commit them first.")
+        raise Refusal(f"{root / 'smoke_tests'} is not as git has it: commit its changes, in a git checkout.")
     made = datetime.fromtimestamp(int(_git(root, "log", "-1", "--format=%ct", "--", *PARTS)), UTC)
     number = f"{made:%Y}.{made.month}.{made.day}.{made.hour * 60 + made.minute}"
     with disk_named(into), tempfile.TemporaryDirectory(prefix="fusebox-claims-") as folder:
         files = _git(root, "archive", "--format=tar", "HEAD", "LICENSE", *PARTS)
-        tarfile.open(fileobj=io.BytesIO(files)).extractall(folder, filter="data")
+        with tarfile.open(fileobj=io.BytesIO(files)) as archive:
+            archive.extractall(folder, filter="data")
         project = PROJECT.format(name=NAME, version=number, summary=SUMMARY, python=REQUIRES_PYTHON, uv=version("uv"))
         write_text(Path(folder, "pyproject.toml"), project)
         into.mkdir(parents=True, exist_ok=True)
