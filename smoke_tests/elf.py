@@ -41,7 +41,7 @@ def read(path: Path) -> Library:
                 raise ValueError(f"{path} is no little-endian 64-bit ELF file")
             try:
                 return _library(content)
-            except (struct.error, IndexError):
+            except (struct.error, IndexError, OverflowError, ValueError):
                 raise ValueError(f"{path} is cut off") from None
 
 

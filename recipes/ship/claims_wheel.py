@@ -48,7 +48,9 @@ def make(root: Path, cache: Cache, into: Path) -> Path:
     """Build the wheel and the list that `nox -s index` reads in a folder; the wheel."""
     commit = commit_of(root, *PARTS)
     if not commit:
-        raise Refusal(f"{root / 'smoke_tests'} is not as git has it: commit its changes, in a git checkout.")
+        raise Refusal(
+            f"{root / 'smoke_tests'} is not as git has it: commit its changes, and run this in a git checkout."
+        )
     made = datetime.fromtimestamp(int(_git(root, "log", "-1", "--format=%ct", "--", *PARTS)), UTC)
     number = f"{made:%Y}.{made.month}.{made.day}.{made.hour * 60 + made.minute}"
     with disk_named(into), tempfile.TemporaryDirectory(prefix="fusebox-claims-") as folder:
