@@ -133,10 +133,12 @@ class Share:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """A claim that itself imports what is not installed is unproven; a package that does so is refuted."""
         report = yield
-        lacking = needed(call.excinfo.value, self.ledger.manifest["packages"]) if call.excinfo else None
-        if report.failed and lacking and call.excinfo:
-            report.outcome, report.longrepr = "skipped", (str(item.path), 0, lacking)
-            call.excinfo.value.msg = lacking  # what str() of it gives
+        error = call.excinfo.value if call.excinfo else None
+        if report.failed and isinstance(error, ModuleNotFoundError):
+            lacking = needed(error, self.ledger.manifest["packages"])
+            if lacking:
+                report.outcome, report.longrepr = "skipped", (str(item.path), 0, lacking)
+                error.msg = lacking  # what str() of it gives, and so the reason in the evidence
         return report
 
     @pytest.hookimpl(trylast=True)
@@ -149,9 +151,9 @@ class Share:
             file.write(json.dumps(line) + "\n")
 
 
-def needed(error: BaseException, packages: Iterable[str]) -> Optional[str]:
+def needed(error: ModuleNotFoundError, packages: Iterable[str]) -> Optional[str]:
     """What a claim needs and the environment lacks, in words; None if the error is a package's own."""
-    if not isinstance(error, ModuleNotFoundError) or not error.name:
+    if not error.name:
         return None
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     files = [file for file in files if not file.startswith("<frozen") and Path(file).parent.name not in LOADERS]

@@ -54,9 +54,9 @@ def table(wheels: List[Path]) -> Dict[str, List[str]]:
     torches = {wheel.name.split("-")[1]: wheel for wheel in wheels if wheel.name.startswith("torch-")}
     for version in sorted(torches, key=release):
         offered = {symbol for library in libraries(torches[version], TORCH) for symbol in library.offered}
-        for symbol in offered:
-            if OF_TORCH.match(symbol) and qualified(symbol) in names:
-                holders.setdefault(symbol.decode(), []).append(version)
+        for mangled in offered:
+            if OF_TORCH.match(mangled) and qualified(mangled) in names:
+                holders.setdefault(mangled.decode(), []).append(version)
     changed: Dict[str, List[str]] = {}
     for symbol, versions in sorted(holders.items()):
         if len(versions) < len(torches):
