@@ -148,8 +148,9 @@ class Run:
 
     def start(self, *more: str) -> None:
         """Start one process."""
-        command = [sys.executable, "-m", "pytest", str(ROOM), str(ROOM / "loaded_once.py"), "-p", "smoke_tests.foreign"]
-        command += ["-p", "no:cacheprovider", "-o", "addopts=", "--strict-markers", "-q", "--tb=short", *more]
+        command = [sys.executable, "-m", "pytest", str(ROOM), "-p", "smoke_tests.foreign", "-p", "no:cacheprovider"]
+        command += ["-o", "addopts=", "-o", "python_files=test_*.py loaded_once.py"]
+        command += ["--strict-markers", "-q", "--tb=short", *more]
         command += ["--manifest", str(self.folder / "manifest.json"), "--shared", str(self.folder)]
         command += [word for name in self.chosen for word in ("--about", name)]
         command += ["--long"] if self.options.long else []
