@@ -30,7 +30,7 @@ SHARED = re.compile(r"\.so(\.\d+)*$")
 OF_CUDA = re.compile(r"lib(cudnn|cublas|cublasLt|nccl|cudart|cusparse|nvJitLink|nvrtc)\.so\.(\d+)$")
 # A mangled name in one of torch's namespaces: a function, a method, a type's information or its table of methods.
 OF_TORCH = re.compile(rb"_Z(?:T[A-Z]|GV)?N[rVK]*[RO]?(?:2at|3c10|5torch|6caffe2)")
-OLD_STRING, NEW_STRING = b"Ss", b"__cxx11"  # std::string in a mangled name, by the old C++ ABI and by the new one
+OLD_STRING, NEW_STRING = "std::string", "__cxx11"  # in the name of a function that takes a text, by each C++ ABI
 # The oldest driver for each CUDA (NVIDIA's compatibility page: minor versions share the driver).
 DRIVERS = {11: 450, 12: 525, 13: 580}
 SHOWN = 4  # files or symbols that a finding names
@@ -217,7 +217,7 @@ def requirements(installed: Dict[str, Distribution]) -> Iterator[Check]:
             serious = each.name in MODULES or name in MODULES
             remedy = "python -m pip install {!r}".format(name + short(asked.specifier))
             if of_torch:
-                remedy = "install a {} that was built for torch {}".format(each.name, there.version if there else "")
+                remedy = "install {} built for torch {}".format(each.name, there.version if there else "")
             yield Check(about, FAILURE if serious else WARNING, finding, remedy.rstrip())
     if not unmet:
         yield Check("requirements", PASS, "all are met")
@@ -336,44 +336,66 @@ def extensions(installed: Dict[str, Distribution], libraries: Dict[str, List[Pat
                 offered |= elf.read(torch.root / path).offered
             except (OSError, ValueError) as error:
                 yield Check("torch", FAILURE, "{} cannot be read: {}".format(path, error), "install torch again")
-    cuda = cuda_of_torch()
     looked = bad = 0
     for each in installed.values():
-        if each.name == "torch":
+        name, library = compiled(each)
+        if library is None or each.name == "torch":
             continue
-        for path, _, _ in each.files:
-            if not path.endswith(".so"):
-                continue
+        looked += 1
+        label = "{} {} ({})".format(each.name, each.version, name)
+        faults = [
+            *_other_python(each, label),
+            *(list(_other_cuda(each, label, library)) or _missing(label, library, libraries)),
+            *_unknown(each, label, library, offered, torch),
+        ]
+        bad += bool(faults)
+        yield from faults
+    if not bad:
+        finding = "those of {} packages find their symbols in torch {}".format(looked, torch.version)
+        yield Check("extensions", PASS, finding)
+
+
+def compiled(each: Distribution) -> Tuple[str, Optional[elf.Library]]:
+    """What the extensions of a package that use torch load and want, together, and their names; None without any."""
+    paths: List[str] = []
+    needed: Set[str] = set()
+    wanted: Set[bytes] = set()
+    offered: Set[bytes] = set()
+    for path, _, _ in each.files:
+        if path.endswith(".so"):
             try:
                 library = elf.read(each.root / path)
             except (OSError, ValueError):
                 continue  # `files` says what is missing
-            if not any(name.startswith(("libtorch", "libc10")) for name in library.needed):
-                continue
-            looked += 1
-            label = "{} {} ({})".format(each.name, each.version, path)
-            faults = [
-                *_other_cuda(each, label, library, cuda),
-                *_missing(label, library, libraries),
-                *_unknown(each, label, library, offered, torch),
-            ]
-            bad += bool(faults)
-            yield from faults
-    if not bad:
-        yield Check(
-            "extensions", PASS, "{} compiled for torch find their symbols in torch {}".format(looked, torch.version)
-        )
+            if any(name.startswith(("libtorch", "libc10")) for name in library.needed):
+                paths.append(path)
+                needed.update(library.needed)
+                wanted |= library.wanted
+                offered |= library.offered
+    more = " and {} more".format(len(paths) - 1) if len(paths) > 1 else ""
+    return paths[0] + more if paths else "", elf.Library(
+        tuple(sorted(needed)), wanted - offered, offered
+    ) if paths else None
 
 
-def _other_cuda(each: Distribution, label: str, library: elf.Library, cuda: str) -> Iterator[Check]:
+def _other_python(each: Distribution, label: str) -> Iterator[Check]:
+    """Extensions of another Python, as their file names say."""
+    tags = {match.group(1) for path, _, _ in each.files for match in [re.search(r"\.(cpython-\d+)\b", path)] if match}
+    ours = str(sys.implementation.cache_tag)
+    if tags and ours not in tags:
+        finding = "{} is compiled for {}, and this is {}".format(label, some(sorted(tags)), ours)
+        yield Check("wheel of another Python", FAILURE, finding, "install {} for {}".format(each.name, ours))
+
+
+def _other_cuda(each: Distribution, label: str, library: elf.Library) -> Iterator[Check]:
     """An extension of another CUDA than torch's."""
+    cuda = cuda_of_torch()
     matches = [re.match(r"libcudart\.so\.(\d+)", name) for name in library.needed]
     other = sorted({match.group(1) for match in matches if match} - {cuda.partition(".")[0]})
     if other:
         built = "no CUDA" if cuda == "none" else "CUDA " + cuda
         finding = "{} is compiled for CUDA {}, and torch for {}".format(label, other[0], built)
-        remedy = "install a {} that was built for {}".format(each.name, built)
-        yield Check("wheel of another CUDA", FAILURE, finding, remedy)
+        yield Check("wheel of another CUDA", FAILURE, finding, "install {} built for {}".format(each.name, built))
 
 
 def _missing(label: str, library: elf.Library, libraries: Dict[str, List[Path]]) -> Iterator[Check]:
@@ -394,30 +416,25 @@ def _unknown(
     lacking = sorted(symbol for symbol in library.wanted - offered if OF_TORCH.match(symbol))
     if not lacking:
         return
-    new, old = any(NEW_STRING in symbol for symbol in lacking), any(_has_old_string(symbol) for symbol in lacking)
-    torch_is_new = any(NEW_STRING in symbol for symbol in offered)
-    names = some([demangled(symbol).partition("(")[0] for symbol in lacking])
-    if (new and not torch_is_new) or (old and not new and torch_is_new):
-        kinds = ("new", "old") if new else ("old", "new")
-        finding = "{} uses the {} C++ ABI, and torch {} the {} one: it has no {}".format(
-            label, kinds[0], torch.version, kinds[1], names
-        )
-        flag = "TRUE" if torch_is_new else "FALSE"
-        yield Check(
-            "C++ ABI", FAILURE, finding, "install a {} with cxx11abi{}, or compile it here".format(each.name, flag)
-        )
-        return
-    finding = "{} wants {} symbols that torch {} lacks: {}".format(label, len(lacking), torch.version, names)
+    texts = [demangled(symbol).partition("(") for symbol in lacking]
+    new = any(NEW_STRING in arguments for _, _, arguments in texts)
+    old = any(OLD_STRING in arguments for _, _, arguments in texts) and not new
+    torch_is_new = any(NEW_STRING.encode() in symbol for symbol in offered if OF_TORCH.match(symbol))
+    lacks = "torch {} lacks: {}".format(torch.version, some([name for name, _, _ in texts]))
     traced = traces(lacking)
-    finding += "; {}".format(traced) if traced else ""
+    lacks += "; {}".format(traced) if traced else ""
+    if (new and not torch_is_new) or (old and torch_is_new):
+        kinds = ("new", "old") if new else ("old", "new")
+        finding = "{} uses the {} C++ ABI and torch the {} one, so that {}".format(label, *kinds, lacks)
+        flag = "TRUE" if torch_is_new else "FALSE"
+        remedy = "install {} built with cxx11abi{}, or compile it here".format(each.name, flag)
+        yield Check("C++ ABI", FAILURE, finding, remedy)
+        return
+    finding = "{} wants {} symbols that {}".format(label, len(lacking), lacks)
     named = re.search(r"torch[-_.]?(\d+\.\d+)", each.url or each.version)
     finding += "; its file name says torch {}".format(named.group(1)) if named else ""
-    remedy = "install a {} that was built for torch {}, or compile it here".format(each.name, torch.version)
+    remedy = "install {} built for torch {}, or compile it here".format(each.name, torch.version)
     yield Check("wheel of another torch", FAILURE, finding, remedy)
-
-
-def _has_old_string(symbol: bytes) -> bool:
-    return OLD_STRING in symbol and NEW_STRING not in symbol
 
 
 def traces(symbols: Iterable[bytes]) -> str:
@@ -427,7 +444,7 @@ def traces(symbols: Iterable[bytes]) -> str:
     holders = [set(releases.split()) for releases, names in table.items() if wanted.intersection(names)]
     common = sorted(set.intersection(*holders), key=release) if holders else []
     every = sorted({each for releases in table for each in releases.split()}, key=release)
-    return "of torch {}, only {} has them".format(", ".join(every), " and ".join(common)) if common else ""
+    return "of torch {}, these have them: {}".format(", ".join(every), ", ".join(common)) if common else ""
 
 
 def demangled(symbol: bytes) -> str:

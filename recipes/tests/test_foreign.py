@@ -296,10 +296,12 @@ def test_what_an_extension_wants_has_to_be_there(compiled: Site, doctor: Any, tm
     finding = faults(doctor)["wheel of another torch"]
     assert "(flash.so) wants 1 symbols that torch 2.11.0 lacks: c10::TensorImpl::gone" in finding
     assert "its file name says torch 2.1" in finding
-    other = extension(tmp_path / "cuda", "", "libcudart.so.12", "libcudnn.so.7")
-    compiled.install("xformers", "0.1", {"xformers.so": other})
+    other = extension(tmp_path / "cuda", "", "libcudart.so.12")
+    compiled.install("xformers", "0.1", {"x/C.cpython-26-x86_64-linux-gnu.so": other, "x/D.so": other})
+    compiled.install("rotary-emb", "0.1", {"rotary.so": extension(tmp_path / "cudnn", "", "libcudnn.so.7")})
     seen = faults(doctor)
-    assert "is compiled for CUDA 12, and torch for CUDA 13.0" in seen["wheel of another CUDA"]
+    assert "-gnu.so and 1 more) is compiled for CUDA 12, and torch for CUDA 13.0" in seen["wheel of another CUDA"]
+    assert "is compiled for cpython-26, and this is cpython-3" in seen["wheel of another Python"]
     assert "libcudnn.so.7, which is nowhere here" in seen["missing library"]
 
 
@@ -315,15 +317,15 @@ def test_the_other_abi_is_named(compiled: Site, doctor: Any, tmp_path: Path) -> 
     compiled.install("apex", "0.1", {"apex.so": old.read_bytes()})
     (compiled.folder / "torch" / "lib" / "libc10.so").write_bytes(torch)
     seen = faults(doctor)
-    assert "uses the old C++ ABI, and torch 2.11.0 the new one: it has no c10::Error::add" in seen["C++ ABI"]
+    assert "uses the old C++ ABI and torch the new one, so that torch 2.11.0 lacks: c10::Error::add" in seen["C++ ABI"]
 
 
 def test_symbols_are_traced_to_the_releases_that_have_them(doctor: Any) -> None:
     table: dict[str, list[str]] = json.loads((ROOM / "torch_symbols.json").read_text())
     symbol = next(symbol for symbol in table["2.1.2 2.11.0 2.15.0"] if symbol.startswith("_ZN3c10"))
-    assert doctor.traces([symbol.encode()]).endswith("only 2.1.2 and 2.11.0 and 2.15.0 has them")
+    assert doctor.traces([symbol.encode()]).endswith("these have them: 2.1.2, 2.11.0, 2.15.0")
     older = table["1.12.1"][0]
-    assert doctor.traces([older.encode()]).endswith("only 1.12.1 has them")
+    assert doctor.traces([older.encode()]).endswith("these have them: 1.12.1")
     assert doctor.traces([symbol.encode(), older.encode()]) == "" == doctor.traces([b"_ZN3c107UnknownEv"])
 
 
