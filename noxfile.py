@@ -142,6 +142,12 @@ def wheels(session, target):
 
 
 @verb()
+def claims(session):
+    """Make the wheel fusebox-claims in build/claims/wheels: it proves an environment that Fusebox did not build."""
+    recipes(session, "claims", *session.posargs)
+
+
+@verb()
 def index(session):
     """Make a static package index of all collected wheels in build/index; -- [--from DIR] [--key cosign.pub]."""
     recipes(session, "index", *session.posargs)

@@ -105,8 +105,13 @@ class Evidence(Built):
 
 
 def brought(model: type[Brought], path: Path) -> dict[str, Any]:
-    """The content of a JSON file that fits the model; the first fault is refused."""
+    """The content of a JSON file that fits the model; the first fault is refused, and so is foreign evidence."""
     content: dict[str, Any] = read_json(path)
+    if isinstance(content, dict) and content.get("foreign"):
+        raise Refusal(
+            f"{path} is about an environment that Fusebox did not build, whose files no target pins: it cannot be "
+            'promoted; run `nox -s "smoke(TARGET)"` for evidence of a target.'
+        )
     try:
         model.model_validate(content)
     except ValidationError as error:

@@ -64,7 +64,7 @@ class Proof(BaseModel):
 
 
 class Entry(BaseModel):
-    """One wheel of the index, as `nox -s wheels` described it."""
+    """One wheel of the index, as `nox -s wheels` described it; `target` is "" for one that belongs to no target."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -180,7 +180,7 @@ def _newest(folders: Iterable[Path]) -> dict[str, tuple[list[Entry], list[locks.
             for target, its in listed["targets"].items():
                 rows = [entry for entry in entries if entry.file in its["files"]]
                 newest[target] = rows, [locks.Dependency.model_validate(row) for row in its["dependencies"]]
-        elif entries:
+        elif entries and entries[0].target:
             beside = [locks.Dependency.model_validate(row) for row in listed.get("dependencies", [])]
             newest[entries[0].target] = entries, beside
     return newest
@@ -266,7 +266,9 @@ class Proofs:
             return None
 
     def current(self, entry: Entry) -> bool:
-        """Whether the wheel is of a release that its target still pins."""
+        """Whether the wheel is of a release that its target still pins; without a target, it always is."""
+        if not entry.target:
+            return True
         planned = self.plan(entry.target)
         pin = next((pin for pin in planned.pins if pin.name == entry.package), None) if planned else None
         if planned is None or pin is None:
@@ -275,7 +277,7 @@ class Proofs:
 
     def of(self, entry: Entry) -> Proof:
         """How the wheel is proved now. What an older index says of a wheel that is no longer current, stays."""
-        planned = self.plan(entry.target)
+        planned = self.plan(entry.target) if entry.target else None
         if planned is None or not self.current(entry):
             return entry.proof
         runs, texts, reasons, proved = [], [], [], False

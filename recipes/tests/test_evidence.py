@@ -217,6 +217,7 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
         ("outcomes.json", "{}", r"damaged or incomplete \(target"),
         ("outcomes.json", json.dumps(outcomes | {"hardware": hardware | {"name": "../up"}}), r".*\(hardware.name"),
         ("outcomes.json", json.dumps(outcomes | {"claims": ["x"]}), r".*\(claims.0"),
+        ("outcomes.json", json.dumps({"foreign": True}), "about an environment that Fusebox did not build"),
         ("outcomes.json", json.dumps(outcomes | {"target": "ms-amp"}), "for the target ms-amp: bring the file of cpu"),
         ("manifest.json", "[]", "damaged or incomplete"),
         ("manifest.json", '{"packages": {"torch": {}}}', r".*\(packages.torch.built_with"),
@@ -394,6 +395,15 @@ def test_every_run_is_promoted_and_none_replaces_a_newer_one(
     run_here("cpu--x86-64", at="2026-11-22T00:00:00+00:00", seconds=9.5)
     promotion.promote(here)
     assert json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text()) == promoted
+
+
+def test_foreign_evidence_is_not_promoted(chosen: Plan, tmp_path: Path, run_here: Callable[..., Path]) -> None:
+    """Not even if its target is changed by hand."""
+    path = run_here("cpu--x86-64")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"foreign": True}))
+    committed(tmp_path)
+    with pytest.raises(Refusal, match=r"an environment that Fusebox did not build.*run `nox -s \"smoke\(TARGET\)"):
+        promotion.promote(Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock))
 
 
 @pytest.mark.parametrize(

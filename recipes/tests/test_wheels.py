@@ -8,6 +8,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 import zipfile
 from email.message import Message
@@ -337,3 +339,49 @@ def test_a_damaged_wheel_or_list_is_refused(shop: Tiny, fault: str) -> None:
         listed.write_text("[]" if fault == "list" else listed.read_text().replace('"sha256"', '"sha"'))
     shop.refuse("index", naming=("tinywheel" if fault in ("truncated", "spoiled", "missing") else "wheels.json",))
     assert not index(shop).exists()
+
+
+# --- the wheel of the claims
+
+
+@pytest.fixture
+def published(checkout: Checkout) -> Checkout:
+    """A checkout whose smoke_tests/ is committed, at a time that is the same in each run."""
+    checkout.forget_evidence()
+    shutil.copy(ROOT / "LICENSE", checkout.root)
+    git = ["git", "-C", str(checkout.root), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    variables = {**checkout.variables, "GIT_COMMITTER_DATE": "2026-11-24T01:05:00+02:00"}
+    for words in (["init", "--quiet"], ["add", "smoke_tests", "LICENSE"], ["commit", "--quiet", "-m", "claims"]):
+        subprocess.run([*git, *words], env=variables, check=True)
+    return checkout
+
+
+def test_the_claims_are_a_wheel_that_repeats_byte_for_byte(published: Checkout, tmp_path: Path) -> None:
+    """Built without a network, from what is committed; it runs where only its folder is."""
+    (published.root / "smoke_tests" / "untracked.log").touch()
+    published.refuse("claims", naming=("smoke_tests is not as git has it", "commit its changes"))
+    (published.root / "smoke_tests" / "untracked.log").unlink()
+    folder = published.root / "build" / "claims" / "wheels"
+    published.succeed("claims")
+    (made,) = folder.glob("*.whl")
+    assert made.name == "fusebox_claims-2026.11.23.1385-py3-none-any.whl"  # 23:05 UTC
+    first = sha256_of(made)
+    published.succeed("claims")
+    assert sha256_of(made) == first
+    with zipfile.ZipFile(made) as archive:
+        names = set(archive.namelist())
+        archive.extractall(tmp_path / "unpacked")
+    assert {"smoke_tests/__main__.py", "smoke_tests/pytest.ini", "smoke_tests/torch_symbols.json"} <= names
+    assert not [name for name in names if "/evidence/" in name] and any(name.endswith("LICENSE") for name in names)
+    assert metadata(made).get_all("Requires-Dist") == ["numpy", "pytest>=8"]
+    done = subprocess.run(
+        [sys.executable, "-m", "smoke_tests", "--help"], cwd=tmp_path / "unpacked", capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "Exit codes: 0" in done.stdout
+    shown = published.succeed("index")
+    assert f"{made.name}: built: it holds the claims" in shown
+    index = published.root / "build" / "index"
+    assert not (index / "targets").exists()
+    described = json.loads((index / "simple" / "fusebox-claims" / "index.json").read_text())
+    assert described["project-status"] == {"status": "active"} and described["files"][0]["hashes"]["sha256"] == first
+    assert "torch" in (index / "packages" / "fusebox-claims.html").read_text()

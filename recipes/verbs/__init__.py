@@ -16,7 +16,7 @@ MODULES = {
     "make": ("plan", "fetch", "build", "shell", "lock", "bump", "cache", "clean"),
     "stages": ("patch", "audit"),
     "ship": ("image", "publish", "verify", "rollback"),
-    "wheels": ("wheels", "index"),
+    "wheels": ("wheels", "claims", "index"),
     "prove": ("patches", "smoke", "promote", "changes", "mutants"),
     "measure": ("bench", "recommend", "launch"),
     "pages": ("compat", "render"),

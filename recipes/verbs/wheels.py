@@ -1,4 +1,4 @@
-"""Verbs that hand out wheels: collect a target's own, and make an index of all that were collected."""
+"""Verbs that hand out wheels: collect a target's own, make that of the claims, and an index of all of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from recipes.make.build import Builder
 from recipes.make.cache import Cache
 from recipes.process import held
 from recipes.progress import Steps, say
-from recipes.ship import attest, fitting, locks
+from recipes.ship import attest, claims_wheel, fitting, locks
 from recipes.ship import index as indexing
 from recipes.ship import wheels as collecting
 from recipes.ship.cosign import Signer, workflow
@@ -47,6 +47,7 @@ def register(verbs: Verbs) -> None:
     collected.add_argument("--json", type=place, metavar="FILE", help="with --missing: also write it to this file")
     collected.add_argument("--python", help="with --for: for this Python, such as 3.12")
     collected.add_argument("--cuda", help="with --for: for this CUDA, such as 13.0, or none")
+    verbs.add("claims", claims, target=False)
     made = verbs.add("index", index, target=False)
     made.add_argument("--into", type=place, help="the folder of the index (default: build/index)")
     made.add_argument(
@@ -116,6 +117,15 @@ def _answer(wanted: fitting.Wanted) -> int:
     for line in fitting.answer(catalogue, wanted):
         say(line)
     return 0 if fitting.fits(catalogue, wanted) else 3
+
+
+def claims(_: argparse.Namespace) -> int:
+    """Make the wheel fusebox-claims, which proves an environment that Fusebox did not build."""
+    root, cache = Catalogue().root, Cache()
+    place_of_claims = root / "build" / "claims"
+    with Steps() as steps, held(place_of_claims, steps.wait), cache.held(steps.wait):
+        say(f"The wheel is {claims_wheel.make(root, cache, place_of_claims / 'wheels')}")
+    return 0
 
 
 def index(options: argparse.Namespace) -> int:
