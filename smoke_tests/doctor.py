@@ -54,6 +54,7 @@ class Distribution(NamedTuple):
     files: Tuple[Tuple[str, Optional[int], str], ...]  # path below the root, bytes and hash where they are recorded
     requires: Tuple[str, ...]
     url: str
+    abis: Tuple[str, ...]  # of the wheel's tags: "cp312", "abi3", "none"
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -119,6 +120,7 @@ def distributions() -> Iterator[Distribution]:
             rows,
             tuple(each.requires or []),
             url,
+            tuple(re.findall(r"^Tag: *[^-\s]+-([^-\s]+)-", each.read_text("WHEEL") or "", re.MULTILINE)),
         )
 
 
@@ -379,12 +381,11 @@ def compiled(each: Distribution) -> Tuple[str, Optional[elf.Library]]:
 
 
 def _other_python(each: Distribution, label: str) -> Iterator[Check]:
-    """Extensions of another Python, as their file names say."""
-    tags = {match.group(1) for path, _, _ in each.files for match in [re.search(r"\.(cpython-\d+)\b", path)] if match}
-    ours = str(sys.implementation.cache_tag)
-    if tags and ours not in tags:
-        finding = "{} is compiled for {}, and this is {}".format(label, some(sorted(tags)), ours)
-        yield Check("wheel of another Python", FAILURE, finding, "install {} for {}".format(each.name, ours))
+    """Extensions of another Python, as the tags of the wheel say: files for any Python may carry another one's name."""
+    ours = "cp{}{}".format(*sys.version_info[:2])
+    if each.abis and all(re.match(r"cp\d+$", abi) and abi != ours for abi in each.abis):
+        finding = "{} is compiled for {}, and this is {}".format(label, some(each.abis), ours)
+        yield Check("wheel of another Python", FAILURE, finding, "install {} built for {}".format(each.name, ours))
 
 
 def _other_cuda(each: Distribution, label: str, library: elf.Library) -> Iterator[Check]:

@@ -32,7 +32,7 @@ class Site:
         folder.mkdir()
 
     def install(
-        self, name: str, version: str, files: dict[str, bytes], *requires: str, info: str | None = None
+        self, name: str, version: str, files: dict[str, bytes], *requires: str, info: str = "", tag: str = ""
     ) -> dict[str, Path]:
         """Install a distribution with these files; where each of them is."""
         rows = []
@@ -47,6 +47,7 @@ class Site:
         needs = "".join(f"Requires-Dist: {text}\n" for text in requires)
         (there / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{needs}")
         (there / "RECORD").write_text("".join(rows))
+        (there / "WHEEL").write_text(f"Wheel-Version: 1.0\nTag: {tag or 'py3-none-any'}\n")
         return {path: self.folder / path for path in files}
 
     def torch(self, version: str = "2.11.0", *requires: str, cuda: str | None = None, **libraries: bytes) -> None:
@@ -297,11 +298,14 @@ def test_what_an_extension_wants_has_to_be_there(compiled: Site, doctor: Any, tm
     assert "(flash.so) wants 1 symbols that torch 2.11.0 lacks: c10::TensorImpl::gone" in finding
     assert "its file name says torch 2.1" in finding
     other = extension(tmp_path / "cuda", "", "libcudart.so.12")
-    compiled.install("xformers", "0.1", {"x/C.cpython-26-x86_64-linux-gnu.so": other, "x/D.so": other})
+    both = {"x/C.cpython-26-x86_64-linux-gnu.so": other, "x/D.so": other}
+    compiled.install("xformers", "0.1", both, tag="cp310-abi3-linux_x86_64")
     compiled.install("rotary-emb", "0.1", {"rotary.so": extension(tmp_path / "cudnn", "", "libcudnn.so.7")})
     seen = faults(doctor)
     assert "-gnu.so and 1 more) is compiled for CUDA 12, and torch for CUDA 13.0" in seen["wheel of another CUDA"]
-    assert "is compiled for cpython-26, and this is cpython-3" in seen["wheel of another Python"]
+    assert "wheel of another Python" not in seen
+    compiled.install("msamp-adamw", "0.1", {"y/C.so": other}, tag="cp26-cp26-linux_x86_64")
+    assert "(y/C.so) is compiled for cp26, and this is cp3" in faults(doctor)["wheel of another Python"]
     assert "libcudnn.so.7, which is nowhere here" in seen["missing library"]
 
 
