@@ -158,6 +158,8 @@ class Run:
         variables = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         variables.pop("PYTEST_ADDOPTS", None)
         variables.setdefault("OMP_NUM_THREADS", "1")
+        # A compilation that is ended leaves a lock, for which later programs of the user would wait without end.
+        variables["TORCH_EXTENSIONS_DIR"] = str(self.folder / "extensions")
         log = self.folder / "{}.log".format(len(self.logs))
         with open(str(log), "wb") as file:
             process = subprocess.Popen(

@@ -110,6 +110,8 @@ EVERY_OUTCOME = (
     '@proves("a process lives")\ndef test_crash():\n    import os, signal\n    os.kill(os.getpid(), signal.SIGSEGV)\n'
     '@proves("a reference is there")\ndef test_reference(): import no_such_module\n'
     '@proves("the version is the pinned one")\ndef test_version_is_pinned(): assert False\n'
+    '@proves("no lock of a compilation stays in the home folder")\n'
+    'def test_extensions():\n    import os\n    assert "fusebox-claims-" in os.environ["TORCH_EXTENSIONS_DIR"]\n'
     '@proves("it lasts")\n@pytest.mark.long\ndef test_long(): assert False\n'
     '@proves("a GPU adds")\n@needs(cuda=True)\ndef test_gpu(): assert False\n'
 )
@@ -122,13 +124,14 @@ def test_every_claim_gets_its_outcome(foreign: ForeignRoom) -> None:
     assert code == 1
     assert foreign.reasons() == {
         **{f"test_{name}": ("proved", "") for name in "abcdef"},
+        "test_extensions": ("proved", ""),
         "test_sum": ("refuted", "assert 1 == 2"),
         "test_crash": ("refuted", "the process that ran it died (SIGSEGV)"),
         "test_reference": ("unproven", "needs no_such_module, which is not installed here"),
         "test_version_is_pinned": ("unproven", "unpinned: no manifest says which one belongs here"),
         "test_long": ("unproven", "takes long: --long runs it"),
     }  # a torch without CUDA has no claims about GPUs
-    assert "torch 2.11.0\n" in stdout and "6 proved, 2 refuted, 3 unproven" in stdout
+    assert "torch 2.11.0\n" in stdout and "7 proved, 2 refuted, 3 unproven" in stdout
     whole = json.loads(foreign.json.read_text())
     assert whole["foreign"] and (whole["target"], whole["stack"]) == ("foreign", "unpinned")
     assert "__main__.py" in whole["files"] and whole["packages"] == {"torch": "2.11.0"}
