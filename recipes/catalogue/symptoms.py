@@ -106,4 +106,5 @@ def troubles(lines: Iterable[str]) -> Iterator[str]:
     """The lines that look like an error, or else like something that went wrong."""
     lines = list(lines)
     yield from errors(lines)
-    yield from (line.strip() for line in lines if TROUBLE.search(line))
+    # What a program tells of its own steps is no trouble.
+    yield from (line.strip() for line in lines if TROUBLE.search(line) and not line.lstrip().startswith("DEBUG "))

@@ -15,7 +15,7 @@ from recipes.verbs.arguments import Verbs
 MODULES = {
     "make": ("plan", "fetch", "build", "shell", "lock", "bump", "cache", "clean"),
     "stages": ("patch", "audit"),
-    "ship": ("image", "publish", "verify", "rollback"),
+    "ship": ("image", "publish", "carry", "verify", "rollback"),
     "wheels": ("wheels", "claims", "index"),
     "prove": ("patches", "smoke", "promote", "changes", "mutants"),
     "measure": ("bench", "recommend", "launch"),
