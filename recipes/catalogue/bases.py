@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from recipes.catalogue.load import validated
+from recipes.catalogue.load import Catalogue, validated
 from recipes.catalogue.schema import Image, ImageName, Strict, Target
 from recipes.files import ROOT, read_toml
 
@@ -22,6 +22,10 @@ class Bases(Strict):
     buildkit: Image
     support: dict[ImageName, Annotated[str, Field(pattern=r"^20\d\d-[01]\d$")]]
 
+    def of(self, target: Target) -> tuple[Image, Image, Image]:
+        """What an image of the target is built from: for its sources, its wheels and its environment."""
+        return self.sources, target.base.wheels, target.base.runtime
+
     def supported_until(self, target: Target) -> str:
         """The month ("2029-04") in which the support of a target's image ends, or "none"."""
         return self.support.get(target.base.runtime.image, "none")
@@ -31,3 +35,8 @@ def bases(root: Path = ROOT) -> Bases:
     """Those of a checkout."""
     path = root / "recipes" / "bases.toml"
     return validated(Bases, read_toml(path), path)
+
+
+def of_targets(catalogue: Catalogue) -> list[Image]:
+    """The images that the targets declare, in their order; one that several declare is there several times."""
+    return [image for target in catalogue.targets.values() for image in (target.base.wheels, target.base.runtime)]

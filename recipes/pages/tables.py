@@ -166,7 +166,7 @@ def _proved_on(facts: Facts, plan: Plan) -> str:
 
 def packages(facts: Facts) -> str:
     """A section per target: its packages with their patches, its limits, its Dockerfile and its outcomes."""
-    sections = []
+    sections, supported_until = [], bases(facts.root).supported_until
     for plan in facts.plans:
         target, rows = plan.target, []
         for pin in plan.pins:
@@ -175,7 +175,7 @@ def packages(facts: Facts) -> str:
         sections += [f"Limited here: {name}, {limit}." for name, limit in target.options.items()]
         driver = f"needs NVIDIA driver {target.driver} or newer" if target.driver else ""
         published = f"not published: {target.unpublished}" if target.unpublished else ""
-        until = bases(facts.root).supported_until(target)
+        until = supported_until(target)
         support = f"its base gets security updates until {until}" if until != "none" else "its base gets no updates"
         notes = filter(None, (f"Locked for glibc {target.glibc} or newer", driver, published, support))
         sections.append(f"{'; '.join(notes)}.")

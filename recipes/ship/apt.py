@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from recipes.catalogue.bases import bases
+from recipes.catalogue.bases import bases, of_targets
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.schema import Image
 from recipes.errors import Refusal
@@ -56,8 +56,7 @@ def lock_of(root: Path, image: Image) -> Path | None:
 def wanted(catalogue: Catalogue) -> dict[str, set[str]]:
     """What all targets together install on each image."""
     packages = defaultdict(set)
-    declared = [image for target in catalogue.targets.values() for image in (target.base.wheels, target.base.runtime)]
-    for image in (bases(catalogue.root).sources, *declared):
+    for image in _images(catalogue):
         packages[image.image].update(image.apt)
     return {name: names for name, names in packages.items() if names}
 
@@ -85,8 +84,7 @@ def write(catalogue: Catalogue, standins: Mapping[str, str], network: str | None
 
 
 def _images(catalogue: Catalogue) -> list[Image]:
-    declared = [image for target in catalogue.targets.values() for image in (target.base.wheels, target.base.runtime)]
-    return [bases(catalogue.root).sources, *declared]
+    return [bases(catalogue.root).sources, *of_targets(catalogue)]
 
 
 def _asked(image: str, packages: list[str], network: str | None) -> list[str]:

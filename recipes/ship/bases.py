@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from recipes.catalogue.bases import bases
+from recipes.catalogue.bases import bases, of_targets
 from recipes.catalogue.load import Catalogue
-from recipes.errors import Refusal
 from recipes.files import read_text, write_text
 from recipes.ship import registry
 from recipes.ship.image import last_words
@@ -18,18 +16,16 @@ from recipes.ship.image import last_words
 
 def pinned(catalogue: Catalogue) -> dict[str, set[str]]:
     """The digests that the data have for each image, by its name with the tag."""
-    declared = [image for target in catalogue.targets.values() for image in (target.base.wheels, target.base.runtime)]
     own = bases(catalogue.root)
     digests = defaultdict(set)
-    for image in (own.sources, own.buildkit, *declared):
+    for image in (own.sources, own.buildkit, *of_targets(catalogue)):
         digests[image.image].add(image.digest)
     return digests
 
 
 def raise_digests(catalogue: Catalogue) -> Iterator[str]:
     """Write the digest that each tag has now into targets.toml and bases.toml; yields a line for each image."""
-    if shutil.which("crane") is None:
-        raise Refusal("Digests are asked with crane (go-containerregistry), which is not installed: install it.")
+    registry.refuse_without_crane("Digests are asked with")
     for name, digests in pinned(catalogue).items():
         before, done = ", ".join(sorted(digests)), registry.run_crane("digest", name)
         if done.returncode != 0:

@@ -70,8 +70,7 @@ def carry(image: str, into: Path, mib: int) -> dict[str, Any]:
         raise Refusal(f"{image} does not name an image by its digest: write NAME@sha256:DIGEST.")
     if into.exists() and any(into.iterdir()):
         raise Refusal(f"{into} is not empty: choose another folder.")
-    if shutil.which("crane") is None:
-        raise Refusal("Carrying an image needs crane (go-containerregistry), which is not installed: install it.")
+    registry.refuse_without_crane("Carrying an image needs")
     text = _asked("manifest", image)
     if f"sha256:{hashlib.sha256(text).hexdigest()}" != digest:
         raise Refusal(f"The registry's manifest of {image} has other bytes than its digest says: push the image again.")

@@ -105,16 +105,15 @@ def missing(catalogue: Catalogue, site: Path) -> Iterator[Missing]:
         chosen = plan(catalogue, name)
         lacking = [pin for pin in collected(chosen) if (name, pin.name, version_of(chosen, pin)) not in there]
         if lacking:
-            reasons = _not_hosted(chosen)
+            minutes = costs.cold_minutes(chosen, HOSTED_MACHINE)
+            reasons = _not_hosted(chosen, minutes)
             runner = chosen.target.runner if reasons else HOSTED
-            minutes = round(costs.cold_minutes(chosen, HOSTED_MACHINE))
-            yield Missing(name, len(lacking), runner, minutes, "; ".join(reasons))
+            yield Missing(name, len(lacking), runner, round(minutes), "; ".join(reasons))
 
 
-def _not_hosted(chosen: Plan) -> list[str]:
-    """Why a target is not built on GitHub's own runner."""
-    target, minutes = chosen.target, costs.cold_minutes(chosen, HOSTED_MACHINE)
-    _, needed = costs.disk(chosen)
+def _not_hosted(chosen: Plan, minutes: float) -> list[str]:
+    """Why a target is not built on GitHub's own runner, on which it would take these minutes."""
+    target, (_, needed) = chosen.target, costs.disk(chosen)
     reasons = []
     if minutes > HOSTED_MINUTES:
         reasons.append(f"{HOSTED} would take {minutes / 60:.1f} of the {HOSTED_MINUTES // 60} hours that a job has")

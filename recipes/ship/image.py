@@ -99,9 +99,7 @@ class Options:
 
     def arguments(self, target: Target) -> list[str]:
         """Options of `docker buildx build`; the Dockerfile stays as it is."""
-        references = {
-            image.image: image.reference for image in (bases().sources, target.base.wheels, target.base.runtime)
-        }
+        references = {image.image: image.reference for image in bases().of(target)}
         if strangers := sorted(set(self.standins) - set(references)):
             raise Refusal(
                 f"--standin {strangers[0]} is not a base of {target.name}: choose one of {', '.join(references)}."

@@ -214,8 +214,7 @@ def _refuse_unpublishable(plan: Plan, host: str) -> None:
             f"recipes/targets.toml [{plan.target.name}.base]: the digest of {unresolved[0]} is unresolved, and only a "
             f"pinned base is published: run `nox -s lock -- {plan.target.name}`."
         )
-    if shutil.which("crane") is None:
-        raise Refusal("Publishing needs crane (go-containerregistry), which is not installed: install it.")
+    registry.refuse_without_crane("Publishing needs")
     _refuse_classic_store()
 
 

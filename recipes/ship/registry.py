@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -103,6 +104,12 @@ def _labels(image: str) -> dict[str, str]:
 
 def is_local(name: str) -> bool:
     return bool(re.match(r"(127\.0\.0\.1|localhost)[:/]", name))
+
+
+def refuse_without_crane(needs: str) -> None:
+    """Refuse to go on where crane is not installed; `needs` begins the sentence, as in "Publishing needs"."""
+    if shutil.which("crane") is None:
+        raise Refusal(f"{needs} crane (go-containerregistry), which is not installed: install it.")
 
 
 def run_crane(*words: str) -> subprocess.CompletedProcess[str]:

@@ -139,10 +139,7 @@ def materials(
     `with_apt` is false where apt installed what the distribution had, whatever its locks say; `standins` are the images
     that were used in place of bases, by the name of the base.
     """
-    images = {
-        image.image: image.digest
-        for image in (bases(plan.root).sources, plan.target.base.wheels, plan.target.base.runtime)
-    }
+    images = {image.image: image.digest for image in bases(plan.root).of(plan.target)}
     pinned = inputs(plan, commit)
     for name, digest in images.items():
         used, _, used_digest = (standins or {}).get(name, f"{name}@{digest}").partition("@")
@@ -176,7 +173,7 @@ def _locks(root: Path, paths: Iterable[Path | None]) -> list[dict[str, Any]]:
 
 def apt_locks(plan: Plan) -> dict[str, Path | None]:
     """The lock of what apt installs, or None, by the name of the image on which it installs anything."""
-    images = (bases(plan.root).sources, plan.target.base.wheels, plan.target.base.runtime)
+    images = bases(plan.root).of(plan.target)
     return {image.image: apt.lock_of(plan.root, image) for image in images if image.apt}
 
 
@@ -207,7 +204,7 @@ def provenance(
     `unlocked` is whether apt installed what the distribution had, whatever its locks say; `standins` as for
     `materials`.
     """
-    images = (bases(plan.root).sources, plan.target.base.wheels, plan.target.base.runtime)
+    images = bases(plan.root).of(plan.target)
     locks = {} if unlocked else apt_locks(plan)
     loose = sorted({name for image in images if not locks.get(image.image) for name in image.apt})
     return _slsa(

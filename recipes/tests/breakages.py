@@ -399,10 +399,22 @@ def _(folder: Path) -> str:
     return failing(folder, sys.executable, "-S", "-c", "from pkg_resources import packaging")
 
 
+def of_another_python(folder: Path) -> Path:
+    """A wheel whose name says that it is for Python 2.7."""
+    return wheel(folder, "tiny").rename(folder / "tiny-1.0-cp27-cp27m-manylinux1_x86_64.whl")
+
+
+def contradicting(folder: Path) -> None:
+    """The wheels of two packages, left and right, that need different versions of a third."""
+    for name, needs in (("left", "tiny==1.0"), ("right", "tiny==2.0")):
+        wheel(folder, name, requires=(needs,))
+    wheel(folder, "tiny")
+    wheel(folder, "tiny", version="2.0")
+
+
 @quick("a wheel for another Python", "another Python")
 def _(folder: Path) -> str:
-    path = wheel(folder, "tiny")
-    return pip(folder, "--no-index", path.rename(folder / "tiny-1.0-cp27-cp27m-manylinux1_x86_64.whl"))
+    return pip(folder, "--no-index", of_another_python(folder))
 
 
 @quick("a version that the index does not have", "has no such version")
@@ -413,10 +425,7 @@ def _(folder: Path) -> str:
 
 @quick("two packages that need different versions", "contradict")
 def _(folder: Path) -> str:
-    for name, needs in (("left", "tiny==1.0"), ("right", "tiny==2.0")):
-        wheel(folder, name, requires=(needs,))
-    wheel(folder, "tiny")
-    wheel(folder, "tiny", version="2.0")
+    contradicting(folder)
     return pip(folder, "--no-index", "--find-links", folder, "left", "right")
 
 
@@ -458,8 +467,7 @@ def _(folder: Path) -> str:
 
 @quick("a wheel for another Python, for uv", "another Python")
 def _(folder: Path) -> str:
-    path = wheel(folder, "tiny")
-    return uv(folder, "--offline", path.rename(folder / "tiny-1.0-cp27-cp27m-manylinux1_x86_64.whl"))
+    return uv(folder, "--offline", of_another_python(folder))
 
 
 @quick("a version that is not there, for uv", "has no such version")
@@ -470,10 +478,7 @@ def _(folder: Path) -> str:
 
 @quick("packages that need different versions, for uv", "contradict")
 def _(folder: Path) -> str:
-    for name, needs in (("left", "tiny==1.0"), ("right", "tiny==2.0")):
-        wheel(folder, name, requires=(needs,))
-    wheel(folder, "tiny")
-    wheel(folder, "tiny", version="2.0")
+    contradicting(folder)
     return uv(folder, "--no-index", "--find-links", folder, "left", "right")
 
 
