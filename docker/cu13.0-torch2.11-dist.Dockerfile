@@ -93,7 +93,6 @@ ENV PIP_CONSTRAINT=/opt/fusebox/constraints.txt UV_CONSTRAINT=/opt/fusebox/const
 ENV PATH=/opt/fusebox/bin:$PATH VIRTUAL_ENV=/opt/fusebox \
     HOME=/tmp USER=fusebox XDG_CACHE_HOME=/tmp/cache PYTHONPYCACHEPREFIX=/tmp/cache/python \
     TRITON_CACHE_DIR=/tmp/cache/triton TORCHINDUCTOR_CACHE_DIR=/tmp/cache/inductor
-ENV NVTE_CUDA_INCLUDE_DIR="/opt/fusebox/lib/python3.12/site-packages/nvidia/cu13/include"
 ENV NVIDIA_VISIBLE_DEVICES="all"
 ENV NVIDIA_DRIVER_CAPABILITIES="compute,utility"
 LABEL org.opencontainers.image.title="fusebox cu13.0-torch2.11-dist"

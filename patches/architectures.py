@@ -20,12 +20,12 @@ SCRIPT = (
     CUDA
     + SETUP
     + """
-for one in extensions:
-    flags = getattr(one, "cmake_flags", None)
+for extension in extensions:
+    flags = getattr(extension, "cmake_flags", None)
     if flags is None:
-        flags = one.extra_compile_args["nvcc"]
+        flags = extension.extra_compile_args["nvcc"]
         flags = [flag for flag in flags + torch.utils.cpp_extension._get_cuda_arch_flags(flags) if "arch=" in flag]
-    print("extension", one.name, *flags)
+    print("extension", extension.name, *flags)
 """
 )
 
@@ -36,10 +36,10 @@ def compiled_for(proof: Proof, **variables: str) -> tuple[dict[str, list[str]], 
     pristine, patched = (
         {
             line.split()[1]: re.findall(r"(?<=code=sm_)\d+|-D\S+", line)
-            for line in one.stdout.splitlines()
+            for line in done.stdout.splitlines()
             if line.startswith("extension ")
         }
-        for one in tried
+        for done in tried
     )
     assert pristine, tried[0].stderr
     assert patched, tried[1].stderr

@@ -76,7 +76,7 @@ raise SystemExit(subprocess.run([file.name[:-4]]).returncode)
 
 def named(version: str) -> dict[str, str]:
     """The variables as the recipe sets them."""
-    (env,) = [one.env for one in Catalogue().packages["flash-attn"].release if one.version == version]
+    (env,) = [release.env for release in Catalogue().packages["flash-attn"].release if release.version == version]
     return {name: value for name, value in env.items() if "_DISABLE_HDIM" in name}
 
 
@@ -103,10 +103,10 @@ def test_named_sizes_are_left_out_with_the_patch_only(proof: Proof) -> None:
     kernels = [source for source in every if source.endswith(".cu")]
     assert every == ["csrc/flash_attn/flash_api.cpp", *kernels]
     assert len(kernels) == files
-    kept = [one for one in kernels if any(f"_hdim{size}_" in one for size in BUILT)]
-    assert len(kept) == files * len(BUILT) // len(SIZES[proof.version])
-    *some, more = after.stdout.splitlines()[-len(kept) - 2 :]
-    assert some == [every[0], *kept], after.stderr
+    built = [kernel for kernel in kernels if any(f"_hdim{size}_" in kernel for size in BUILT)]
+    assert len(built) == files * len(BUILT) // len(SIZES[proof.version])
+    *some, more = after.stdout.splitlines()[-len(built) - 2 :]
+    assert some == [every[0], *built], after.stderr
     macros = [f"-DFLASHATTENTION_DISABLE_HDIM{size}" for size in SIZES[proof.version] if size not in BUILT]
     cxx, nvcc = json.loads(flags)["cxx"], json.loads(flags)["nvcc"]
     assert json.loads(more) == {"cxx": [*cxx, *macros], "nvcc": [*nvcc[:-2], *macros, *nvcc[-2:]]}
@@ -119,7 +119,7 @@ def test_without_a_size_the_rest_links_and_it_is_refused_with_the_patch_only(pro
     before, after = dispatched(proof, BUILT, flags)
     assert before.stderr.splitlines() == sorted(f"void flash::kernel<{size}>()" for size in missing)
 
-    def said(size: int) -> str:
+    def answer(size: int) -> str:
         kernel = kernel_of(proof, size)
         refusal = (
             f"flash-attn was built without kernels for head size {size} (it has 64, 128): pad to a larger one of "
@@ -127,7 +127,7 @@ def test_without_a_size_the_rest_links_and_it_is_refused_with_the_patch_only(pro
         )
         return f"{size}: {kernel if kernel in BUILT else refusal}"
 
-    assert after.stdout.splitlines() == [said(size) for size in TRIED], after.stderr
+    assert after.stdout.splitlines() == [answer(size) for size in TRIED], after.stderr
 
 
 def test_with_every_size_each_runs_its_own_kernel_on_both(proof: Proof) -> None:
@@ -148,5 +148,5 @@ def test_the_backward_goes_through_the_same_switch_with_the_patch_only(proof: Pr
 def test_the_option_says_what_the_recipe_builds(proof: Proof) -> None:
     missing = [size for size in SIZES[proof.version] if size not in BUILT]
     assert named(proof.version) == {f"FLASH_ATTENTION_DISABLE_HDIM{size}": "TRUE" for size in missing}
-    users = [one for one in Catalogue().targets.values() if one.packages.get("flash-attn") == proof.version]
-    assert {one.options.get("flash-attn", "")[:26] for one in users} == {"head sizes 64 and 128 only"}
+    users = [target for target in Catalogue().targets.values() if target.packages.get("flash-attn") == proof.version]
+    assert {target.options.get("flash-attn", "")[:26] for target in users} == {"head sizes 64 and 128 only"}

@@ -28,11 +28,10 @@ with open("setup.py") as script:
 STANDARDS = """
 import subprocess, torch.utils.cpp_extension
 
-for one in extensions:
-    named = {
-        kind: [flag for flag in flags if flag.startswith("-std=")] for kind, flags in one.extra_compile_args.items()
-    }
-    print("extension", one.name, *(flag for kind in ("cxx", "nvcc") for flag in named[kind]))
+for extension in extensions:
+    arguments = extension.extra_compile_args
+    named = {kind: [flag for flag in flags if flag.startswith("-std=")] for kind, flags in arguments.items()}
+    print("extension", extension.name, *(flag for kind in ("cxx", "nvcc") for flag in named[kind]))
     folders = [f"-I{path}" for path in torch.utils.cpp_extension.include_paths()]
     command = ["g++", "-fsyntax-only", "-x", "c++", *named["cxx"], *folders, "-"]
     done = subprocess.run(command, input="#include <ATen/ATen.h>", capture_output=True, text=True)
@@ -146,20 +145,29 @@ calls = {
 *_, plain = stages(block, 1)
 assert all(tensor.abs().sum() > 0 for tensor in plain)
 for name, call in calls.items():
-    said = [name]
+    reached = [name]
     try:
         for stage in stages(call, 2):
-            said.append(stage)
-        said[-1] = "equal" if all(map(torch.equal, stage, plain)) else "unequal"
+            reached.append(stage)
+        reached[-1] = "equal" if all(map(torch.equal, stage, plain)) else "unequal"
     except Exception as error:
-        said.append(type(error).__name__ + ": " + str(error))
-    print(*said)
+        reached.append(type(error).__name__ + ": " + str(error))
+    print(*reached)
 """
 BY_POSITION = ("positional", "positional-with-group", "arguments-of-the-block")  # of CHECKPOINT's ways, the last
 
-# Transformer Engine's functions that load a CUDA library, without the module's last part, which loads the real ones.
-# HAS says who has a libcudnn, the environment or the system; prints what is loaded.
-LOADED = """
+# Makes `module` of transformer_engine/common/__init__.py, without its last part, which loads the libraries.
+_COMMON = """
+source = Path("transformer_engine/common/__init__.py").read_text()
+whole, last, _ = source.partition('if "NVTE_PROJECT_BUILDING" not in os.environ')
+assert last
+module = {"__name__": "transformer_engine.common", "__file__": "__init__.py"}
+exec(compile(whole, "__init__.py", "exec"), module)
+"""
+
+# Transformer Engine's functions that load a CUDA library. HAS says who has a libcudnn, the environment or the system;
+# prints what is loaded.
+LOADED = f"""
 import ctypes, os, sysconfig
 from pathlib import Path
 
@@ -183,11 +191,28 @@ def load(path, mode):
 
 ctypes.CDLL = load
 
-source = Path("transformer_engine/common/__init__.py").read_text()
-whole, last, _ = source.partition('if "NVTE_PROJECT_BUILDING" not in os.environ')
-assert last
-module = {"__name__": "transformer_engine.common", "__file__": "__init__.py"}
-exec(compile(whole, "__init__.py", "exec"), module)
+{_COMMON}
 module["_load_cuda_library"]("cudnn")
 print(*(path.replace(os.environ["HOME"], "") for path in loaded))
+"""
+
+# The folder that Transformer Engine takes for the CUDA headers, in an environment that has CORE, the wheel of its
+# library, and that CUDA's headers as wheels place them; "none" where it takes none.
+HEADERS = f"""
+import importlib.metadata, os, sys
+from pathlib import Path
+
+layout = "cu13" if os.environ["CORE"].endswith("cu13") else "cuda_runtime"
+header = Path(os.environ["HOME"], "site", "nvidia", layout, "include", "cuda_runtime.h")
+header.parent.mkdir(parents=True)
+header.touch()
+sys.path.insert(0, os.environ["HOME"] + "/site")
+
+def distribution(name):
+    if name != os.environ["CORE"]:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+importlib.metadata.distribution = distribution
+{_COMMON}
+print(module["_nvidia_cudart_include_dir"]().replace(os.environ["HOME"], "") or "none")
 """

@@ -8,7 +8,7 @@ from patches.scripts import SETUP
 RUNS_IN = "cu11.4-torch2.0"
 EMULATED = "nvcc is a script that prints a version, nothing is compiled, and torch 2.0.1 names the CUDA of the target's"
 
-SCRIPT = SETUP + 'print("setup() was called for", *(one.name for one in extensions))'
+SCRIPT = SETUP + 'print("setup() was called for", *(extension.name for extension in extensions))'
 OPTIONS = "--cpp_ext --cuda_ext"
 TORCH_CUDA = {"22.04-dev": "11.3", "23.05": "11.7"}
 ERROR = "RuntimeError: Cuda extensions are being compiled with a version of Cuda that does not match"
@@ -38,6 +38,6 @@ def test_the_same_version_is_taken_without_a_warning(proof: Proof) -> None:
     assert WARNING not in patched.stdout
 
 
-def extensions(said: str) -> set[str]:
+def extensions(printed: str) -> set[str]:
     """The extensions that setup() was called for; none if it was not."""
-    return {name for line in said.splitlines() if line.startswith("setup() ") for name in line.split()[4:]}
+    return {name for line in printed.splitlines() if line.startswith("setup() ") for name in line.split()[4:]}

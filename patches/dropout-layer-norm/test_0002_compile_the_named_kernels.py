@@ -17,7 +17,7 @@ SIZES = (256, 512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 71
 def sources(proof: Proof, **variables: str) -> tuple[list[str], list[str]]:
     """What is compiled of the pristine tree, and of the patched."""
     tried = proof.run(SCRIPT, FOLDER="csrc/layer_norm", NVCC="12.1", TORCH_CUDA="12.1", **variables)
-    pristine, patched = (json.loads(one.stdout.splitlines()[-1]) for one in tried)
+    pristine, patched = (json.loads(done.stdout.splitlines()[-1]) for done in tried)
     return pristine, patched
 
 
@@ -45,8 +45,8 @@ def test_the_option_says_what_the_recipe_builds(proof: Proof) -> None:
     named = package.build.env["DROPOUT_LAYER_NORM_KERNELS"]
     _, patched = sources(proof, DROPOUT_LAYER_NORM_KERNELS=named)
     assert patched == ["ln_api.cpp", *files("", 1024, 2048, 4096, 8192)]
-    users = [one for one in Catalogue().targets.values() if one.packages.get(package.name) == proof.version]
-    assert {one.options.get(package.name) for one in users} == {
+    users = [target for target in Catalogue().targets.values() if target.packages.get(package.name) == proof.version]
+    assert {target.options.get(package.name) for target in users} == {
         "hidden sizes 769 to 1024, 1537 to 2048, 3073 to 4096 and 7169 to 8192 only, without parallel residuals; "
         "another is refused"
     }

@@ -17,7 +17,7 @@ with open("setup.py") as script:
 
 def test_cute_is_packaged_without_the_patch_only(proof: Proof) -> None:
     pristine, patched = proof.run(PACKAGES, FLASH_ATTENTION_SKIP_CUDA_BUILD="TRUE")
-    before, after = (set(one.stdout.splitlines()[-1].split()) for one in (pristine, patched))
+    before, after = (set(done.stdout.splitlines()[-1].split()) for done in (pristine, patched))
     assert before - after == {"flash_attn.cute"}, pristine.stderr
     assert after < before
     assert {"flash_attn", "flash_attn.ops"} <= after, patched.stderr

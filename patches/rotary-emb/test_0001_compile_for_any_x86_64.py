@@ -8,12 +8,12 @@ from patches.scripts import SETUP
 RUNS_IN = "cu11.4-torch2.0"
 EMULATED = "nvcc is a script that prints a version, and nothing is compiled"
 
-SCRIPT = SETUP + "import json; print(json.dumps({one.name: one.extra_compile_args for one in extensions}))"
+SCRIPT = SETUP + "import json; print(json.dumps({each.name: each.extra_compile_args for each in extensions}))"
 
 
 def test_the_building_cpu_is_named_without_the_patch_only(proof: Proof) -> None:
     tried = proof.run(SCRIPT, FOLDER="csrc/rotary", NVCC="11.4", NVCC_THREADS="")
-    before, after = (json.loads(one.stdout.splitlines()[-1]) for one in tried)
+    before, after = (json.loads(done.stdout.splitlines()[-1]) for done in tried)
     assert before["rotary_emb"]["cxx"] == ["-g", "-march=native", "-funroll-loops"]
     assert "-gencode" in before["rotary_emb"]["nvcc"]
     assert after == {"rotary_emb": {**before["rotary_emb"], "cxx": ["-g", "-funroll-loops"]}}

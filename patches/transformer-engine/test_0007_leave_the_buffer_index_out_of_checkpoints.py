@@ -63,10 +63,10 @@ def scales(layer, factor):
     return [float(layer.fp8_meta[key].scale[0]) for key in ("scaling_fwd", "scaling_bwd")]
 
 def entered(layer):
-    held = [one for each in fp8.FP8GlobalStateManager.global_scale_buffer.values() for one in each]
-    return all(any(layer.fp8_meta[key].scale is one for one in held) for key in ("scaling_fwd", "scaling_bwd"))
+    buffers = [scale for scales in fp8.FP8GlobalStateManager.global_scale_buffer.values() for scale in scales]
+    return all(any(layer.fp8_meta[key].scale is scale for scale in buffers) for key in ("scaling_fwd", "scaling_bwd"))
 
-def told(name, before, layer):
+def show(name, before, layer):
     after = scales(layer, 16)
     print(name, *before, "then", *after, "in the buffers:", "yes" if entered(layer) else "no")
 
@@ -76,11 +76,11 @@ with InMainMemory():
     before = scales(layer, 1)
     state = layer.state_dict()
     beside.load_state_dict(state)
-    told("resumed beside", before, beside)
-    told("went on", before, layer)
+    show("resumed beside", before, beside)
+    show("went on", before, layer)
     fp8.FP8GlobalStateManager.reset()
     anew.load_state_dict(state)
-    told("resumed anew", before, anew)
+    show("resumed anew", before, anew)
 """
 
 

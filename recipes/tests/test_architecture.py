@@ -82,7 +82,7 @@ def names_given_by(tree: ast.AST) -> set[str]:
 
 
 def test_names_say_what_they_are_of() -> None:
-    for path in sorted((ROOT / "recipes").rglob("*.py")):
+    for path in sorted(path for room in ("recipes", "patches") for path in (ROOT / room).rglob("*.py")):
         vague = names_given_by(ast.parse(path.read_text(encoding="utf-8"))) & VAGUE
         assert not vague, f"{path.relative_to(ROOT)} names something {sorted(vague)[0]}: say what it is"
 
