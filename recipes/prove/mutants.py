@@ -31,6 +31,7 @@ from recipes.prove.parsing import Place
 
 Row = dict[str, Any]
 COUNTED = ("caught", "survived", "crashed")
+REASONS = "faults/survivors.py"  # says why a mutant survived, which decides no outcome
 
 
 class CompiledFault(Strict):
@@ -166,20 +167,23 @@ def keep(plan: Plan, path: Path) -> None:
 def keys_of(root: Path, outcomes: Row) -> list[str | None]:
     """The key of each mutant as the checkout is: of the claims that decided it, the fault, and what plants it.
 
-    The claim that caught a mutant decides it; all of its claims decide a mutant that was not caught.
+    The claim that caught a mutant decides it; all of its claims decide a mutant that was not caught. Only a mutant
+    with a reason depends on the file of the reasons.
     """
-    code = Code(root / "smoke_tests", (*HARNESS, "mutants.py"), OUTSIDE)
+    folder, harness = root / "smoke_tests", (*HARNESS, "mutants.py")
+    codes = {False: Code(folder, harness, (*OUTSIDE, REASONS)), True: Code(folder, harness, OUTSIDE)}
+    plantings = {has_reason: Planting.of(code) for has_reason, code in codes.items()}
 
     @functools.cache
-    def key(roots: frozenset[Place]) -> str:
-        return code.key(code.floor(roots))
+    def key(has_reason: bool, roots: frozenset[Place]) -> str:
+        return codes[has_reason].key(codes[has_reason].floor(roots))
 
-    planting = Planting.of(code)
     keys: list[str | None] = []
     for row in outcomes["mutants"]:
-        planted = planting.places(row)
+        has_reason = bool(row["why"])
+        code, planted = codes[has_reason], plantings[has_reason].places(row)
         known = _claims_are_there(code, row) and (planted or row["origin"] == "compiled")
-        keys.append(key(frozenset([*_deciding(code, row), *planted])) if known else None)
+        keys.append(key(has_reason, frozenset([*_deciding(code, row), *planted])) if known else None)
     return keys
 
 

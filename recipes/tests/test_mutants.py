@@ -101,6 +101,23 @@ def test_claims_that_fail_on_correct_code_are_named(tmp_path: Path) -> None:
     assert "These claims fail without any mutant and so catch none: test_torch.py::" in faults.text(tmp_path)
 
 
+def test_only_a_mutant_with_a_reason_depends_on_the_reasons(tmp_path: Path) -> None:
+    folder = tmp_path / "smoke_tests"
+    (folder / "faults").mkdir(parents=True)
+    for name, text in ROOM.items():
+        (folder / name).write_text(text)
+    (folder / "mutants.py").write_text(
+        "from smoke_tests.faults.survivors import WHY\n\ndef judged():\n    return WHY\n"
+    )
+    caught, reasoned = outcomes(by="test_fused_ops.py::test_swiglu[torch]"), outcomes(outcome="survived", why="equal")
+    keys = []
+    for reason in ("equal", "no longer equal"):
+        (folder / "faults" / "survivors.py").write_text(f"WHY = {[reason]}\n")
+        keys.append([mutants.keys_of(tmp_path, made)[0] for made in (caught, reasoned)])
+    assert keys[0][0] == keys[1][0] is not None
+    assert keys[0][1] != keys[1][1]
+
+
 ROOM = {
     "test_fused_ops.py": "import bounds\n\ndef test_swiglu():\n    assert bounds.SLOPE\n\ndef test_rope():\n    pass\n",
     "faults.py": "def off():\n    return 1\n\ndef other():\n    return 1\n",
