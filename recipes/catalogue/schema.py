@@ -149,7 +149,8 @@ class Target(Strict):
     `toolkit` is the version of the distribution cuda-toolkit whose wheels (lock/TARGET.toolkit.txt) compile it; without
     one, the CUDA toolkit of the base or the machine does. `proves_on` is the hardware on which a skipped smoke test
     counts as failed. `options` says, by package, how the target limits it, and `variables` are set for whatever runs in
-    the target ("{site}" is its site-packages). `runner` is the label of the CI machine that builds, proves and
+    the target ("{site}" is its site-packages). `requires` are distributions that its users' programs take and none of
+    its packages asks for. `runner` is the label of the CI machine that builds, proves and
     publishes its image; `unpublished` says why no machine does. `unproven_in_image` names the claims that a container
     cannot prove, each with the reason.
     """
@@ -170,6 +171,7 @@ class Target(Strict):
     runner: Name | None = None
     base: Base
     packages: Annotated[dict[Distribution, VersionText], Field(min_length=1)]
+    requires: list[RequirementText] = []
     options: dict[Text, Text] = {}
     unproven_in_image: dict[Text, Text] = {}
     variables: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Annotated[Text, _braces("site")]] = {}

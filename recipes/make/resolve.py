@@ -31,7 +31,7 @@ EXTRAS = ("cccl", "crt", "nvcc", "nvvm", "profiler")
 def requirements(plan: Plan) -> list[str]:
     """The requirements of a target's environment beside its packages: to run, to build and to be smoke-tested."""
     groups = read_toml(plan.root / "pyproject.toml")["dependency-groups"]
-    wanted = {"pip", *groups["smoke"]}
+    wanted = {"pip", *groups["smoke"], *plan.target.requires}
     for pin in plan.pins:
         wanted |= {*pin.release.needs, *(pin.build.requires if pin.release.kind == "source" else [])}
     own = {pin.name for pin in plan.pins}
@@ -72,8 +72,10 @@ def _check_requirements(plan: Plan, lock: Lock) -> None:
     """Refuse a lock that lacks what a recipe requires, or has a version of it that the recipe does not allow."""
     versions = {canonicalize_name(artifact.name): artifact.version for artifact in lock.artifacts}
     own = {pin.name for pin in plan.pins}
+    wanted = [(f"target {plan.target.name}", plan.target.requires)]
     for pin in plan.pins:
-        texts = [*pin.release.needs, *(pin.build.requires if pin.release.kind == "source" else [])]
+        wanted.append((pin.label, [*pin.release.needs, *(pin.build.requires if pin.release.kind == "source" else [])]))
+    for label, texts in wanted:
         for requirement in filter(plan.target.applies, map(Requirement, texts)):
             name = canonicalize_name(requirement.name)
             has = versions.get(name)
@@ -81,7 +83,7 @@ def _check_requirements(plan: Plan, lock: Lock) -> None:
             if name in own or (has and requirement.specifier.contains(has, prereleases=True)):
                 continue
             raise Refusal(
-                f"{lock.path} has {listed}, and {pin.label} needs {requirement}: "
+                f"{lock.path} has {listed}, and {label} needs {requirement}: "
                 f"write the lock again with `nox -s lock -- {plan.target.name}`."
             )
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
+from dataclasses import replace
 
+import pytest
 from packaging.utils import canonicalize_name
 
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
+from recipes.errors import Refusal
 from recipes.files import ROOT
 from recipes.make import resolve
 from recipes.tests.conftest import Tiny
@@ -24,6 +27,15 @@ def test_requirements_leave_out_the_target_s_own_packages() -> None:
 def test_what_a_package_s_metadata_leaves_out_is_locked_too() -> None:
     chosen = plan(Catalogue(), "cu13.2-torch2.15")
     assert "cuda-toolkit[curand]" in resolve.requirements(chosen)
+
+
+def test_what_a_target_requires_is_locked_beside_its_packages() -> None:
+    chosen = plan(Catalogue(), "cu13.0-torch2.11")
+    assert "tokenizers" in resolve.requirements(chosen)
+    resolve.check(chosen)
+    more = replace(chosen, target=chosen.target.model_copy(update={"requires": ["tokenizers>=99"]}))
+    with pytest.raises(Refusal, match=r"has tokenizers \S+, and target cu13.0-torch2.11 needs tokenizers>=99: write"):
+        resolve.check(more)
 
 
 def test_the_inputs_follow_python_and_the_c_library() -> None:
