@@ -23,7 +23,7 @@ from smoke_tests.claims import Elsewhere, needs, proves
 from smoke_tests.operators.bounds import E4M3, E5M2, assert_rounded_like, rounding_noise
 from smoke_tests.operators.kernels import assert_float8_products
 from smoke_tests.operators.transformer_engine_adapter import te_autocast, te_recipe
-from smoke_tests.training import checkpoint, pretrain, trainer
+from smoke_tests.training import checkpoint, logs, pretrain, trainer
 from smoke_tests.training.comparison import ShortRun, assert_follows, same_run, spread  # noqa: F401  (same_run is a fixture)
 from smoke_tests.training.options import Options, parse
 from smoke_tests.training.precision import layers_of
@@ -183,7 +183,7 @@ def options_of(precision: str, out: Path, *more: str) -> Options:
 def test_pretrain(level: str, device: str, tmp_path: Path, measured: Dict[str, Any]) -> None:
     precision = f"ms-amp.{level}"
     assert trainer.train(pretrain.start(options_of(precision, tmp_path))[0]) == 0
-    losses = [row["loss"] for row in trainer.read_log(tmp_path / "log.jsonl")]
+    losses = [row["loss"] for row in logs.read_log(tmp_path / "log.jsonl")]
     measured["first"], measured["last"] = losses[0], losses[-1]
     assert losses[0] - losses[-1] > 3
     resumed, _ = pretrain.start(options_of(precision, tmp_path, "--resume"))

@@ -176,12 +176,11 @@ def times(base: Row, arm: Row) -> Number:
 
 # FLOP per token by convention, as rows name them: the one shown first; all parameters (nanoGPT's and the article's).
 COUNTS = ("without input embedding", "nanogpt", "causal, products only")
-DATASHEET = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "A800": 312e12}  # dense bf16
 
 
 def mfu_of(arm: Row, row: Row, count: str) -> float:
     """Model FLOP/s, by a count, over the bf16 peak: the datasheet's, or else the measured one."""
-    peak = DATASHEET.get(row["run"]["machine"]["name"], row["run"]["limits"]["bf16"])
+    peak = imported("hardware").PEAK.get(row["run"]["machine"]["name"], row["run"]["limits"]["bf16"])
     return float(row["facts"][count] * row["facts"]["tokens"] / arm["ms"] * 1e3 / peak)
 
 

@@ -18,7 +18,7 @@ import torch
 
 from smoke_tests.faults.planting import FAULTS, Call, Fault, patched
 from smoke_tests.faults.transformer_engine_layers import delayed_with, engine
-from smoke_tests.training import checkpoint, hugging_face, trainer
+from smoke_tests.training import checkpoint, hugging_face, schedule, trainer
 from smoke_tests.training.llama import RMSNorm, Rotary
 from smoke_tests.training.options import Options
 
@@ -104,19 +104,19 @@ def gradients_in_bfloat16_are_scaled_up_to_the_limit() -> ContextManager[Any]:
 
 @trained("schedule", TRAINER + "rates")
 def cosine_never_decays() -> ContextManager[Any]:
-    own = trainer.rate_at
+    own = schedule.rate_at
 
     def constant(step: int, options: Options) -> float:
         return own(step, dataclasses.replace(options, schedule="constant"))
 
-    return mock.patch.object(trainer, "rate_at", constant)
+    return mock.patch.object(schedule, "rate_at", constant)
 
 
 @trained("schedule", TRAINER + "rates")
 def warm_up_begins_at_zero() -> ContextManager[Any]:
-    own = trainer.rate_at
+    own = schedule.rate_at
     early = lambda step, options: own(step, options) * (step / (step + 1) if step < options.warmup else 1)  # noqa: E731
-    return mock.patch.object(trainer, "rate_at", early)
+    return mock.patch.object(schedule, "rate_at", early)
 
 
 def groups(change: Callable[[Dict[str, Any], Dict[str, Any]], Any]) -> ContextManager[Any]:
@@ -332,9 +332,9 @@ RULED = (
     Ruled("precision", ("round_mantissa",), (PRECISION + "cut_mantissa",)),
     Ruled("checkpoint", ("adamw_state",), (CHECKPOINT + "adamw_takes_over",)),
     Ruled("checkpoint", ("restore_random_state",), (CHECKPOINT + "random_state",)),
-    Ruled("trainer", ("rate_at",), (TRAINER + "rates",)),
+    Ruled("schedule", ("rate_at",), (TRAINER + "rates",)),
     Ruled("trainer", ("clip_in_float32",), (TRAINER + "clip_in_float32",)),
-    Ruled("trainer", ("spikes",), (TRAINER + "not_finite",)),
+    Ruled("schedule", ("spikes",), (TRAINER + "not_finite",)),
     Ruled(
         "trainer",
         ("Run.gradients", "Run._micro", "Run.update"),

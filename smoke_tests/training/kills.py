@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Sequence
 
 from smoke_tests.training.checkpoint import PARTIAL, newest
-from smoke_tests.training.trainer import read_log
+from smoke_tests.training.logs import read_log
 
 STEPS = 40
 CHECKOUT = Path(__file__).resolve().parents[2]  # the folder from which `python -m smoke_tests...` starts

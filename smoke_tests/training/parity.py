@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Set
 
-from smoke_tests.training import plot, pretrain, trainer
+from smoke_tests.training import logs, plot, pretrain, schedule, trainer
 from smoke_tests.training.checkpoint import CheckpointError, newest
 from smoke_tests.training.options import Parser, Refused, parse
 from smoke_tests.training.text import TextError
@@ -43,7 +43,7 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
     """Do the missing runs until the minutes are over; 0 if none is left, 75 if some are, or a failed run's code."""
     until = time.monotonic() + 60 * minutes
     folder.mkdir(parents=True, exist_ok=True)
-    log = trainer.Log(folder / "curves.jsonl")
+    log = logs.Log(folder / "curves.jsonl")
     todo = [(seed, arm) for seed in range(seeds) for arm in arms]
     todo.sort(key=lambda pair: pair[1].startswith("ms-amp"))  # it changes torch for the rest of this process
     for seed, arm in todo:
@@ -62,7 +62,7 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
         code = trainer.train(begun, until=until)
         if code:
             return code
-        rows = trainer.read_log(out / "log.jsonl")
+        rows = logs.read_log(out / "log.jsonl")
         numbers = {key: [round(row[key], 5) for row in rows] for key in ("loss", "norm")}
         asked = {key: value for key, value in vars(begun.options).items() if key not in ("out", "resume")}
         took = round(sum(row["seconds"] for row in rows), 1)
@@ -74,7 +74,7 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
 def curves(folder: Path) -> Curves:
     """The curves of the runs so far."""
     by_arm: Curves = {}
-    for row in trainer.read_log(folder / "curves.jsonl"):
+    for row in logs.read_log(folder / "curves.jsonl"):
         by_arm.setdefault(row["arm"], {})[row["seed"]] = row
     return by_arm
 
@@ -142,7 +142,7 @@ def report(folder: Path, window: int) -> Dict[str, Any]:
         first = beside[arm]
         seeds = sorted(set(runs) & set(by_arm[first]))
         losses, others = ([side[seed]["loss"] for seed in seeds] for side in (runs, by_arm[first]))
-        rough = sum(len(trainer.spikes(curve)) for curve in losses)
+        rough = sum(len(schedule.spikes(curve)) for curve in losses)
         end = statistics.mean(curve[-1] for curve in losses)
         result["arms"][arm] = {"beside": first, "seeds": seeds, "spikes": rough, "end": end}
         if min(map(len, losses)) < 2 * window:

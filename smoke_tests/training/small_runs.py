@@ -10,6 +10,7 @@ import pytest
 from smoke_tests.training import (
     checkpoint,
     deepspeed_config,
+    logs,
     pretrain,
     trainer,
 )
@@ -37,7 +38,7 @@ def trained(options: Options, say: Callable[[str], None] = lambda line: None) ->
     """The losses of a run, from its first step or from where it was left."""
     run, _ = pretrain.start(options)
     assert trainer.train(run, say) == 0
-    return [row["loss"] for row in trainer.read_log(Path(options.out) / "log.jsonl")]
+    return [row["loss"] for row in logs.read_log(Path(options.out) / "log.jsonl")]
 
 
 def last_of(folder: Path) -> Path:

@@ -18,6 +18,7 @@ from smoke_tests.operators.table import operator
 from smoke_tests.training import (
     checkpoint,
     kills,
+    logs,
     pretrain,
     trainer,
 )
@@ -160,7 +161,7 @@ def test_other_precision(tmp_path: Path) -> None:
             for name, weight in checkpoint.weights_of(first.model).items():
                 assert torch.equal(weight, checkpoint.weights_of(run.model)[name])
         assert trainer.train(run, lambda line: None) == 0
-    assert [row["step"] for row in trainer.read_log(tmp_path / "log.jsonl")] == list(range(6))
+    assert [row["step"] for row in logs.read_log(tmp_path / "log.jsonl")] == list(range(6))
 
 
 @proves("the generators go on from their saved state as if nothing was between", package="torch", since="2.4")

@@ -21,9 +21,9 @@ from smoke_tests.training import (
     checkpoint,
     infer,
     kills,
+    logs,
     memory,
     pretrain,
-    trainer,
 )
 from smoke_tests.training.options import model_of
 from smoke_tests.training.precision import inner, layers_of
@@ -297,7 +297,6 @@ def test_deterministic_on_gpu(tmp_path: Path) -> None:
     assert [process.wait() for process in started] == [0, 0]
     for way in ("", "-te-modules"):
         first, second = (
-            [row["loss"] for row in trainer.read_log(tmp_path / (name + way) / "log.jsonl")]
-            for name in ("one", "other")
+            [row["loss"] for row in logs.read_log(tmp_path / (name + way) / "log.jsonl")] for name in ("one", "other")
         )
         assert first == second and len(first) == 8

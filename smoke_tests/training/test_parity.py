@@ -12,8 +12,8 @@ import torch
 
 from smoke_tests.claims import proves
 from smoke_tests.training import (
+    logs,
     parity,
-    trainer,
 )
 from smoke_tests.training.small_runs import refusal_of
 from smoke_tests.training.text import TextError
@@ -96,7 +96,7 @@ def test_parity_runs(tmp_path: Path) -> None:
     beside = [report["arms"][arm]["beside"] for arm in arms]
     assert beside == [arms[0], arms[0], arms[2], arms[2], arms[0]]  # the last has its learning rate alone
     assert (tmp_path / "parity.svg").read_text().count("<polyline") == 15
-    trainer.Log(tmp_path / "curves.jsonl").write(arm=arms[0], seed=2, text="another")
+    logs.Log(tmp_path / "curves.jsonl").write(arm=arms[0], seed=2, text="another")
     with pytest.raises(TextError, match="read another text"):
         parity.run(tmp_path, arms, 4, 1.0, flags)
     with pytest.raises(TextError, match="different texts"):

@@ -20,6 +20,7 @@ from smoke_tests.training import (
     trainer,
 )
 from smoke_tests.training.models import MODELS, operations_per_token
+from smoke_tests.training.schedule import rate_at, spikes
 from smoke_tests.training.small_runs import FP8, small, trained
 from smoke_tests.training.trainer import NotFinite, Run
 
@@ -132,12 +133,12 @@ def test_rates() -> None:
                 if schedule == "cosine" and step >= warmup:
                     turned = math.cos(math.pi * (step - warmup) / (steps - warmup))
                     rate = top / 10 + (top - top / 10) * (1 + turned) / 2
-                assert trainer.rate_at(step, options) == pytest.approx(rate, rel=1e-12)
-    assert trainer.rate_at(5, small(warmup=5, steps=5)) == top  # of warm-up alone
+                assert rate_at(step, options) == pytest.approx(rate, rel=1e-12)
+    assert rate_at(5, small(warmup=5, steps=5)) == top  # of warm-up alone
     run = Run(small(steps=4))
     for step in range(3):
         rate = run.update(step)["lr"]
-        assert rate == trainer.rate_at(step, run.options)
+        assert rate == rate_at(step, run.options)
         assert [group["lr"] for group in run.optimizer.param_groups] == [rate] * 2
 
 
@@ -175,12 +176,12 @@ def test_not_finite(tmp_path: Path) -> None:
     with pytest.raises(NotFinite, match=r"first gradient that is not finite is that of .*blocks.1.feed_forward"):
         run.update(0)
     hook.remove()
-    assert trainer.spikes([5 - 0.01 * step for step in range(40)]) == []
-    assert trainer.spikes([5 - 0.01 * step + (step == 35) for step in range(40)]) == [35]
+    assert spikes([5 - 0.01 * step for step in range(40)]) == []
+    assert spikes([5 - 0.01 * step + (step == 35) for step in range(40)]) == [35]
     # Six deviations, at least 0.3: of equal losses, and of losses whose deviation is 0.1.
     for deviation, jump, found in ((0.0, 0.29, []), (0.0, 0.31, [32]), (0.1, 0.55, []), (0.1, 0.65, [32])):
         curve = [5 + deviation * (-1) ** step for step in range(32)]
-        assert trainer.spikes([*curve, 5 + jump]) == found
+        assert spikes([*curve, 5 + jump]) == found
 
 
 @proves(

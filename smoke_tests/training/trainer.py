@@ -1,36 +1,28 @@
-"""A model in training: its steps, its checkpoints, its logs, and the loop over all steps."""
+"""A model in training: its steps, its checkpoints, and the loop over all steps."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import os
 import random
-import resource
 import signal
-import statistics
-import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 import torch
 
-from smoke_tests import hardware
 from smoke_tests.operators.table import operator
-from smoke_tests.training import checkpoint, ms_amp, plot
+from smoke_tests.training import checkpoint, ms_amp, plot, schedule
 from smoke_tests.training.columns import ADAMW, columns_of, refuse
 from smoke_tests.training.guard import Guard
 from smoke_tests.training.llama import Llama, take_te_modules
-from smoke_tests.training.models import operations_per_token
+from smoke_tests.training.logs import Log, Progress, read_log
 from smoke_tests.training.options import FREE, Options, Refused, flag_name, model_of
 from smoke_tests.training.precision import CUT, column_of, convert, inner, is_computed_otherwise, mantissas
 from smoke_tests.training.text import Text
-
-# Dense bfloat16 products, 10^12 operations per second, by NVIDIA's data sheets; MFU is the share of it.
-PEAK = {"A100": 312.0, "A800": 312.0, "H100": 989.0, "H800": 989.0, "H200": 989.0}
 
 
 class NotFinite(ArithmeticError):
@@ -121,7 +113,7 @@ class Run:
 
         NotFinite is raised before the weights change.
         """
-        rate = rate_at(step, self.options)
+        rate = schedule.rate_at(step, self.options)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         of_loss = self.gradients(step)
@@ -278,55 +270,7 @@ def _recomputing(precision: str) -> Callable[..., torch.Tensor]:
     return lambda block, x: torch_checkpoint(block, x, use_reentrant=False)
 
 
-def rate_at(step: int, options: Options) -> float:
-    """The learning rate of a step."""
-    if step < options.warmup:
-        return options.learning_rate * (step + 1) / options.warmup
-    if options.schedule == "constant":
-        return options.learning_rate
-    done = (step - options.warmup) / max(1, options.steps - options.warmup)
-    return options.learning_rate * (0.55 + 0.45 * math.cos(math.pi * done))
-
-
-def spikes(losses: Sequence[float], window: int = 32) -> List[int]:
-    """The steps whose loss is six deviations (at least 0.3 nats) above the mean of the `window` before them."""
-    steps = []
-    for step in range(window, len(losses)):
-        before = losses[step - window : step]
-        if losses[step] - statistics.mean(before) > max(0.3, 6 * statistics.pstdev(before)):
-            steps.append(step)
-    return steps
-
-
 # --- all steps ---
-
-
-class Log:
-    """Lines of JSON, appended to a file; a part of a line that a killed process left is dropped."""
-
-    def __init__(self, path: Path, before: Optional[int] = None) -> None:
-        """before: keep only the lines of steps before this one, because later steps will be done again."""
-        self.path = path
-        rows = [row for row in read_log(path) if before is None or row.get("step", 0) < before]
-        partial = path.with_name(path.name + checkpoint.PARTIAL)
-        with open(partial, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
-        os.replace(partial, path)
-
-    def write(self, **row: Any) -> None:
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-
-
-def read_log(path: Path) -> List[Dict[str, Any]]:
-    """The complete lines of a log; none if the file does not exist."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:  # the line that a killed process was writing
-            break
-    return rows
 
 
 @contextlib.contextmanager
@@ -341,46 +285,6 @@ def stop_signals() -> Iterator[List[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-class Progress:
-    """A line of loss, tokens per second, MFU, memory and time left; on a terminal each step rewrites it."""
-
-    def __init__(self, run: Run, say: Callable[[str], None]) -> None:
-        options = run.options
-        self.run, self.say, self.terminal = run, say, sys.stdout.isatty() and say is print
-        self.tokens = options.batch_size * options.gradient_accumulation_steps * run.text.length
-        self.operations = operations_per_token(run.data.shape)
-        name = hardware.short_name(torch.cuda.get_device_name()) if run.on_gpu else ""
-        self.peak = PEAK.get(name, 0.0) * 1e12
-        self.times: List[float] = []
-
-    def show(self, step: int, loss: float, seconds: float) -> None:
-        self.times = [*self.times[-19:], seconds]
-        options = self.run.options
-        last = step + 1 == options.steps
-        if not (self.terminal or last or step % options.log_every == 0):
-            return
-        typical = statistics.median(self.times)
-        rate = self.tokens / typical
-        parts = [f"step {step + 1}/{options.steps}", f"loss {loss:.3f}", f"{rate:,.0f} tokens/s"]
-        if self.peak:
-            parts.append(f"MFU {rate * self.operations / self.peak:.1%} of the bfloat16 peak")
-        parts.append(f"{memory_gib(self.run.on_gpu):.1f} GiB")
-        parts.append(f"{(options.steps - step - 1) * typical / 60:.1f} min left")
-        line = "  ".join(parts)
-        if self.terminal:
-            sys.stdout.write("\r" + line + "\x1b[K" + ("\n" if last else ""))
-            sys.stdout.flush()
-        else:
-            self.say(line)
-
-
-def memory_gib(on_gpu: bool) -> float:
-    """Peak memory so far in GiB: of tensors on the GPU, or of this process without a GPU."""
-    if on_gpu:
-        return float(torch.cuda.max_memory_allocated()) / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def train(run: Run, say: Callable[[str], None] = print, until: Optional[float] = None) -> int:
@@ -410,7 +314,7 @@ def train(run: Run, say: Callable[[str], None] = print, until: Optional[float] =
             seconds = time.perf_counter() - before
             log.write(step=step, seconds=seconds, **row)
             losses.append(row["loss"])
-            if spikes(losses[-33:]):
+            if schedule.spikes(losses[-33:]):
                 text = f"step {step}: the loss jumps to {losses[-1]:.3f}; the largest gradient is {run.loudest()}"
                 events.write(event="spike", step=step, text=text)
                 say(f"fusebox: {text}")
