@@ -58,11 +58,15 @@ def test_order() -> None:
     assert max(seen) < text.count <= text.count + text.held_out - 1
 
 
-@proves("a line of .jsonl ends where JSON's does, not at a line separator in a string", package="torch", since="2.4")
+@proves(
+    "a line of .jsonl ends where JSON's does, not at a line separator in a string, and a blank line holds no document",
+    package="torch",
+    since="2.4",
+)
 def test_documents(tmp_path: Path) -> None:
     path, held = tmp_path / "lines.jsonl", ["one\u2028two\x85three", "four"]
-    for end in ("", "\n"):
-        path.write_text("\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in held) + end, "utf-8")
+    for end, between in (("", "\n"), ("\n", "\n"), ("\n \n\n", "\n\r\n\n")):
+        path.write_text(between.join(json.dumps({"text": text}, ensure_ascii=False) for text in held) + end, "utf-8")
         assert list(documents([str(path)])) == held
 
 

@@ -17,7 +17,7 @@ class TextError(ValueError):
 
 
 def documents(files: Sequence[str]) -> Iterator[str]:
-    """The documents of text files (one each) and of .jsonl files (the field "text" of each line).
+    """The documents of text files (one each) and of .jsonl files (the field "text" of each line that is not blank).
 
     Without files: the standard library's modules, which every Python has.
     """
@@ -31,7 +31,9 @@ def documents(files: Sequence[str]) -> Iterator[str]:
             yield text
             continue
         lines = text.split("\n")  # a JSON string may hold characters at which splitlines() would split
-        for number, line in enumerate(lines[:-1] if lines[-1] == "" else lines, start=1):
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
             try:
                 document = json.loads(line)["text"]
                 if not isinstance(document, str):
