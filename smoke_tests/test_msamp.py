@@ -206,6 +206,7 @@ def test_checkpoint(level: str, device: str, tmp_path: Path, measured: Dict[str,
     for step in range(3):
         run.update(step)
     saved = checkpoint.load(run.save())
+    run.release()
     # Of each layer's input, weight and both gradients the largest value, and of all but the weight three numbers more.
     assert len(saved["fp8"]) == 13 * len(layers_of(run.model))
     losses = [run.update(step)["loss"] for step in (3, 4)]  # here, since all models share the steps of MS-AMP's scales

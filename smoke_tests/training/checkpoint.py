@@ -81,7 +81,9 @@ def load(path: Path) -> Dict[str, Any]:
         if content["format"] != FORMAT:
             raise ValueError("its format is {}, not {}".format(content["format"], FORMAT))
     except Exception as error:  # torch raises many kinds of errors for other files
-        raise CheckpointError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}") from None
+        older = max((each for each in path.parent.glob("step-*.pt") if each.name < path.name), default=None)
+        further = f"; delete it to go on from {older.name}" if older else ""
+        raise CheckpointError(f"{path} is not a whole checkpoint: {str(error).splitlines()[0]}{further}") from None
     return content
 
 

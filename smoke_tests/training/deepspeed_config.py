@@ -24,6 +24,7 @@ MAPPED = {
     "scheduler.params.warmup_max_lr": "learning_rate",
     "scheduler.params.warmup_num_steps": "warmup",
     "scheduler.params.total_num_steps": "steps",
+    "scheduler.params.cos_min_ratio": "min_lr_factor",
 }
 SCHEDULES = {"WarmupLR": "constant", "WarmupCosineLR": "cosine"}
 # The parameters that a schedule must set, because DeepSpeed's defaults differ from ours (runtime/lr_schedules.py).
@@ -40,7 +41,6 @@ WITHOUT_EFFECT: Dict[str, Tuple[Any, ...]] = {
     "optimizer.params.adam_w_mode": (True,),
     "scheduler.params.warmup_min_lr": (0, 0.0),
     "scheduler.params.warmup_type": ("linear",),
-    "scheduler.params.cos_min_ratio": (0.1,),
     "wall_clock_breakdown": (True, False),
     "zero_allow_untested_optimizer": (True, False),
 }

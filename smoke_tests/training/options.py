@@ -18,7 +18,7 @@ class Refused(ValueError):
 
 
 def flag(default: Any, text: str, **named: Any) -> Any:
-    """A field that becomes a command line flag with this help; least, above and below bound its value."""
+    """A field that becomes a command line flag with this help; least, most, above and below bound its value."""
     return dataclasses.field(default=default, metadata={"help": text, **named})
 
 
@@ -49,9 +49,14 @@ class Options:
     tokenizer: str = flag("", "folder of a Hugging Face tokenizer; by default tokens are bytes")
     learning_rate: float = flag(6e-4, "highest learning rate", above=0.0)
     schedule: str = flag(
-        "cosine", "after the warm-up: cosine (falls to a tenth) or constant", choices=("cosine", "constant")
+        "cosine",
+        "after the warm-up: cosine, wsd (constant, then falls in a line) or constant",
+        choices=("cosine", "wsd", "constant"),
     )
     warmup: int = flag(20, "steps until the highest learning rate", least=0)
+    min_lr_factor: float = flag(0.1, "lowest learning rate, as a share of the highest", least=0.0, most=1.0)
+    decay_steps: int = flag(0, "step at which the schedule reaches the lowest rate; 0: the last, --steps", least=0)
+    decay_ratio: float = flag(0.1, "share of the schedule over which wsd falls", above=0.0, most=1.0)
     weight_decay: float = flag(0.1, "weight decay of matrices", least=0.0)
     beta1: float = flag(0.9, "first beta of AdamW", least=0.0, below=1.0)
     beta2: float = flag(0.95, "second beta of AdamW", least=0.0, below=1.0)
@@ -78,6 +83,8 @@ FREE = {
     "ops",
     "te_modules",
     "steps",
+    "decay_steps",
+    "decay_ratio",
     "recompute",
     "compile",
     "graphs",
@@ -120,7 +127,7 @@ def parse(arguments: Sequence[str]) -> Options:
         if isinstance(default, bool):
             parser.add_argument(flag_name(field), action="store_true", help=text)
         elif isinstance(default, tuple):
-            parser.add_argument(flag_name(field), nargs="+", default=default, help=text, metavar="FILE")
+            parser.add_argument(flag_name(field), nargs="+", action="extend", default=[], help=text, metavar="FILE")
         else:
             shown = text + ("" if default in ("", 0) else f" ({default})")
             parser.add_argument(flag_name(field), type=type(default), default=default, help=shown, **more)
@@ -139,6 +146,7 @@ def out_of_bounds(options: Options) -> str:
     """A sentence about the first option that is out of its bounds; empty if there is none."""
     bounds: Dict[str, Tuple[str, Callable[[Any, Any], bool]]] = {
         "least": ("at least", operators.ge),
+        "most": ("at most", operators.le),
         "above": ("more than", operators.gt),
         "below": ("less than", operators.lt),
     }

@@ -6,11 +6,13 @@ checkpoints, step-*.pt. --resume goes on with what is there; SIGINT and SIGTERM 
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Sequence, Tuple
 
-from smoke_tests.training import checkpoint, deepspeed_config
+from smoke_tests.training import checkpoint, deepspeed_config, folder
+from smoke_tests.training.logs import printed
 from smoke_tests.training.models import MODELS
 from smoke_tests.training.options import Options, Refused, out_of_bounds, parse
 from smoke_tests.training.text import TextError
@@ -25,19 +27,15 @@ def start(options: Options) -> Tuple[Run, str]:
             raise Refused(f"--deepspeed {asked}: {wrong}")
     out = Path(options.out or f"runs/{options.model}-{options.precision}-{options.seed}")
     options.out = str(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "events.jsonl").touch()
-    except OSError as error:
-        raise Refused(f"--out {out} cannot be written: {error.strerror}") from None
-    last = checkpoint.newest(out)
-    if options.resume and last is None:
-        raise Refused(f"--resume: {out} holds no checkpoint")
-    if last is not None and not options.resume:
-        raise Refused(f"{out} holds a run already, up to {last.name}: go on with --resume, or name another --out")
-    run = Run(options)
-    note = run.load(last) if last else ""
-    return run, note
+    with folder.taken(out) as lock:
+        last = checkpoint.newest(out)
+        if options.resume and last is None:
+            raise Refused(f"--resume: {out} holds no checkpoint")
+        if last is not None and not options.resume:
+            raise Refused(f"{out} holds a run already, up to {last.name}: go on with --resume, or name another --out")
+        run = Run(options)
+        run.lock = lock
+        return run, run.load(last) if last else ""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -45,15 +43,16 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(arguments)
     try:
         run, note = start(options)
+        options = run.options
+        columns = ", ".join(f"{name} {column}" for name, column in run.columns.items())
+        where = f"{options.out}, from step {run.step}" + (f", {note}" if note else "")
+        size = f"{MODELS[options.model].parameters:,} parameters"
+        printed(f"{options.model}, {size}, {options.precision}; {columns}; to {where}")
+        return train(run)
     except (Refused, TextError, checkpoint.CheckpointError, deepspeed_config.Unmapped) as error:
         sys.exit(f"fusebox: {error}")
-    options = run.options
-    columns = ", ".join(f"{name} {column}" for name, column in run.columns.items())
-    where = f"{options.out}, from step {run.step}" + (f", {note}" if note else "")
-    print(
-        f"{options.model}, {MODELS[options.model].parameters:,} parameters, {options.precision}; {columns}; to {where}"
-    )
-    return train(run)
+    except BrokenPipeError:  # before the first step
+        return 128 + signal.SIGPIPE
 
 
 if __name__ == "__main__":

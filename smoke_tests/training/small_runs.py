@@ -41,6 +41,15 @@ def trained(options: Options, say: Callable[[str], None] = lambda line: None) ->
     return [row["loss"] for row in logs.read_log(Path(options.out) / "log.jsonl")]
 
 
+def begun(options: Options, done: int) -> None:
+    """Do the first steps of a run, and leave it with a checkpoint."""
+    run, _ = pretrain.start(options)
+    for step in range(done):
+        run.update(step)
+    run.save()
+    run.release()
+
+
 def last_of(folder: Path) -> Path:
     """The newest checkpoint of a run."""
     last = checkpoint.newest(folder)

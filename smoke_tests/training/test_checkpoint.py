@@ -20,11 +20,12 @@ from smoke_tests.training import (
     kills,
     logs,
     pretrain,
+    schedule,
     trainer,
 )
 from smoke_tests.training.checkpoint import CheckpointError
 from smoke_tests.training.options import Options
-from smoke_tests.training.small_runs import FP8, small, trained
+from smoke_tests.training.small_runs import FP8, begun, last_of, refusal_of, small, trained
 from smoke_tests.training.trainer import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -38,10 +39,7 @@ def test_resume(tmp_path: Path) -> None:
     whole = trained(small(FP8[0], out=str(tmp_path / "whole")))
     for done in (1, 3, 5):
         options = small(FP8[0], out=str(tmp_path / str(done)), checkpoint_every=1)
-        run, _ = pretrain.start(options)
-        for step in range(done):
-            run.update(step)
-        run.save()
+        begun(options, done)
         assert trained(dataclasses.replace(options, resume=True)) == whole[done:]
 
 
@@ -88,10 +86,7 @@ def test_other_adamw(tmp_path: Path) -> None:
     whole = trained(small(out=str(tmp_path / "whole"), ops="adamw=torch"))
     for first, then in (("deepspeed.cpu", "torch"), ("torch", "deepspeed.cpu")):
         options = small(out=str(tmp_path / first), ops=f"adamw={first}")
-        run, _ = pretrain.start(options)
-        for step in range(3):
-            run.update(step)
-        run.save()
+        begun(options, 3)
         resumed = trained(dataclasses.replace(options, ops=f"adamw={then}", resume=True))
         assert resumed == pytest.approx(whole[3:], abs=2e-3)  # at a count that begins anew they are farther apart
 
@@ -141,8 +136,26 @@ def test_full_disk(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("step-*")) == [saved.name]
     assert saved.read_bytes() == before
     saved.write_bytes(before[: len(before) // 2])
-    with pytest.raises(CheckpointError, match="is not a checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a whole checkpoint"):
         checkpoint.load(saved)
+    run.release()
+
+
+@proves(
+    "a checkpoint that is cut short names the older one and how to go on from it, which then works",
+    package="torch",
+    since="2.4",
+)
+def test_cut_short(tmp_path: Path) -> None:
+    options = small(out=str(tmp_path), steps=4)
+    trained(options)
+    last = last_of(tmp_path)
+    last.write_bytes(last.read_bytes()[:5000])
+    options.resume = True
+    with pytest.raises(CheckpointError, match=r"step-00000004.pt is not a whole .*; delete it .* step-00000002.pt$"):
+        pretrain.start(options)
+    last.unlink()
+    assert len(trained(options)) == 4
 
 
 @proves(
@@ -150,7 +163,7 @@ def test_full_disk(tmp_path: Path) -> None:
     package="torchao",
 )
 def test_other_precision(tmp_path: Path) -> None:
-    options = small(FP8[1], out=str(tmp_path), steps=2)
+    options = small(FP8[1], out=str(tmp_path), steps=2, schedule="constant")
     trained(options)
     first = Run(options)
     first.load(checkpoint.newest(tmp_path))  # type: ignore[arg-type]
@@ -162,6 +175,29 @@ def test_other_precision(tmp_path: Path) -> None:
                 assert torch.equal(weight, checkpoint.weights_of(run.model)[name])
         assert trainer.train(run, lambda line: None) == 0
     assert [row["step"] for row in logs.read_log(tmp_path / "log.jsonl")] == list(range(6))
+
+
+@proves(
+    "a resume whose flags would have given the steps that are done other learning rates is refused, and names the flag "
+    "that keeps them",
+    package="torch",
+    since="2.4",
+)
+def test_schedule_is_kept(tmp_path: Path) -> None:
+    options = small(out=str(tmp_path), steps=4)
+    trained(options)
+    longer = dataclasses.replace(options, steps=8, resume=True)
+    assert "add --decay-steps 4" in refusal_of(lambda: pretrain.start(longer))
+    longer.decay_steps = 4
+    trained(longer)
+    rates = [row["lr"] for row in logs.read_log(tmp_path / "log.jsonl")]
+    assert rates == [schedule.rate_at(min(step, 4), options) for step in range(8)]
+    # wsd goes on at its highest rate, as long as its fall has not begun.
+    options = small(out=str(tmp_path / "wsd"), steps=10, decay_ratio=0.5, schedule="wsd")
+    begun(options, 5)
+    run, _ = pretrain.start(dataclasses.replace(options, steps=20, resume=True))
+    run.release()
+    assert "--decay-steps 10" in refusal_of(lambda: pretrain.start(dataclasses.replace(options, steps=6, resume=True)))
 
 
 @proves("the generators go on from their saved state as if nothing was between", package="torch", since="2.4")

@@ -213,6 +213,7 @@ def test_fastest(tmp_path: Path, measured: Dict[str, Any]) -> None:
     assert min(curve[0] - curve[-1] for curve in losses) > 1
     assert measured["apart"] < 0.1
     saved = checkpoint.load(run.save())
+    run.release()
     weights = {name: weight.clone() for name, weight in checkpoint.weights_of(run.model).items()}
     expected = [run.update(step)["loss"] for step in (30, 31)]  # now: the scales of all models are updated together
     for te_modules in (True, False):
@@ -230,6 +231,7 @@ def test_fastest(tmp_path: Path, measured: Dict[str, Any]) -> None:
         assert torch.equal(before, now)
         losses_again = [again.update(step)["loss"] for step in (30, 31)]
         assert losses_again == pytest.approx(expected, abs=0.01 if te_modules else 0.05)
+        again.release()
 
 
 @needs(sm=(8, 9))

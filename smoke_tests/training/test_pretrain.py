@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from unittest import mock
 
@@ -15,6 +18,7 @@ from smoke_tests.training import (
     checkpoint,
     deepspeed_config,
     infer,
+    kills,
     pretrain,
 )
 from smoke_tests.training.columns import columns_of
@@ -155,3 +159,51 @@ def test_columns() -> None:
         assert "--deterministic" in refused("attention=torch.cudnn")
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@proves("--data takes the files of each time that it is given", package="torch", since="2.4")
+def test_data_twice() -> None:
+    assert parse(["--data", "a.txt", "b.txt", "--data", "c.jsonl"]).data == ("a.txt", "b.txt", "c.jsonl")
+    assert parse([]).data == ()
+
+
+@proves(
+    "a refused run leaves no folder behind, and takes nothing from one that was there",
+    package="torch",
+    since="2.4",
+)
+def test_refused_folder(tmp_path: Path) -> None:
+    out, wrong = tmp_path / "runs" / "first", ["--device", "cpu", "--graphs"]
+    assert "--graphs" in refusal_of(lambda: pretrain.main([*wrong, "--out", str(out)]))
+    assert list(tmp_path.iterdir()) == []
+    out.mkdir(parents=True)
+    (out / "notes.txt").touch()
+    assert "--graphs" in refusal_of(lambda: pretrain.main([*wrong, "--out", str(out)]))
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]
+
+
+@proves(
+    "a second run in the folder of one that runs is refused, names its process, and may have it once that was killed",
+    package="torch",
+    since="2.4",
+)
+def test_lock(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from smoke_tests.training.folder import taken\n"
+        "with taken(Path(sys.argv[1])): print('taken', flush=True); sys.stdin.read()"
+    )
+    options = small(out=str(tmp_path / "out"), steps=1)
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, options.out],
+        cwd=str(kills.CHECKOUT),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with other:
+        assert other.stdout is not None and other.stdout.readline() == b"taken\n"
+        assert f"in use by process {other.pid}:" in refusal_of(lambda: pretrain.start(options))
+        other.kill()
+    assert len(trained(options)) == 1
+    run, _ = pretrain.start(small(out=options.out, resume=True, steps=1))
+    assert f"process {os.getpid()}:" in refusal_of(lambda: pretrain.start(small(out=options.out, resume=True)))
+    run.release()

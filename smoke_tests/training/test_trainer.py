@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import resource
 import signal
 import threading
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from smoke_tests.claims import proves
 from smoke_tests.operators import bounds, references
 from smoke_tests.training import (
     checkpoint,
+    logs,
     memory,
     pretrain,
     trainer,
@@ -118,23 +122,31 @@ def test_clip_in_float32() -> None:
 
 
 @proves(
-    "the learning rate of each step is the schedule's in closed form: it rises in equal parts to its highest, stays or "
-    "falls as a cosine to a tenth",
+    "the learning rate of each step is the schedule's in closed form: it rises in equal parts to its highest, stays, "
+    "falls as a cosine, or stays and falls in a line, to the lowest rate, where it stays",
     package="torch",
     since="2.4",
 )
 def test_rates() -> None:
     top = 3e-3
     for warmup, steps in ((0, 7), (4, 11), (4, 5)):
-        for schedule in ("cosine", "constant"):
-            options = small(schedule=schedule, warmup=warmup, steps=steps)
+        for schedule in ("cosine", "wsd", "constant"):
+            options = small(schedule=schedule, warmup=warmup, steps=steps, decay_ratio=0.4)
             for step in range(steps + 1):
                 rate = top * min(1.0, (step + 1) / max(1, warmup))
                 if schedule == "cosine" and step >= warmup:
                     turned = math.cos(math.pi * (step - warmup) / (steps - warmup))
                     rate = top / 10 + (top - top / 10) * (1 + turned) / 2
+                falls = {7: 3, 11: 4, 5: 1}[steps]  # the last 0.4, without the warm-up
+                if schedule == "wsd" and step > steps - falls:
+                    rate = top - (top - top / 10) * (step - (steps - falls)) / falls
                 assert rate_at(step, options) == pytest.approx(rate, rel=1e-12)
     assert rate_at(5, small(warmup=5, steps=5)) == top  # of warm-up alone
+    for schedule in ("cosine", "wsd"):
+        longer = small(schedule=schedule, steps=30, decay_steps=10, min_lr_factor=0.25)
+        shorter = small(schedule=schedule, steps=10, min_lr_factor=0.25)
+        assert [rate_at(step, longer) for step in range(11)] == [rate_at(step, shorter) for step in range(11)]
+        assert [rate_at(step, longer) for step in (10, 11, 29)] == [top / 4] * 3
     run = Run(small(steps=4))
     for step in range(3):
         rate = run.update(step)["lr"]
@@ -156,6 +168,54 @@ def test_signal(tmp_path: Path) -> None:
     assert trainer.train(run, say) == 128 + signal.SIGTERM
     assert lines[-1] == "stopped after step 3 of 10000; --resume goes on"
     assert checkpoint.newest(tmp_path).name == "step-00000003.pt"  # type: ignore[union-attr]
+
+
+@proves(
+    "while the disk is full a run goes on, and its log has each step once if there is space again before its end; "
+    "otherwise it says which file is not whole, and ends with its failure",
+    package="torch",
+    since="2.4",
+)
+def test_full_disk_of_logs(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def code_of(out: Path, full: str, space: str) -> int:
+        def say(line: str) -> None:
+            lines.append(line)
+            if line.startswith(full):  # in the middle of a line of the log
+                size = (out / "log.jsonl").stat().st_size + 20
+                resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+            if line.startswith(space):
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+        run, _ = pretrain.start(small(out=str(out), log_every=1, checkpoint_every=0))
+        try:
+            return trainer.train(run, say)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    for name, space, code, steps in (("again", "step 5/", 0, 6), ("never", "step 9/", 1, 2)):
+        lines: List[str] = []
+        assert code_of(tmp_path / name, "step 2/", space) == code
+        assert [row["step"] for row in logs.read_log(tmp_path / name / "log.jsonl")] == list(range(steps))
+        assert sum("log.jsonl cannot be written (File too large)" in line for line in lines) == 1
+        assert (code == 1) == any("loss.svg cannot be written" in line for line in lines)
+
+
+@proves(
+    "a run whose output nobody reads any more ends after its step, with a checkpoint, as SIGPIPE would end it",
+    package="torch",
+    since="2.4",
+)
+def test_broken_pipe(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    output = os.fdopen(write, "w")
+    run, _ = pretrain.start(small(out=str(tmp_path), steps=10_000, log_every=1))
+    os.close(read)
+    with contextlib.redirect_stdout(output):
+        assert trainer.train(run) == 128 + signal.SIGPIPE
+        output.close()  # which flushes it
+    assert checkpoint.newest(tmp_path).name == "step-00000001.pt"  # type: ignore[union-attr]
 
 
 @proves(

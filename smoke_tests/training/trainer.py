@@ -10,16 +10,16 @@ import random
 import signal
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 import torch
 
 from smoke_tests.operators.table import operator
-from smoke_tests.training import checkpoint, ms_amp, plot, schedule
+from smoke_tests.training import checkpoint, ms_amp, schedule
 from smoke_tests.training.columns import ADAMW, columns_of, refuse
 from smoke_tests.training.guard import Guard
 from smoke_tests.training.llama import Llama, take_te_modules
-from smoke_tests.training.logs import Log, Progress, read_log
+from smoke_tests.training.logs import Journal, Log, printed
 from smoke_tests.training.options import FREE, Options, Refused, flag_name, model_of
 from smoke_tests.training.precision import CUT, column_of, convert, inner, is_computed_otherwise, mantissas
 from smoke_tests.training.text import Text
@@ -71,6 +71,7 @@ class Run:
         self.clip_grad_norm: Callable[..., Any] = torch.nn.utils.clip_grad_norm_
         self.optimizer = self._optimizer()
         self.step = 0  # the number of steps done
+        self.lock: Optional[IO[str]] = None  # of its folder
         self._graph: Any = None
 
     def _llama(self) -> Llama:
@@ -221,6 +222,11 @@ class Run:
 
     # --- to and from a file ---
 
+    def release(self) -> None:
+        """Let another run have the folder."""
+        if self.lock is not None:
+            self.lock.close()
+
     def save(self) -> Path:
         """Write a checkpoint of the last step."""
         options = dataclasses.asdict(self.options)
@@ -247,6 +253,7 @@ class Run:
             raise Refused(f"--resume: {path} was made with another text")
         if content["step"] > self.options.steps:
             raise Refused(f"--steps {self.options.steps}: {path} is already beyond that step: name a higher number")
+        self._same_rates(path, content)
         anew = checkpoint.restore(self.model, content)
         moments = content["optimizer"]
         if self.in_ms_amp:
@@ -257,6 +264,17 @@ class Run:
         checkpoint.restore_random_state(content["random"])
         self.step = content["step"]
         return "its FP8 scales start anew" if anew else ""
+
+    def _same_rates(self, path: Path, content: Dict[str, Any]) -> None:
+        """Refuse another number of steps if the steps that are done would have had other rates by it."""
+        saved = {name: value for name, value in content["options"].items() if hasattr(self.options, name)}
+        before, now = dataclasses.replace(self.options, **saved), self.options
+        if any(schedule.rate_at(step, before) != schedule.rate_at(step, now) for step in range(content["step"])):
+            end = before.decay_steps or before.steps
+            raise Refused(
+                f"--resume: the schedule of {path} ends at step {end}, and these flags would stretch it from the first "
+                f"step on: add --decay-steps {end} --decay-ratio {before.decay_ratio:g}"
+            )
 
 
 def _recomputing(precision: str) -> Callable[..., torch.Tensor]:
@@ -287,49 +305,47 @@ def stop_signals() -> Iterator[List[int]]:
             signal.signal(number, handler)
 
 
-def train(run: Run, say: Callable[[str], None] = print, until: Optional[float] = None) -> int:
-    """Train to the last step, to a signal, or to a moment (of time.monotonic()).
+def train(run: Run, say: Callable[[str], None] = printed, until: Optional[float] = None) -> int:
+    """Train to the last step, to a signal, or to a moment (of time.monotonic()), and release the run's folder.
 
-    Returns the exit code: 0 at the last step; 1 if a step was not finite or the last checkpoint could not be written;
-    128 + number after a signal; 75 (try again) if the moment came first.
+    Returns the exit code: 0 at the last step; 1 if a step was not finite or the last checkpoint or a log could not be
+    written; 128 + number after a signal, SIGPIPE if nobody reads the output; 75 (try again) if the moment came first.
     """
-    options, out = run.options, Path(run.options.out)
-    log, events = Log(out / "log.jsonl", before=run.step), Log(out / "events.jsonl")
-    losses = [row["loss"] for row in read_log(log.path)]
-    progress = Progress(run, say)
-    step_of = guarded(run, events, say) if options.guard else run.update
-    late = False
-    with stop_signals() as signals:
-        while run.step < options.steps and not signals and not late:
-            step, before = run.step, time.perf_counter()
-            try:
-                row = step_of(step)
-            except ArithmeticError as error:
-                events.write(event="not finite", step=step, text=str(error))
-                last = checkpoint.newest(out)
-                say(
-                    f"fusebox: {error}; " + (f"{last} is the last checkpoint" if last else "there is no checkpoint yet")
-                )
+    options = run.options
+    try:
+        with stop_signals() as signals:
+            journal = Journal(run, say, signals)
+            if not steps(run, journal, signals, until):
                 return 1
-            seconds = time.perf_counter() - before
-            log.write(step=step, seconds=seconds, **row)
-            losses.append(row["loss"])
-            if schedule.spikes(losses[-33:]):
-                text = f"step {step}: the loss jumps to {losses[-1]:.3f}; the largest gradient is {run.loudest()}"
-                events.write(event="spike", step=step, text=text)
-                say(f"fusebox: {text}")
-            progress.show(step, losses[-1], seconds)
-            late = until is not None and time.monotonic() > until
-            if options.checkpoint_every and run.step % options.checkpoint_every == 0 and run.step < options.steps:
-                written(run, events, say)
-        whole = written(run, events, say)
-    title = f"{options.model}, {options.precision}: loss (nats per token)"
-    svg = plot.figure({title: {"loss": list(enumerate(losses))}})
-    (out / "loss.svg").write_text(svg, encoding="utf-8")
-    if run.step == options.steps or not whole:
-        return 0 if whole else 1
-    say(f"stopped after step {run.step} of {options.steps}; --resume goes on")
-    return 128 + signals[0] if signals else 75
+            whole = written(run, journal.events, journal.tell)
+        whole = journal.finish() and whole
+        if run.step == options.steps or not whole:
+            return 0 if whole else 1
+        journal.tell(f"stopped after step {run.step} of {options.steps}; --resume goes on")
+        return 128 + signals[0] if signals else 75
+    finally:
+        run.release()
+
+
+def steps(run: Run, journal: Journal, signals: List[int], until: Optional[float]) -> bool:
+    """Do the steps of train(); whether each was finite."""
+    options, late = run.options, False
+    step_of = guarded(run, journal.events, journal.tell) if options.guard else run.update
+    while run.step < options.steps and not signals and not late:
+        step, before = run.step, time.perf_counter()
+        try:
+            row = step_of(step)
+        except ArithmeticError as error:
+            journal.events.write(event="not finite", step=step, text=str(error))
+            last = checkpoint.newest(Path(options.out))
+            further = f"{last} is the last checkpoint" if last else "there is no checkpoint yet"
+            journal.tell(f"fusebox: {error}; {further}")
+            return False
+        journal.note(step, time.perf_counter() - before, row)
+        late = until is not None and time.monotonic() > until
+        if options.checkpoint_every and run.step % options.checkpoint_every == 0 and run.step < options.steps:
+            written(run, journal.events, journal.tell)
+    return True
 
 
 def guarded(run: Run, events: Log, say: Callable[[str], None]) -> Callable[[int], Dict[str, float]]:
