@@ -24,13 +24,13 @@ class CheckpointError(RuntimeError):
     """A checkpoint cannot be written or read; the message is one sentence that says why."""
 
 
-def save(folder: Path, step: int, content: Dict[str, Any], keep: int) -> Path:
-    """Write the checkpoint of a step, remove all but the last `keep`, and return its path.
+def save(folder: Path, step: int, content: Dict[str, Any], keep: int, keep_every: int = 0) -> Path:
+    """Write the checkpoint of a step, remove all but the last `keep` and every `keep_every`-th, and return its path.
 
     The file is written under another name, flushed to the disk and renamed; then the folder is flushed. So the newest
     file named *.pt is complete at every moment.
     """
-    path = folder / f"step-{step:08}.pt"
+    path = path_of(folder, step)
     partial = path.with_name(path.name + PARTIAL)
     last = newest(folder)
     try:
@@ -48,8 +48,25 @@ def save(folder: Path, step: int, content: Dict[str, Any], keep: int) -> Path:
             f"the checkpoint of step {step} cannot be written to {folder} ({reason(error)}); {left}"
         ) from None
     for old in sorted(folder.glob("step-*.pt"))[:-keep]:
-        old.unlink()
+        if not keep_every or int(old.stem[len("step-") :]) % keep_every:
+            old.unlink()
     return path
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """The checkpoint of a step in the folder of a run."""
+    return folder / f"step-{step:08}.pt"
+
+
+def on_host(tree: Any) -> Any:
+    """A nested state with its tensors copied into main memory, for a thread to write while training changes them."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, dict):
+        return {key: on_host(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map(on_host, tree))
+    return tree
 
 
 def reason(error: BaseException) -> str:
@@ -81,9 +98,10 @@ def load(path: Path) -> Dict[str, Any]:
         if content["format"] != FORMAT:
             raise ValueError("its format is {}, not {}".format(content["format"], FORMAT))
     except Exception as error:  # torch raises many kinds of errors for other files
+        why = str(error).splitlines()[0].split(". ")[0]
         older = max((each for each in path.parent.glob("step-*.pt") if each.name < path.name), default=None)
         further = f"; delete it to go on from {older.name}" if older else ""
-        raise CheckpointError(f"{path} is not a whole checkpoint: {str(error).splitlines()[0]}{further}") from None
+        raise CheckpointError(f"{path} is not a whole checkpoint: {why}{further}") from None
     return content
 
 

@@ -114,6 +114,8 @@ def refuse(options: Options, on_gpu: bool) -> None:
         refuse_norm(options)
     if column_of(options.precision).startswith("transformer-engine") and not on_gpu:
         raise Refused(f"--precision {options.precision} needs a GPU; torchao.tensorwise is emulated on a CPU")
+    if options.guard and options.skip_spikes:
+        raise Refused("--guard and --skip-spikes cannot be combined: steps that the guard repeats would be judged anew")
     if options.graphs and (not on_gpu or options.precision in CUT):
         raise Refused("--graphs needs a GPU, and a precision that is not emulated")
     if options.recompute and options.graphs:

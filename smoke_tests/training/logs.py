@@ -9,13 +9,14 @@ import signal
 import statistics
 import sys
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import torch
 
 from smoke_tests import hardware
 from smoke_tests.training import checkpoint, plot
 from smoke_tests.training.models import operations_per_token
+from smoke_tests.training.observers import Observer
 from smoke_tests.training.options import Refused
 from smoke_tests.training.schedule import spikes
 
@@ -92,13 +93,15 @@ def read_log(path: Path) -> List[Dict[str, Any]]:
 class Journal:
     """All that a run writes beside its checkpoints: log.jsonl, events.jsonl, loss.svg, and its lines of output."""
 
-    def __init__(self, run: Any, say: Callable[[str], None], signals: List[int]) -> None:
-        """say: prints a line. signals: takes SIGPIPE when nobody reads the output any more."""
-        self.run, self._say, self._signals = run, say, signals
+    def __init__(
+        self, run: Any, say: Callable[[str], None], signals: List[int], observers: Sequence[Observer] = ()
+    ) -> None:
+        """say: prints a line. signals: takes SIGPIPE when nobody reads the output. observers: get what the log gets."""
+        self.run, self._say, self._signals, self._observers = run, say, signals, list(observers)
         self.out = Path(run.options.out)
         self.log = Log(self.out / "log.jsonl", run.step, self.tell)
         self.events = Log(self.out / "events.jsonl", say=self.tell)
-        self.losses: List[float] = [row["loss"] for row in read_log(self.log.path)]
+        self.losses = run.losses = [row["loss"] for row in read_log(self.log.path)]
         self.progress = Progress(run, self.tell, terminal=say is printed and sys.stdout.isatty())
 
     def tell(self, line: str) -> None:
@@ -110,13 +113,27 @@ class Journal:
 
     def note(self, step: int, seconds: float, row: Dict[str, float]) -> None:
         """Log what a step returned and how long it took, and say so where that is due."""
-        self.log.write(step=step, seconds=seconds, **row, **self.progress.rates(step, seconds))
+        row = {"seconds": seconds, **row, **self.progress.rates(step, seconds)}
+        self.log.write(step=step, **row)
+        self._observe(step, row)
         self.losses.append(row["loss"])
         if spikes(self.losses[-33:]):
             text = f"step {step}: the loss jumps to {row['loss']:.3f}; the largest gradient is {self.run.loudest()}"
-            self.events.write(event="spike", step=step, text=text)
+            text += "; the weights stay as they were" if "skipped" in row else ""
+            self.events.write(event="skip" if "skipped" in row else "spike", step=step, text=text)
             self.tell(f"fusebox: {text}")
         self.progress.show(step, row["loss"], seconds)
+
+    def _observe(self, step: int, row: Dict[str, float]) -> None:
+        """Give the observers a row; one that fails is named, and gets no more."""
+        for observer in list(self._observers):
+            try:
+                observer(step, row)
+            except Exception as error:  # of a package that is not ours, over a network or a disk
+                self._observers.remove(observer)
+                text = f"step {step}: an observer (--tensorboard or --wandb) fails and gets no more: {error!r}"
+                self.events.write(event="observer failed", step=step, text=text)
+                self.tell(f"fusebox: {text}")
 
     def finish(self) -> bool:
         """Draw the loss; whether that and every line of the logs is in its file."""

@@ -73,6 +73,12 @@ class Options:
     resume: bool = flag(False, "continue from the newest checkpoint in --out")
     checkpoint_every: int = flag(100, "steps between checkpoints; 0: only at the end", least=0)
     keep: int = flag(2, "number of checkpoints to keep", least=1)
+    keep_every: int = flag(0, "also keep the checkpoints of every N-th step; 0: none", least=0)
+    async_checkpoint: bool = flag(False, "write checkpoints from a copy in the host's memory while training goes on")
+    skip_spikes: bool = flag(False, "leave out the update of a step whose loss jumps six deviations above the last 32")
+    tensorboard: bool = flag(False, "also write the log for TensorBoard, to --out/tensorboard")
+    wandb: str = flag("", "project of Weights & Biases that gets the log, too")
+    profile: int = flag(0, "write a Chrome trace of the N-th step to --out/trace-N.json; 0: of none", least=0)
     log_every: int = flag(10, "steps between lines if the output is not a terminal", least=1)
     device: str = flag("", "cuda or cpu; by default cuda if there is a GPU", choices=("", "cuda", "cpu"))
 
@@ -88,13 +94,24 @@ FREE = {
     "recompute",
     "compile",
     "graphs",
+    "skip_spikes",
     "guard",
     "guard_steps",
     "deepspeed",
     "out",
     "resume",
+    "checkpoint_every",
+    "keep",
+    "keep_every",
+    "async_checkpoint",
+    "tensorboard",
+    "wandb",
+    "profile",
+    "log_every",
+    "device",
+    "data",  # the text is compared by its hash
+    "tokenizer",
 }
-FREE |= {"checkpoint_every", "keep", "log_every", "device", "data", "tokenizer"}  # the text is compared by its hash
 
 
 def model_of(options: Options) -> Model:

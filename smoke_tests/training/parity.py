@@ -57,6 +57,7 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
         mine += ["--resume"] if newest(out) else []
         begun, note = pretrain.start(parse(mine))
         if texts(curves(folder)) - {begun.text.identity()}:  # each machine has its own standard library
+            begun.release()
             raise TextError(f"{folder} holds runs that read another text: name one by --data, or take another folder")
         print(f"{arm}, seed {seed}, from step {begun.step} {note}", flush=True)
         code = trainer.train(begun, until=until)

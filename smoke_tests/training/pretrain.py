@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Sequence, Tuple
 
-from smoke_tests.training import checkpoint, deepspeed_config, folder
+from smoke_tests.training import checkpoint, deepspeed_config, folder, observers
 from smoke_tests.training.logs import printed
 from smoke_tests.training.models import MODELS
 from smoke_tests.training.options import Options, Refused, out_of_bounds, parse
@@ -27,6 +27,7 @@ def start(options: Options) -> Tuple[Run, str]:
             raise Refused(f"--deepspeed {asked}: {wrong}")
     out = Path(options.out or f"runs/{options.model}-{options.precision}-{options.seed}")
     options.out = str(out)
+    observers.refuse(options)
     with folder.taken(out) as lock:
         last = checkpoint.newest(out)
         if options.resume and last is None:

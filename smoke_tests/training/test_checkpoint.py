@@ -6,8 +6,10 @@ import dataclasses
 import io
 import random
 import resource
+import threading
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, List
+from unittest import mock
 
 import pytest
 import torch
@@ -156,6 +158,54 @@ def test_cut_short(tmp_path: Path) -> None:
         pretrain.start(options)
     last.unlink()
     assert len(trained(options)) == 4
+
+
+@proves("the last checkpoints are kept, and beside them each of the N-th steps", package="torch", since="2.4")
+def test_keep_every(tmp_path: Path) -> None:
+    trained(small(out=str(tmp_path), steps=8, checkpoint_every=1, keep=2, keep_every=3))
+    assert sorted(int(path.stem[5:]) for path in tmp_path.glob("step-*.pt")) == [3, 6, 7, 8]
+
+
+@proves(
+    "a thread writes a checkpoint of its own step while later steps are done; it appears whole, and a run goes on from "
+    "it to the last bit; one that cannot be written ends the run with its failure",
+    package="torch",
+    since="2.4",
+)
+def test_async_checkpoint(tmp_path: Path) -> None:
+    whole = trained(small(out=str(tmp_path / "whole"), checkpoint_every=2, keep=9))
+    options = small(out=str(tmp_path / "async"), checkpoint_every=2, keep=9, async_checkpoint=True, log_every=1)
+    later, own = threading.Event(), checkpoint.save
+    seen: List[str] = []
+
+    def slow(*given: Any) -> Path:
+        assert later.wait(60)
+        return own(*given)
+
+    def say(line: str) -> None:
+        if line.startswith("step 4/"):  # before the second checkpoint waits for the first
+            seen.extend(path.name for path in Path(options.out).glob("*.pt"))
+            later.set()
+
+    with mock.patch.object(checkpoint, "save", slow):
+        assert trained(options, say) == whole
+    assert seen == []
+    for name in ("step-00000002.pt", "step-00000006.pt"):
+        first, second = (checkpoint.load(tmp_path / way / name) for way in ("whole", "async"))
+        assert all(torch.equal(first["model"][key], each) for key, each in second["model"].items())
+        for state, other in zip(*(content["optimizer"]["state"].values() for content in (first, second))):
+            assert all(torch.equal(state[key], other[key]) for key in state)
+    for path in Path(options.out).glob("step-*.pt"):
+        if path.name != "step-00000002.pt":
+            path.unlink()
+    assert trained(dataclasses.replace(options, resume=True)) == whole
+    lines: List[str] = []
+    failing = mock.Mock(side_effect=CheckpointError("the disk is gone"))
+    run, _ = pretrain.start(dataclasses.replace(options, out=str(tmp_path / "failing"), steps=100))
+    with mock.patch.object(checkpoint, "save", failing):
+        assert trainer.train(run, lines.append) == 1
+    assert run.step < 6 and lines[-1] == "fusebox: the disk is gone"
+    assert not list((tmp_path / "failing").glob("step-*"))
 
 
 @proves(

@@ -10,6 +10,7 @@ import signal
 import threading
 from pathlib import Path
 from typing import Any, Dict, List
+from unittest import mock
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from smoke_tests.training import (
     logs,
     memory,
     pretrain,
+    schedule,
     trainer,
 )
 from smoke_tests.training.models import MODELS, operations_per_token
@@ -130,21 +132,21 @@ def test_clip_in_float32() -> None:
 def test_rates() -> None:
     top = 3e-3
     for warmup, steps in ((0, 7), (4, 11), (4, 5)):
-        for schedule in ("cosine", "wsd", "constant"):
-            options = small(schedule=schedule, warmup=warmup, steps=steps, decay_ratio=0.4)
+        for name in ("cosine", "wsd", "constant"):
+            options = small(schedule=name, warmup=warmup, steps=steps, decay_ratio=0.4)
             for step in range(steps + 1):
                 rate = top * min(1.0, (step + 1) / max(1, warmup))
-                if schedule == "cosine" and step >= warmup:
+                if name == "cosine" and step >= warmup:
                     turned = math.cos(math.pi * (step - warmup) / (steps - warmup))
                     rate = top / 10 + (top - top / 10) * (1 + turned) / 2
                 falls = {7: 3, 11: 4, 5: 1}[steps]  # the last 0.4, without the warm-up
-                if schedule == "wsd" and step > steps - falls:
+                if name == "wsd" and step > steps - falls:
                     rate = top - (top - top / 10) * (step - (steps - falls)) / falls
                 assert rate_at(step, options) == pytest.approx(rate, rel=1e-12)
     assert rate_at(5, small(warmup=5, steps=5)) == top  # of warm-up alone
-    for schedule in ("cosine", "wsd"):
-        longer = small(schedule=schedule, steps=30, decay_steps=10, min_lr_factor=0.25)
-        shorter = small(schedule=schedule, steps=10, min_lr_factor=0.25)
+    for name in ("cosine", "wsd"):
+        longer = small(schedule=name, steps=30, decay_steps=10, min_lr_factor=0.25)
+        shorter = small(schedule=name, steps=10, min_lr_factor=0.25)
         assert [rate_at(step, longer) for step in range(11)] == [rate_at(step, shorter) for step in range(11)]
         assert [rate_at(step, longer) for step in (10, 11, 29)] == [top / 4] * 3
     run = Run(small(steps=4))
@@ -168,6 +170,50 @@ def test_signal(tmp_path: Path) -> None:
     assert trainer.train(run, say) == 128 + signal.SIGTERM
     assert lines[-1] == "stopped after step 3 of 10000; --resume goes on"
     assert checkpoint.newest(tmp_path).name == "step-00000003.pt"  # type: ignore[union-attr]
+
+
+@proves("SIGUSR1 has a run write a checkpoint after its step and go on", package="torch", since="2.4")
+def test_save_signal(tmp_path: Path) -> None:
+    def say(line: str) -> None:
+        if line.startswith("step 3/"):
+            signal.raise_signal(signal.SIGUSR1)
+
+    assert len(trained(small(out=str(tmp_path), checkpoint_every=0, log_every=1), say)) == 6
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["step-00000003.pt", "step-00000006.pt"]
+
+
+@proves(
+    "with --skip-spikes a step whose loss jumps leaves weights and moments as they are and is an event, also for a run "
+    "that goes on from a later checkpoint; without it no step is left out",
+    package="torch",
+    since="2.4",
+)
+def test_skip_spikes(tmp_path: Path) -> None:
+    for skips in (True, False):
+        out = tmp_path / str(skips)
+        options = small(out=str(out), skip_spikes=skips, checkpoint_every=0)
+        run, _ = pretrain.start(options)
+        run.losses = [5.0] * 32  # of a model that has learnt something; that of its first step is 5.5
+        before = [weight.clone() for weight in run.model.parameters()]
+        assert ("skipped" in run.update(0)) == skips
+        assert skips == all(map(torch.equal, before, run.model.parameters()))
+        assert skips == (not run.optimizer.state)
+        run.losses = []
+        assert "skipped" not in run.update(1)
+        run.save()
+        run.release()
+        again, _ = pretrain.start(small(out=str(out), skip_spikes=skips, checkpoint_every=0, resume=True))
+        assert {int(state["step"]) for state in again.optimizer.state.values()} == {2 - skips}
+        assert run.update(2) == again.update(2)
+        again.release()
+    with mock.patch.object(schedule, "spikes", lambda losses: len(losses) == 4), mock.patch.object(
+        logs, "spikes", lambda losses: len(losses) == 4
+    ):
+        trained(small(out=str(tmp_path / "events"), skip_spikes=True))
+    rows = logs.read_log(tmp_path / "events" / "log.jsonl")
+    assert [row["step"] for row in rows if "skipped" in row] == [3]
+    events = logs.read_log(tmp_path / "events" / "events.jsonl")
+    assert [event["step"] for event in events if event["event"] == "skip"] == [3]
 
 
 @proves(

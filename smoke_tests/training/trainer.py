@@ -9,8 +9,9 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -20,9 +21,12 @@ from smoke_tests.training.columns import ADAMW, columns_of, refuse
 from smoke_tests.training.guard import Guard
 from smoke_tests.training.llama import Llama, take_te_modules
 from smoke_tests.training.logs import Journal, Log, printed
+from smoke_tests.training.observers import observers, profiled
 from smoke_tests.training.options import FREE, Options, Refused, flag_name, model_of
 from smoke_tests.training.precision import CUT, column_of, convert, inner, is_computed_otherwise, mantissas
 from smoke_tests.training.text import Text
+
+WRITER = ThreadPoolExecutor(1)  # of checkpoints, one at a time
 
 
 class NotFinite(ArithmeticError):
@@ -71,7 +75,10 @@ class Run:
         self.clip_grad_norm: Callable[..., Any] = torch.nn.utils.clip_grad_norm_
         self.optimizer = self._optimizer()
         self.step = 0  # the number of steps done
+        self.skipped = 0  # how many of them left the weights as they were
+        self.losses: List[float] = []  # of the steps before, as the log has them
         self.lock: Optional[IO[str]] = None  # of its folder
+        self.writing: Optional[Tuple[int, Future[Path]]] = None  # the step whose checkpoint a thread writes
         self._graph: Any = None
 
     def _llama(self) -> Llama:
@@ -112,7 +119,8 @@ class Run:
     def update(self, step: int) -> Dict[str, float]:
         """Do one step: its loss (nats per token), the gradient's norm, the learning rate.
 
-        NotFinite is raised before the weights change.
+        NotFinite is raised before the weights change. With --skip-spikes a loss that jumps leaves them as they are, and
+        the result has "skipped".
         """
         rate = schedule.rate_at(step, self.options)
         for group in self.optimizer.param_groups:
@@ -124,8 +132,11 @@ class Run:
             raise NotFinite(
                 f"step {step}: the loss is {loss:.4g}, the gradient's norm {norm:.4g}; {self.culprit(step)}"
             )
-        self.optimizer.step()
         self.step = step + 1
+        if self.options.skip_spikes and schedule.spikes([*self.losses[-32:], loss]):
+            self.skipped += 1
+            return {"loss": loss, "norm": norm, "lr": rate, "skipped": 1}
+        self.optimizer.step()
         return {"loss": loss, "norm": norm, "lr": rate}
 
     def gradients(self, step: int, launched: bool = False) -> torch.Tensor:
@@ -228,16 +239,21 @@ class Run:
             self.lock.close()
 
     def save(self) -> Path:
-        """Write a checkpoint of the last step."""
-        options = dataclasses.asdict(self.options)
+        """Write a checkpoint of the last step; with --async-checkpoint, let a thread write a copy, as `writing`."""
+        options = self.options
         content = {
             **checkpoint.state_of(self.model),
             "optimizer": ms_amp.packed(self.optimizer) if self.in_ms_amp else self.optimizer.state_dict(),
             "random": checkpoint.random_state(),
-            "options": {**options, "data": list(self.options.data)},
+            "options": {**dataclasses.asdict(options), "data": list(options.data)},
             "text": self.text.identity(),
+            "skipped": self.skipped,
         }
-        return checkpoint.save(Path(self.options.out), self.step, content, self.options.keep)
+        out, few = Path(options.out), (options.keep, options.keep_every)
+        if not options.async_checkpoint:
+            return checkpoint.save(out, self.step, content, *few)
+        self.writing = self.step, WRITER.submit(checkpoint.save, out, self.step, checkpoint.on_host(content), *few)
+        return checkpoint.path_of(out, self.step)
 
     def load(self, path: Path) -> str:
         """Continue from a checkpoint; a note if the scales of FP8 start again."""
@@ -259,10 +275,11 @@ class Run:
         if self.in_ms_amp:
             moments = ms_amp.unpacked(moments)
         elif self.options.weights == "float32":  # with bfloat16 weights, it is always the same AdamW
-            moments = checkpoint.adamw_state(moments, self.optimizer, self.columns["adamw"], content["step"])
+            updates = content["step"] - content.get("skipped", 0)
+            moments = checkpoint.adamw_state(moments, self.optimizer, self.columns["adamw"], updates)
         self.optimizer.load_state_dict(moments)
         checkpoint.restore_random_state(content["random"])
-        self.step = content["step"]
+        self.step, self.skipped = content["step"], content.get("skipped", 0)
         return "its FP8 scales start anew" if anew else ""
 
     def _same_rates(self, path: Path, content: Dict[str, Any]) -> None:
@@ -291,13 +308,21 @@ def _recomputing(precision: str) -> Callable[..., torch.Tensor]:
 # --- all steps ---
 
 
+class Signals(NamedTuple):
+    """The signals that a run has received: those that end it, and those that ask for a checkpoint."""
+
+    stop: List[int]
+    save: List[int]
+
+
 @contextlib.contextmanager
-def stop_signals() -> Iterator[List[int]]:
-    """A context in which SIGINT and SIGTERM do not end the process, but are noted in a list."""
-    noted: List[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+def noted_signals() -> Iterator[Signals]:
+    """A context in which SIGINT, SIGTERM and SIGUSR1 do not end the process, but are noted."""
+    noted = Signals([], [])
+    lists = {signal.SIGINT: noted.stop, signal.SIGTERM: noted.stop, signal.SIGUSR1: noted.save}
+    before = {number: signal.getsignal(number) for number in lists}
     for number in before:
-        signal.signal(number, lambda received, _: noted.append(received))
+        signal.signal(number, lambda received, _: lists[signal.Signals(received)].append(received))
     try:
         yield noted
     finally:
@@ -313,38 +338,44 @@ def train(run: Run, say: Callable[[str], None] = printed, until: Optional[float]
     """
     options = run.options
     try:
-        with stop_signals() as signals:
-            journal = Journal(run, say, signals)
+        with noted_signals() as signals, contextlib.ExitStack() as stack:
+            journal = Journal(run, say, signals.stop, observers(options, run.step, stack))
             if not steps(run, journal, signals, until):
                 return 1
-            whole = written(run, journal.events, journal.tell)
+            whole = written(run, journal.events, journal.tell) and settled(run, journal.events, journal.tell)
         whole = journal.finish() and whole
         if run.step == options.steps or not whole:
             return 0 if whole else 1
         journal.tell(f"stopped after step {run.step} of {options.steps}; --resume goes on")
-        return 128 + signals[0] if signals else 75
+        return 128 + signals.stop[0] if signals.stop else 75
     finally:
         run.release()
 
 
-def steps(run: Run, journal: Journal, signals: List[int], until: Optional[float]) -> bool:
-    """Do the steps of train(); whether each was finite."""
-    options, late = run.options, False
-    step_of = guarded(run, journal.events, journal.tell) if options.guard else run.update
-    while run.step < options.steps and not signals and not late:
+def steps(run: Run, journal: Journal, signals: Signals, until: Optional[float]) -> bool:
+    """Do the steps of train(); whether each was finite, and no thread failed to write a checkpoint."""
+    options, events, tell, late = run.options, journal.events, journal.tell, False
+    step_of = guarded(run, events, tell) if options.guard else run.update
+    while run.step < options.steps and not signals.stop and not late:
         step, before = run.step, time.perf_counter()
         try:
-            row = step_of(step)
+            with profiled(options, step):
+                row = step_of(step)
         except ArithmeticError as error:
-            journal.events.write(event="not finite", step=step, text=str(error))
+            events.write(event="not finite", step=step, text=str(error))
+            settled(run, events, tell)
             last = checkpoint.newest(Path(options.out))
-            further = f"{last} is the last checkpoint" if last else "there is no checkpoint yet"
-            journal.tell(f"fusebox: {error}; {further}")
+            tell(f"fusebox: {error}; " + (f"{last} is the last checkpoint" if last else "there is no checkpoint yet"))
             return False
         journal.note(step, time.perf_counter() - before, row)
         late = until is not None and time.monotonic() > until
-        if options.checkpoint_every and run.step % options.checkpoint_every == 0 and run.step < options.steps:
-            written(run, journal.events, journal.tell)
+        due = bool(options.checkpoint_every) and run.step % options.checkpoint_every == 0
+        sound = settled(run, events, tell, wait=False)
+        if sound and (due or signals.save) and run.step < options.steps:
+            signals.save.clear()
+            sound = written(run, events, tell) or not options.async_checkpoint
+        if not sound:
+            return False
     return True
 
 
@@ -373,7 +404,9 @@ def guarded(run: Run, events: Log, say: Callable[[str], None]) -> Callable[[int]
 
 
 def written(run: Run, events: Log, say: Callable[[str], None]) -> bool:
-    """Write a checkpoint; whether that succeeded. Training continues without it."""
+    """Write a checkpoint, or let a thread begin to; whether that succeeded. Training continues without it."""
+    if not settled(run, events, say):
+        return False
     events.write(event="checkpoint begins", step=run.step, time=time.time())
     try:
         run.save()
@@ -381,5 +414,21 @@ def written(run: Run, events: Log, say: Callable[[str], None]) -> bool:
         events.write(event="checkpoint failed", step=run.step, text=str(error))
         say(f"fusebox: {error}")
         return False
-    events.write(event="checkpoint ends", step=run.step, time=time.time())
+    if run.writing is None:
+        events.write(event="checkpoint ends", step=run.step, time=time.time())
+    return True
+
+
+def settled(run: Run, events: Log, say: Callable[[str], None], wait: bool = True) -> bool:
+    """Whether the checkpoint that a thread writes, if one does, is whole; or, if not to wait, may still become so."""
+    if run.writing is None or not (wait or run.writing[1].done()):
+        return True
+    (step, writing), run.writing = run.writing, None
+    try:
+        writing.result()
+    except checkpoint.CheckpointError as error:
+        events.write(event="checkpoint failed", step=step, text=str(error))
+        say(f"fusebox: {error}")
+        return False
+    events.write(event="checkpoint ends", step=step, time=time.time())
     return True
