@@ -256,7 +256,7 @@ def test_full_disk_of_logs(tmp_path: Path) -> None:
 def test_broken_pipe(tmp_path: Path) -> None:
     read, write = os.pipe()
     output = os.fdopen(write, "w")
-    run, _ = pretrain.start(small(out=str(tmp_path), steps=10_000, log_every=1))
+    run, _ = pretrain.start(small(out=str(tmp_path), steps=20, log_every=1))
     os.close(read)
     with contextlib.redirect_stdout(output):
         assert trainer.train(run) == 128 + signal.SIGPIPE
