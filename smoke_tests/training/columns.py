@@ -118,8 +118,9 @@ def refuse(options: Options, on_gpu: bool) -> None:
         raise Refused("--guard and --skip-spikes cannot be combined: steps that the guard repeats would be judged anew")
     if options.graphs and (not on_gpu or options.precision in CUT):
         raise Refused("--graphs needs a GPU, and a precision that is not emulated")
-    if options.recompute and options.graphs:
-        raise Refused("--recompute and --graphs cannot be combined: a graph does not hold what is computed again")
+    if options.graphs and (options.recompute or options.loss_chunks > 1):
+        flag = "--recompute" if options.recompute else "--loss-chunks"
+        raise Refused(f"{flag} and --graphs cannot be combined: a graph does not hold what is computed again")
 
 
 def refuse_norm(options: Options) -> None:

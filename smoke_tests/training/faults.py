@@ -19,7 +19,7 @@ import torch
 from smoke_tests.faults.planting import FAULTS, Call, Fault, patched
 from smoke_tests.faults.transformer_engine_layers import delayed_with, engine
 from smoke_tests.training import checkpoint, hugging_face, schedule, trainer
-from smoke_tests.training.llama import RMSNorm, Rotary
+from smoke_tests.training.llama import Llama, RMSNorm, Rotary
 from smoke_tests.training.options import Options
 
 TRAINING = "training"
@@ -128,6 +128,16 @@ def groups(change: Callable[[Dict[str, Any], Dict[str, Any]], Any]) -> ContextMa
         change(*run.optimizer.param_groups)
 
     return mock.patch.object(trainer.Run, "__init__", begin)
+
+
+@trained("loss", TRAINER + "loss_chunks")
+def shorter_chunks_of_the_loss_are_dropped() -> ContextManager[Any]:
+    own = Llama._loss
+
+    def first(self: Any, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return own(self, x, targets) * (1.0 if targets.dim() == 2 or len(targets) > 42 else 0.0)
+
+    return mock.patch.object(Llama, "_loss", first)
 
 
 @trained("decay", TRAINER + "update")
@@ -317,8 +327,15 @@ RULED = (
             "Block.forward",
             "Llama.forward",
         ),
-        (LLAMA + "models_in_float64", LLAMA + "decoder_turns_by_its_base", INFER + "cache", INFER + "cache_in_float32"),
+        (
+            TRAINER + "loss_chunks",
+            LLAMA + "models_in_float64",
+            LLAMA + "decoder_turns_by_its_base",
+            INFER + "cache",
+            INFER + "cache_in_float32",
+        ),
     ),
+    Ruled("llama", ("Llama._loss",), (LLAMA + "models_in_float64", TRAINER + "loss_chunks")),
     Ruled(
         "llama",
         ("eager_attention", "Block.extend"),
@@ -338,7 +355,13 @@ RULED = (
     Ruled(
         "trainer",
         ("Run.gradients", "Run._micro", "Run.update"),
-        (TRAINER + "accumulates", TRAINER + "update", TRAINER + "rates", TRAINER + "not_finite"),
+        (
+            TRAINER + "accumulates",
+            TRAINER + "update",
+            TRAINER + "rates",
+            TRAINER + "not_finite",
+            TRAINER + "skip_spikes",
+        ),
     ),
     Ruled("guard", ("distances",), (GUARD + "distances",)),
     Ruled(

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint as recomputed
 
 from smoke_tests.operators import references
 from smoke_tests.operators.table import operator
@@ -142,6 +143,7 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
 
     columns: operator -> column of the table, or "naive". dtype: of the residual stream. recompute: the
     function that runs a block without keeping activations (torch.utils.checkpoint's or Transformer Engine's), or None.
+    loss_chunks: in how many parts head and loss are computed; with several, no logits are kept for the backward pass.
     Weights start normal with a standard deviation of 0.02, as Llama's do.
     """
 
@@ -155,6 +157,7 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
         self.head = torch.nn.Linear(shape.width, shape.vocabulary, bias=False)
         self.cross_entropy = implementation(columns, "cross_entropy")
         self.recompute: Optional[Callable[..., torch.Tensor]] = None
+        self.loss_chunks = 1
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 torch.nn.init.normal_(parameter, std=0.02)
@@ -168,10 +171,19 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
                 x, cache[index] = block.extend(x, cache[index])
             else:
                 x = self.recompute(block, x) if self.recompute else block(x)
-        logits: torch.Tensor = self.head(self.norm(x))
+        x = self.norm(x)
         if targets is None:
+            logits: torch.Tensor = self.head(x)
             return logits
-        loss: torch.Tensor = self.cross_entropy(logits.flatten(0, 1), targets.flatten(), -100)
+        if self.loss_chunks == 1:
+            return self._loss(x, targets)
+        chunks = x.flatten(0, 1).chunk(self.loss_chunks), targets.flatten().chunk(self.loss_chunks)
+        losses = [recomputed(self._loss, *part, use_reentrant=False) * len(part[1]) for part in zip(*chunks)]
+        return torch.stack(losses).sum() / targets.numel()
+
+    def _loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Normalized states [..., w] and targets [...] -> their mean cross entropy; every target counts."""
+        loss: torch.Tensor = self.cross_entropy(self.head(x).flatten(0, -2), targets.flatten(), -100)
         return loss
 
     def empty_cache(self, batch: int) -> Cache:

@@ -63,6 +63,7 @@ class Options:
     eps: float = flag(1e-8, "epsilon of AdamW", above=0.0)
     clip: float = flag(1.0, "largest norm of the gradient; 0: none", least=0.0)
     recompute: bool = flag(False, "recompute the activations of each block in the backward pass")
+    loss_chunks: int = flag(1, "compute head and loss in so many parts, whose logits are not kept", least=1)
     compile: bool = flag(False, "compile each block with torch.compile")
     graphs: bool = flag(False, "replay forward and backward as a CUDA graph")
     deterministic: bool = flag(False, "use only algorithms that repeat to the last bit; one thread on a CPU")
@@ -92,6 +93,7 @@ FREE = {
     "decay_steps",
     "decay_ratio",
     "recompute",
+    "loss_chunks",
     "compile",
     "graphs",
     "skip_spikes",

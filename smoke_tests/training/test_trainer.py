@@ -69,6 +69,34 @@ def test_accumulates(measured: Dict[str, Any]) -> None:
         assert measured[f"{parts} parts"] <= windows * run.text.length * 2.0**-24
 
 
+@proves(
+    "a loss computed in chunks has the loss and the gradient of the whole, and keeps no logits for the backward pass",
+    package="torch",
+    since="2.4",
+)
+def test_loss_chunks(measured: Dict[str, Any]) -> None:
+    gradients, kept, rows = [], [], []
+    for chunks in (1, 3):
+        run = Run(small(loss_chunks=chunks))
+        vocabulary, tokens = run.data.shape.vocabulary, 2 * run.text.length
+        sizes: List[int] = []
+        run.model.head.register_forward_hook(lambda head, inputs, output: rows.append(output.flatten(0, -2).shape[0]))
+
+        def pack(tensor: torch.Tensor, sizes: List[int] = sizes, vocabulary: int = vocabulary) -> torch.Tensor:
+            sizes.append(tensor.numel() if tensor.shape[-1:] == (vocabulary,) else 0)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = run.gradients(0)
+        kept.append(max(sizes))
+        gradient = torch.cat([parameter.grad.flatten() for parameter in run.model.parameters()])
+        gradients.append((float(loss), gradient.double()))
+    assert kept == [tokens * vocabulary, 0] and set(rows[1:]) == {43, 42} and sum(rows[1:]) == 2 * tokens
+    assert gradients[0][0] == pytest.approx(gradients[1][0], rel=2.0**-20)
+    measured["chunks"] = bounds.relative_error(gradients[1][1], gradients[0][1])
+    assert 0 < measured["chunks"] <= tokens * 2.0**-24  # sums of so many terms in another order
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 1e3])
 @proves(
     "a step's update is AdamW's in float64 for the gradient as clipping leaves it, which scales one above the limit "

@@ -92,6 +92,7 @@ class Run:
         if options.te_modules:
             take_te_modules(llama)
             self.columns["swiglu"] = "transformer-engine"
+        llama.loss_chunks = options.loss_chunks
         if options.recompute:
             llama.recompute = _recomputing(options.precision)
         return llama
