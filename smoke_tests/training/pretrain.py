@@ -1,7 +1,8 @@
 """Pre-train a Llama: `python -m smoke_tests.training.pretrain --model hare-1.1b --precision fp8 --ops fused`.
 
 Writes to --out: log.jsonl (a line per step), events.jsonl (checkpoints, stops, what the guard saw), loss.svg, and the
-checkpoints, step-*.pt. --resume goes on with what is there; SIGINT and SIGTERM end a run after the step and save it.
+checkpoints, step-*.pt. --resume goes on with what is there; SIGINT and SIGTERM end a run after the step and save it,
+SIGUSR1 only saves it. No second run may use the folder meanwhile (folder.py).
 """
 
 from __future__ import annotations

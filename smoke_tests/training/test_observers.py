@@ -11,9 +11,10 @@ from typing import Any, Dict, Iterator, List
 from unittest import mock
 
 import pytest
+import torch
 
 from smoke_tests.claims import proves
-from smoke_tests.training import logs, pretrain
+from smoke_tests.training import logs, pretrain, trainer
 from smoke_tests.training.small_runs import refusal_of, small, trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -85,7 +86,15 @@ def test_observers(tmp_path: Path) -> None:
 
 @proves("--profile writes a trace of the step that it names and of no other", package="torch", since="2.4")
 def test_profile(tmp_path: Path) -> None:
-    trained(small(out=str(tmp_path), steps=3, profile=2))
+    own, traced = trainer.Run.update, []
+
+    def update(run: trainer.Run, step: int) -> Dict[str, float]:
+        traced.append(torch.autograd._profiler_enabled())
+        return own(run, step)
+
+    with mock.patch.object(trainer.Run, "update", update):
+        trained(small(out=str(tmp_path), steps=3, profile=2))
+    assert traced == [False, True, False]
     (path,) = tmp_path.glob("trace-*.json")
     names = {event.get("name") for event in json.loads(path.read_text())["traceEvents"]}
     assert path.name == "trace-2.json" and {"aten::mm", "aten::embedding"} <= names

@@ -17,8 +17,8 @@ from smoke_tests.operators.table import OPERATORS
 from smoke_tests.training import (
     checkpoint,
     deepspeed_config,
+    folder,
     infer,
-    kills,
     pretrain,
 )
 from smoke_tests.training.columns import columns_of
@@ -188,19 +188,16 @@ def test_refused_folder(tmp_path: Path) -> None:
     since="2.4",
 )
 def test_lock(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from smoke_tests.training.folder import taken\n"
-        "with taken(Path(sys.argv[1])): print('taken', flush=True); sys.stdin.read()"
-    )
     options = small(out=str(tmp_path / "out"), steps=1)
-    other = subprocess.Popen(
-        [sys.executable, "-c", code, options.out],
-        cwd=str(kills.CHECKOUT),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+    path = tmp_path / "out" / folder.LOCK
+    path.parent.mkdir()
+    code = (
+        "import fcntl, os, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); "
+        "print(os.getpid(), file=file, flush=True); print('locked', flush=True); sys.stdin.read()"
     )
+    other = subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with other:
-        assert other.stdout is not None and other.stdout.readline() == b"taken\n"
+        assert other.stdout is not None and other.stdout.readline() == b"locked\n"
         assert f"in use by process {other.pid}:" in refusal_of(lambda: pretrain.start(options))
         other.kill()
     assert len(trained(options)) == 1
