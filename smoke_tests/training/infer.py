@@ -19,7 +19,7 @@ from smoke_tests.training.columns import columns_of
 from smoke_tests.training.llama import Llama
 from smoke_tests.training.options import Options, Parser, Refused, model_of
 from smoke_tests.training.precision import PRECISIONS, column_of, convert, inner
-from smoke_tests.training.text import Text, TextError, decoder, encoder
+from smoke_tests.training.text import Text, TextError, tokenizer_of
 
 ROWS = 16  # FP8 products need a multiple of this: so many texts are generated at a time
 
@@ -108,12 +108,12 @@ def main(arguments: List[str]) -> int:
         precisions = dict.fromkeys((asked.precision, "bf16"))
         readers = {name: opened(path, name, asked.ops, asked.device) for name in precisions}
         options = readers["bf16"].options
-        folder, shape = options.tokenizer, model_of(options).shape
-        prompt = encoder(folder)(asked.prompt).tolist()
+        tokenizer, shape = tokenizer_of(options.data, options.tokenizer), model_of(options).shape
+        prompt = tokenizer.encode([asked.prompt])[0].tolist()
         if not prompt or asked.tokens < 1 or len(prompt) + asked.tokens > shape.length:
             what = f"prompt and tokens are {len(prompt)} and {asked.tokens}"
             raise Refused(f"{what}, and have to be 1 or more each and {shape.length} at most together")
-        text = Text.read(options.data, folder, shape.vocabulary, shape.length, options.seed)
+        text = Text.read(options.data, options.tokenizer, shape.vocabulary, shape.length, options.seed)
         if text.identity() != readers["bf16"].text:
             raise Refused(f"{path} was trained on another text: what it has not seen is not known from this one")
     except (Refused, TextError, checkpoint.CheckpointError) as error:
@@ -125,7 +125,7 @@ def main(arguments: List[str]) -> int:
         rate = made.numel() / (time.perf_counter() - began)
         print(f"{name}: {fp8_layers(reader)} FP8 layers, {rate:,.0f} tokens/s for {ROWS} texts at a time, ", end="")
         print(f"perplexity {perplexity(reader, text, asked.windows):.4f} on unseen text")
-        print("  " + repr(asked.prompt + decoder(folder)(made[0].tolist())))
+        print("  " + repr(asked.prompt + tokenizer.decode(made[0].tolist())))
     return 0
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import operator as operators
-import sys
-from typing import Any, Callable, Dict, NoReturn, Sequence, Tuple
+from typing import Any, Callable, Dict, Sequence, Tuple
 
 from smoke_tests.training import ms_amp
+from smoke_tests.training.command import Parser
 from smoke_tests.training.models import MODELS, Model, parameters_of
 from smoke_tests.training.precision import PRECISIONS, column_of
 
@@ -123,13 +122,6 @@ def model_of(options: Options) -> Model:
         length=options.length or model.shape.length, layers=options.layers or model.shape.layers
     )
     return model._replace(shape=shape, parameters=parameters_of(shape))
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that ends with one sentence about what is wrong."""
-
-    def error(self, message: str) -> NoReturn:
-        sys.exit(f"fusebox: {message}; --help lists all flags")
 
 
 def flag_name(field: Any) -> str:

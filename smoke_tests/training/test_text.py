@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from smoke_tests.claims import proves
+from smoke_tests.training.documents import TextError, documents
 from smoke_tests.training.short_training import batches
 from smoke_tests.training.small_runs import small
-from smoke_tests.training.text import Text, TextError, documents
-from smoke_tests.training.text import decoder as text_of
+from smoke_tests.training.text import Text
+from smoke_tests.training.tokens import opened
 from smoke_tests.training.trainer import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -71,7 +72,7 @@ def test_documents(tmp_path: Path) -> None:
 
 
 @proves(
-    "a text is the bytes of its documents with a zero behind each, in windows of which the last hundredth, one at "
+    "a text is the bytes of its documents with 255 behind each, in windows of which the last hundredth, one at "
     "least, is held out; a token beyond the vocabulary and a text of one window are refused",
     package="torch",
     since="2.4",
@@ -81,10 +82,13 @@ def test_text(tmp_path: Path) -> None:
     paths = [tmp_path / f"{index}.txt" for index in range(len(held))]
     for path, document in zip(paths, held):
         path.write_text(document, "utf-8")
-    files, tokens = list(map(str, paths)), [each for document in held for each in (*document.encode("utf-8"), 0)]
+    files, tokens = list(map(str, paths)), [each for document in held for each in (*document.encode("utf-8"), 255)]
     assert list(documents(files)) == held
     text = Text.read(files, "", 256, 4, 0)
-    assert text.tokens.tolist() == tokens and text_of("")([ord("a") + 256, *held[0].encode("utf-8")]) == "a" + held[0]
+    assert (
+        text.tokens.tolist() == tokens
+        and opened("").decode([ord("a") + 256, *held[0].encode("utf-8")]) == "a" + held[0]
+    )
     whole = (len(tokens) - 1) // 4
     assert text.held_out == whole // 100 == 2 and text.count == whole - 2
     unseen = [tokens[4 * index : 4 * index + 5] for index in range(whole - 2, whole)]
