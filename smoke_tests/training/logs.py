@@ -17,7 +17,7 @@ from smoke_tests import hardware
 from smoke_tests.training import checkpoint, plot
 from smoke_tests.training.models import operations_per_token
 from smoke_tests.training.observers import Observer
-from smoke_tests.training.options import Refused
+from smoke_tests.training.options import Refused, model_name
 from smoke_tests.training.schedule import spikes
 
 
@@ -138,7 +138,7 @@ class Journal:
     def finish(self) -> bool:
         """Draw the loss; whether that and every line of the logs is in its file."""
         options = self.run.options
-        title = f"{options.model}, {options.precision}: loss (nats per token)"
+        title = f"{model_name(options)}, {options.precision}: loss (nats per token)"
         path = self.out / "loss.svg"
         try:
             path.write_text(plot.figure({title: {"loss": list(enumerate(self.losses))}}), encoding="utf-8")

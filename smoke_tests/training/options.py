@@ -6,7 +6,7 @@ import dataclasses
 import operator as operators
 from typing import Any, Callable, Dict, Sequence, Tuple
 
-from smoke_tests.training import ms_amp
+from smoke_tests.training import model_config, ms_amp
 from smoke_tests.training.command import Parser
 from smoke_tests.training.models import MODELS, Model, parameters_of
 from smoke_tests.training.precision import PRECISIONS, column_of
@@ -26,6 +26,7 @@ class Options:
     """The options of a run; each field is a flag."""
 
     model: str = flag("tiny", "name of the model", choices=list(MODELS))
+    config: str = flag("", "config.json of a Hugging Face Llama or Mistral, in place of --model")
     precision: str = flag(
         "bf16",
         "precision of the linear layers; fp8 means transformer-engine.delayed",
@@ -44,7 +45,9 @@ class Options:
     layers: int = flag(0, "number of layers, to try a part of a model; 0: as the model has", least=0)
     steps: int = flag(200, "steps of the whole run", least=1)
     seed: int = flag(0, "seed of the weights and of the order of windows", least=0)
-    data: Tuple[str, ...] = flag((), "text or .jsonl files; by default the sources of the standard library")
+    data: Tuple[str, ...] = flag(
+        (), "a folder of prepare_data, or text files; by default the sources of the standard library"
+    )
     tokenizer: str = flag("", "folder of a Hugging Face tokenizer; by default tokens are bytes")
     learning_rate: float = flag(6e-4, "highest learning rate", above=0.0)
     schedule: str = flag(
@@ -69,6 +72,8 @@ class Options:
     guard: int = flag(0, "every N steps, compare FP8 with high precision and fall back if they differ; 0: off", least=0)
     guard_steps: int = flag(4, "steps per comparison", least=1)
     deepspeed: str = flag("", "DeepSpeed configuration file, which overrides flags")
+    eval_every: int = flag(0, "steps between losses on held-out text; 0: none", least=0)
+    eval_windows: int = flag(64, "windows of held-out text, at most", least=1)
     out: str = flag("", "output folder; by default runs/MODEL-PRECISION-SEED")
     resume: bool = flag(False, "continue from the newest checkpoint in --out")
     checkpoint_every: int = flag(100, "steps between checkpoints; 0: only at the end", least=0)
@@ -112,12 +117,19 @@ FREE = {
     "device",
     "data",  # the text is compared by its hash
     "tokenizer",
+    "eval_every",
+    "eval_windows",
 }
 
 
+def model_name(options: Options) -> str:
+    """What the output calls the model of a run."""
+    return "config.json" if options.config else options.model
+
+
 def model_of(options: Options) -> Model:
-    """The model of a run: the named model, or a part of it."""
-    model = MODELS[options.model]
+    """The model of a run: the named model, or that of its config.json, or a part of it."""
+    model = model_config.model_of(options.config) if options.config else MODELS[options.model]
     shape = model.shape._replace(
         length=options.length or model.shape.length, layers=options.layers or model.shape.layers
     )
@@ -144,6 +156,11 @@ def parse(arguments: Sequence[str]) -> Options:
             parser.add_argument(flag_name(field), type=type(default), default=default, help=shown, **more)
     values = vars(parser.parse_args(arguments))
     options = Options(**{**values, "data": tuple(values["data"])})
+    if options.config:
+        try:
+            options.config = model_config.text_of(options.config)  # the file may change later
+        except model_config.ConfigError as error:
+            parser.error(str(error))
     if wrong := out_of_bounds(options):
         parser.error(wrong)
     if options.guard and options.guard_steps > options.guard:

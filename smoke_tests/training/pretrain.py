@@ -14,8 +14,7 @@ from typing import Sequence, Tuple
 
 from smoke_tests.training import checkpoint, deepspeed_config, folder, observers
 from smoke_tests.training.logs import printed
-from smoke_tests.training.models import MODELS
-from smoke_tests.training.options import Options, Refused, out_of_bounds, parse
+from smoke_tests.training.options import Options, Refused, model_name, out_of_bounds, parse
 from smoke_tests.training.text import TextError
 from smoke_tests.training.trainer import Run, train
 
@@ -26,7 +25,8 @@ def start(options: Options) -> Tuple[Run, str]:
         asked, options = options.deepspeed, deepspeed_config.applied(options.deepspeed, options)
         if wrong := out_of_bounds(options):
             raise Refused(f"--deepspeed {asked}: {wrong}")
-    out = Path(options.out or f"runs/{options.model}-{options.precision}-{options.seed}")
+    name = "config" if options.config else options.model
+    out = Path(options.out or f"runs/{name}-{options.precision}-{options.seed}")
     options.out = str(out)
     observers.refuse(options)
     with folder.taken(out) as lock:
@@ -48,8 +48,8 @@ def main(arguments: Sequence[str]) -> int:
         options = run.options
         columns = ", ".join(f"{name} {column}" for name, column in run.columns.items())
         where = f"{options.out}, from step {run.step}" + (f", {note}" if note else "")
-        size = f"{MODELS[options.model].parameters:,} parameters"
-        printed(f"{options.model}, {size}, {options.precision}; {columns}; to {where}")
+        size = f"{run.data.parameters:,} parameters"
+        printed(f"{model_name(options)}, {size}, {options.precision}; {columns}; to {where}")
         return train(run)
     except (Refused, TextError, checkpoint.CheckpointError, deepspeed_config.Unmapped) as error:
         sys.exit(f"fusebox: {error}")

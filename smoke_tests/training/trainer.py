@@ -16,7 +16,7 @@ from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple
 import torch
 
 from smoke_tests.operators.table import operator
-from smoke_tests.training import checkpoint, ms_amp, schedule
+from smoke_tests.training import checkpoint, ms_amp, schedule, validation
 from smoke_tests.training.columns import ADAMW, columns_of, refuse
 from smoke_tests.training.guard import Guard
 from smoke_tests.training.llama import Llama, take_te_modules
@@ -368,7 +368,9 @@ def steps(run: Run, journal: Journal, signals: Signals, until: Optional[float]) 
             last = checkpoint.newest(Path(options.out))
             tell(f"fusebox: {error}; " + (f"{last} is the last checkpoint" if last else "there is no checkpoint yet"))
             return False
-        journal.note(step, time.perf_counter() - before, row)
+        seconds = time.perf_counter() - before
+        validation.noted(run, row, events.write, tell)
+        journal.note(step, seconds, row)
         late = until is not None and time.monotonic() > until
         due = bool(options.checkpoint_every) and run.step % options.checkpoint_every == 0
         sound = settled(run, events, tell, wait=False)
