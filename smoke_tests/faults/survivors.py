@@ -402,7 +402,7 @@ WHY = [
         parts_have_as_many_rows,
     ),
     Reason(
-        r"^(text\.documents|deepspeed_config\.applied) .*(Error|float)\): \d swapped with \d$",
+        r"^(documents\._json_lines|deepspeed_config\.applied) .*(Error|float)\): \d swapped with \d$",
         "an exception, or a number, may be of any of these types",
         types_have_no_order,
     ),

@@ -32,6 +32,7 @@ LLAMA = "training/test_llama.py::test_"
 PARITY = "training/test_parity.py::test_"
 PRECISION = "training/test_precision.py::test_"
 PRETRAIN = "training/test_pretrain.py::test_"
+PREPARE = "training/test_prepare_data.py::test_"
 SHARDED = "training/distributed/test_sharded.py::test_"
 TEXT = "training/test_text.py::test_"
 TRAINER = "training/test_trainer.py::test_"
@@ -381,7 +382,8 @@ RULED = (
     ),
     Ruled("infer", ("generate",), (INFER + "generate",)),
     Ruled("infer", ("perplexity",), (INFER + "perplexity_in_closed_form",)),
-    Ruled("documents", ("documents", "_cut"), (TEXT + "text", TEXT + "documents")),
+    Ruled("documents", ("documents", "_json_lines"), (TEXT + "text", TEXT + "documents")),
+    Ruled("shards", ("Shards.__getitem__",), (PREPARE + "shards",)),
     Ruled("text", ("Text.__init__", "Text.read", "Text.unseen"), (TEXT + "text",)),
     Ruled("text", ("Text.windows", "Text._place", "Text._cut"), (TEXT + "text", TEXT + "order")),
     Ruled("hugging_face", ("to_mistral", "from_mistral", "rows_of"), (LLAMA + "hugging_face",)),

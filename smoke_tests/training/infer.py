@@ -16,10 +16,12 @@ import torch
 from smoke_tests.operators.transformer_engine_adapter import InFp8
 from smoke_tests.training import checkpoint
 from smoke_tests.training.columns import columns_of
+from smoke_tests.training.command import Parser
+from smoke_tests.training.documents import TextError
 from smoke_tests.training.llama import Llama
-from smoke_tests.training.options import Options, Parser, Refused, model_of
+from smoke_tests.training.options import Options, Refused, model_of
 from smoke_tests.training.precision import PRECISIONS, column_of, convert, inner
-from smoke_tests.training.text import Text, TextError, tokenizer_of
+from smoke_tests.training.text import Text, tokenizer_of
 
 ROWS = 16  # FP8 products need a multiple of this: so many texts are generated at a time
 

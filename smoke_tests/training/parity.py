@@ -23,8 +23,9 @@ from typing import Any, Dict, List, Sequence, Set
 
 from smoke_tests.training import logs, plot, pretrain, schedule, trainer
 from smoke_tests.training.checkpoint import CheckpointError, newest
-from smoke_tests.training.options import Parser, Refused, parse
-from smoke_tests.training.text import TextError
+from smoke_tests.training.command import Parser
+from smoke_tests.training.documents import TextError
+from smoke_tests.training.options import Refused, parse
 
 WINDOW = 50  # steps of the moving mean
 FEWEST = 5  # seeds from which on there is an interval and a verdict

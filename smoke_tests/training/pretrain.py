@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Sequence, Tuple
 
 from smoke_tests.training import checkpoint, deepspeed_config, folder, observers
+from smoke_tests.training.documents import TextError
 from smoke_tests.training.logs import printed
 from smoke_tests.training.options import Options, Refused, model_name, out_of_bounds, parse
-from smoke_tests.training.text import TextError
 from smoke_tests.training.trainer import Run, train
 
 

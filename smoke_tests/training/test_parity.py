@@ -15,8 +15,8 @@ from smoke_tests.training import (
     logs,
     parity,
 )
+from smoke_tests.training.documents import TextError
 from smoke_tests.training.small_runs import refusal_of
-from smoke_tests.training.text import TextError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -86,7 +86,7 @@ def test_text(tmp_path: Path) -> None:
     assert list(documents(files)) == held
     text = Text.read(files, "", 256, 4, 0)
     assert (
-        text.tokens.tolist() == tokens
+        text.tokens[:].tolist() == tokens
         and opened("").decode([ord("a") + 256, *held[0].encode("utf-8")]) == "a" + held[0]
     )
     whole = (len(tokens) - 1) // 4
