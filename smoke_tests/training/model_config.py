@@ -9,8 +9,10 @@ from typing import Any, Callable, Dict, Optional, Tuple
 from smoke_tests.training.models import Model, Shape, parameters_of
 
 FAMILIES = ("llama", "mistral")
-SIZES = ("hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers")
-SIZES += ("vocab_size",)
+SIZES = (
+    "hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers",
+    "vocab_size",
+)  # fmt: skip
 OPTIONAL = ("num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "rope_parameters", "sliding_window")
 # Keys that change nothing of a pre-training: names, dtypes of files, what generation or initialization takes.
 WITHOUT_EFFECT = {

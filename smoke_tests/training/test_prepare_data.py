@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from smoke_tests.claims import proves
-from smoke_tests.training import documents, prepare_data, pretrain
+from smoke_tests.training import documents, infer, prepare_data, pretrain
 from smoke_tests.training.documents import TextError
 from smoke_tests.training.shards import Shards, read_index
 from smoke_tests.training.small_runs import refusal_of, small, trained
@@ -204,7 +204,9 @@ def test_kill(tmp_path: Path) -> None:
     assert process.wait() == -signal.SIGKILL
     index = read_index(out)
     assert not index["complete"] and len(index["shards"]) >= 4
-    assert "not complete" in refusal_of(lambda: pretrain.main(["--data", str(out), "--device=cpu", f"--out={out}/run"]))
+    assert "not complete" in refusal_of(
+        lambda: pretrain.main(["--data", str(out), "--device=cpu", "--steps=1", f"--out={out}/run"])
+    )
     first = (out / "00000.bin").stat()
     assert prepared(out, *with_shards) == expected
     assert (out / "00000.bin").stat().st_mtime_ns == first.st_mtime_ns, "a complete shard was written again"
@@ -256,11 +258,12 @@ def test_refusals(tmp_path: Path) -> None:
 
 
 @proves(
-    "a run on prepared tokens resumes bit for bit, and with other tokens it is refused",
+    "a run on prepared tokens resumes bit for bit, and with other tokens it is refused; infer reads their held-out "
+    "part",
     package="torch",
     since="2.4",
 )
-def test_resume(tmp_path: Path) -> None:
+def test_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "shards"
     prepared(data, written(tmp_path, ["some text to learn from, again and again. " * 200]), "--shard-tokens", "999")
     options: Dict[str, Any] = {"data": (str(data),), "deterministic": True, "steps": 4}
@@ -271,6 +274,8 @@ def test_resume(tmp_path: Path) -> None:
     run.save()
     resumed = trained(small(**options, resume=True, out=str(tmp_path / "parts")))
     assert first + resumed == whole
+    assert infer.main([str(tmp_path / "parts"), "--device=cpu", "--tokens=2", "--windows=2"]) == 0
+    assert "on unseen text" in capsys.readouterr().out
     other = tmp_path / "other"
     prepared(other, written(tmp_path, ["another text to learn from, now and then. " * 200], "other.jsonl"))
     again = small(**{**options, "data": (str(other),)}, resume=True, out=str(tmp_path / "whole"))
