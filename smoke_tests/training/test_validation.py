@@ -12,9 +12,10 @@ import torch
 
 from smoke_tests.claims import proves
 from smoke_tests.training import checkpoint, infer, validation
+from smoke_tests.training.logs import read_log
 from smoke_tests.training.small_runs import last_of, small, trained
 from smoke_tests.training.text import Text
-from smoke_tests.training.trainer import Run, read_log
+from smoke_tests.training.trainer import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
