@@ -16,6 +16,7 @@ from typing import Any, Dict, List
 import pytest
 
 from smoke_tests.claims import needs, proves
+from smoke_tests.training import prepare_data
 from smoke_tests.training.distributed import jobs
 from smoke_tests.training.distributed.engine_arguments import ARGUMENTS, FLOAT8, RUNS
 
@@ -130,6 +131,23 @@ def test_checkpoints_reshard(one_gpu: Path, tmp_path: Path, measured: Dict[str, 
     assert sorted(resharded) == list(range(middle + 1, STEPS + 1))
     measured["apart"] = max(abs(resharded[step] - truth[step]) for step in resharded)
     assert measured["apart"] < BAND
+
+
+@needs(gpus=1)
+@proves(
+    "the engine trains on the prepared tokens that --training.dataset_path names, whatever the size of their shards"
+)
+def test_prepared_tokens(tmp_path: Path) -> None:
+    path, curves = tmp_path / "numbers.jsonl", []
+    numbers = (" ".join(map(str, range(first, first + 100))) for first in range(0, 20_000, 100))
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in numbers))
+    for size in ("1000", "1000000"):
+        data, run = str(tmp_path / f"of-{size}"), tmp_path / f"run-{size}"
+        assert prepare_data.main([str(path), "--out", data, "--shard-tokens", size]) == 0
+        more = ["--training.dataset_path", data, "--checkpoint.no-enable", *until(30)]
+        curves.append(finished("tiny", run, *more, processes=1))
+    assert all(abs(curves[0][step] - curves[1][step]) < BAND for step in range(1, 31))
+    assert curves[0][30] < curves[0][1] - 0.2
 
 
 IN_FLOAT8 = [

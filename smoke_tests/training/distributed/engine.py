@@ -46,6 +46,7 @@ from torchtitan.tools.utils import device_type
 from torchtitan.train import Trainer, main
 
 from smoke_tests.training.short_training import standard_library_text
+from smoke_tests.training.text import Text as Windows
 
 # Llama 3's 8B, 70B and 405B are the engine's own; the 1.8B is fms-fsdp's (feed-forward 7168 wide).
 OWN = {
@@ -58,8 +59,9 @@ TEXT_BYTES = 2_000_000
 
 
 class Text(BaseDataLoader):  # type: ignore[misc]
-    """Microbatches of real text, one byte a token: {"input": [b, l]} and the tokens that follow [b, l].
+    """Microbatches of real text: {"input": [b, l]} and the tokens that follow [b, l].
 
+    The text is the folder of prepare_data that --training.dataset_path names, or else the standard library's bytes.
     Sequence n of a run is the same whatever the layout. All replicas together take the sequences in order, so the state
     is their number alone, and a run resumes on another number of replicas.
     """
@@ -67,11 +69,19 @@ class Text(BaseDataLoader):  # type: ignore[misc]
     def __init__(self, dp_world_size: int, dp_rank: int, job_config: Any, **_: Any) -> None:
         self.replicas, self.replica = dp_world_size, dp_rank
         self.batch, self.length = job_config.training.local_batch_size, job_config.training.seq_len
-        self.text = standard_library_text(TEXT_BYTES)
-        self.taken = 0
+        self.text, self.windows, self.taken = torch.empty(0), None, 0
+        if job_config.training.dataset_path:
+            models = {**get_train_spec().model_args, **OWN}
+            vocabulary = models[job_config.model.flavor].vocab_size
+            self.windows = Windows.read([job_config.training.dataset_path], "", vocabulary, self.length, seed=0)
+        else:
+            self.text = standard_library_text(TEXT_BYTES)
 
     def sequence(self, number: int) -> torch.Tensor:
         """Sequence `number` with the token after it, [l + 1]: a window at a place that only the number decides."""
+        if self.windows is not None:
+            tokens, targets = self.windows.windows(number, 1)
+            return torch.cat([tokens[0], targets[0, -1:]])
         draw = torch.Generator().manual_seed(number)
         start = int(torch.randint(len(self.text) - self.length, (), generator=draw))
         return self.text[start : start + self.length + 1]
