@@ -15,6 +15,7 @@ from smoke_tests.claims import proves
 from smoke_tests.training import checkpoint, guard, guard_example, guard_proof, pretrain, trainer
 from smoke_tests.training.distance import ALL, SURE, sure
 from smoke_tests.training.guard import FEW, LOSS_JUMP, NORM_JUMP, Guard, place
+from smoke_tests.training.logs import read_log
 from smoke_tests.training.options import Options
 from smoke_tests.training.precision import compute_by, fp8_layers_of, rounded
 from smoke_tests.training.shares import FORMATS, SATURATION, UNDERFLOW, Shares, scale_of, shares, warning
@@ -236,7 +237,7 @@ def test_host(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_resumed(tmp_path: Path) -> None:
     def events_of(out: str) -> List[Any]:
-        rows = trainer.read_log(tmp_path / out / "events.jsonl")
+        rows = read_log(tmp_path / out / "events.jsonl")
         return [(row["kind"], row["step"], row["verified"]) for row in rows if row.get("kind") not in (None, "layers")]
 
     losses = trained(short(12, out=str(tmp_path / "whole")))
@@ -266,7 +267,7 @@ def test_replaced(tmp_path: Path) -> None:
 
     run.update = update  # type: ignore[method-assign]
     assert trainer.train(run, lambda line: None) == 0
-    rows = trainer.read_log(tmp_path / "events.jsonl")
+    rows = read_log(tmp_path / "events.jsonl")
     (fallback,) = [row for row in rows if row.get("kind") == "fallback"]
     verified, step = fallback["verified"], fallback["step"]
     left = sorted(checkpoint.step_of(path) for path in tmp_path.glob("step-*.pt"))
