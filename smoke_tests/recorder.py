@@ -14,6 +14,7 @@ import importlib.machinery
 import inspect
 import os
 import re
+import resource
 import sys
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Set, Tuple
@@ -63,7 +64,12 @@ class Monitor:
         return sys.monitoring.DISABLE  # type: ignore[attr-defined,unused-ignore]
 
     def write(self, claim: str, path: str, name: str) -> None:
-        os.write(self.file, "{}\t{}\t{}\n".format(claim, path, name).encode())
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits[1], limits[1]))  # a claim may play a full disk
+        try:
+            os.write(self.file, "{}\t{}\t{}\n".format(claim, path, name).encode())
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
     def switch(self) -> None:
         sys.monitoring.restart_events()  # type: ignore[attr-defined,unused-ignore]

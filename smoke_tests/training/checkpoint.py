@@ -85,11 +85,6 @@ def flush(folder: Path) -> None:
         os.close(handle)
 
 
-def step_of(path: Path) -> int:
-    """The number of steps that were done before a checkpoint, by its name."""
-    return int(path.stem.rpartition("-")[2])
-
-
 def newest(folder: Path) -> Optional[Path]:
     """The checkpoint of the highest step in a folder, or None."""
     return max(folder.glob("step-*.pt"), default=None)

@@ -18,8 +18,7 @@ import torch
 
 from smoke_tests.faults.planting import FAULTS, Call, Fault, patched
 from smoke_tests.faults.transformer_engine_layers import delayed_with, engine
-from smoke_tests.training import checkpoint, guard, hugging_face, schedule, trainer
-from smoke_tests.training.guard import Guard
+from smoke_tests.training import checkpoint, hugging_face, schedule, trainer
 from smoke_tests.training.llama import Llama, RMSNorm, Rotary
 from smoke_tests.training.options import Options
 
@@ -28,7 +27,6 @@ TRAINING = "training"
 CHECKPOINT = "training/test_checkpoint.py::test_"
 GPU_RUNS = "training/test_gpu_runs.py::test_"
 GUARD = "training/test_guard.py::test_"
-LIMITS = "training/test_guard_limits.py::test_"
 INFER = "training/test_infer.py::test_"
 LLAMA = "training/test_llama.py::test_"
 PARITY = "training/test_parity.py::test_"
@@ -176,20 +174,6 @@ def eps_of_the_norms_is_always_a_hundred_thousandth() -> ContextManager[Any]:
 def a_mistral_has_another_base_of_its_rotary_positions(_: str) -> ContextManager[Any]:
     own = hugging_face.to_mistral
     return mock.patch.object(hugging_face, "to_mistral", lambda weights, model: own(weights, model._replace(base=1e4)))
-
-
-# --- the guard ---
-
-
-@trained("stale state", LIMITS + "resumed")
-def guard_forgets_what_was_verified() -> ContextManager[Any]:
-    own = Guard.state_dict
-    return mock.patch.object(Guard, "state_dict", lambda self: {**own(self), "verified": self.done})
-
-
-@trained("another formula", GUARD + "rare_fault")
-def guard_compares_the_end_of_each_period() -> ContextManager[Any]:
-    return mock.patch.object(guard, "place", lambda seed, period, last: last)
 
 
 # --- a checkpoint ---
@@ -380,26 +364,22 @@ RULED = (
             TRAINER + "skip_spikes",
         ),
     ),
-    Ruled("distance", ("distances", "sure"), (GUARD + "distances", LIMITS + "unsure")),
-    Ruled("shares", ("shares", "Shares._note", "warning"), (LIMITS + "shares", LIMITS + "shares_of_layers")),
-    Ruled("snapshot", ("Snapshot.__init__", "Snapshot.restore", "Snapshot.weights"), (GUARD + "states",)),
+    Ruled("guard", ("distances",), (GUARD + "distances",)),
     Ruled(
         "guard",
         (
             "Guard.__init__",
             "Guard.__call__",
-            "Guard._decide",
             "Guard._compare",
             "Guard._fall_back",
             "Guard._begin",
             "Guard._run",
-            "Guard._redo",
             "Guard._again",
+            "Guard._weights",
+            "Guard._restore",
         ),
-        (GUARD + "states", LIMITS + "unsure"),
+        (GUARD + "states",),
     ),
-    Ruled("guard", ("Guard._doubt", "Guard._jump"), (LIMITS + "jump",)),
-    Ruled("guard", ("Guard._next_window", "place"), (GUARD + "place",)),
     Ruled("infer", ("generate",), (INFER + "generate",)),
     Ruled("infer", ("perplexity",), (INFER + "perplexity_in_closed_form",)),
     Ruled("documents", ("documents", "_json_lines"), (TEXT + "text", TEXT + "documents")),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ def column_of(precision: str) -> str:
 def convert(model: torch.nn.Module, precision: str) -> torch.nn.Module:
     """The model with its linear layers, all but the head, in that precision."""
     if precision in CUT:
-        compute_by(layers_of(model), rounded(CUT[precision], CUT[precision]))
+        compute_by(model, rounded(CUT[precision], CUT[precision]))
     converted: torch.nn.Module = operator("linear", column_of(precision))(model, keep=lambda name: name == "head")
     return converted
 
@@ -56,33 +56,22 @@ def layers_of(model: torch.nn.Module) -> List[torch.nn.Module]:
     return [layer for name, layer in named if hasattr(layer, "in_features") and name.rpartition(".")[2] != "head"]
 
 
-def fp8_layers_of(model: torch.nn.Module) -> Dict[str, torch.nn.Module]:
-    """The linear layers that do not compute as torch.nn.Linear does, by name; the head is one if it was converted."""
-    return {
-        name: layer
-        for name, layer in inner(model).named_modules()
-        if hasattr(layer, "in_features")
-        and ("forward" in layer.__dict__ or type(layer).forward is not torch.nn.Linear.forward)
-    }
-
-
-def compute_by(layers: Iterable[torch.nn.Module], compute: Compute) -> None:
+def compute_by(model: torch.nn.Module, compute: Compute) -> None:
     """Let each of these layers compute compute(layer, x) from now on."""
-    for layer in layers:
+    for layer in layers_of(model):
         layer.forward = functools.partial(compute, layer)
 
 
 @contextlib.contextmanager
 def computed(model: torch.nn.Module, compute: Compute) -> Iterator[None]:
-    """The context in which its FP8 layers compute compute(layer, x), eagerly, and no layer computes in FP8."""
-    layers = list(fp8_layers_of(model).values())
-    before = [(layer, layer.__dict__.get("forward")) for layer in layers]
+    """The context in which these layers compute compute(layer, x), eagerly, and no layer computes in FP8."""
+    before = [(layer, layer.__dict__.get("forward")) for layer in layers_of(model)]
     wrapped = [(part, part.recipe) for part in model.modules() if isinstance(part, InFp8)]
     with contextlib.ExitStack() as stack:
         if hasattr(torch, "compiler") and hasattr(torch.compiler, "set_stance"):  # compiled code is the other layer's
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         try:
-            compute_by(layers, compute)
+            compute_by(model, compute)
             for part, _ in wrapped:
                 part.recipe = None
             yield
@@ -97,7 +86,7 @@ def computed(model: torch.nn.Module, compute: Compute) -> Iterator[None]:
 
 def is_computed_otherwise(model: torch.nn.Module) -> bool:
     """Whether the model is inside such a context."""
-    return any("forward" in layer.__dict__ for layer in fp8_layers_of(model).values())
+    return any("forward" in layer.__dict__ for layer in layers_of(model))
 
 
 def factors(layer: torch.nn.Module, x: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor, Optional[torch.Tensor]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import random
 import time
-from typing import Any, Dict, Iterable, List
+from typing import Any, Dict, List
 
 import pytest
 import torch
@@ -13,49 +12,23 @@ import torch
 from smoke_tests.claims import long, needs, proves
 from smoke_tests.training import checkpoint, guard_proof
 from smoke_tests.training import guard as guard_module
-from smoke_tests.training.distance import ALL, LOSSES, WORST, Outcome, distances
-from smoke_tests.training.guard import Guard, place
+from smoke_tests.training.guard import ALL, LOSSES, WORST, Guard, Outcome, distances
 from smoke_tests.training.options import Options
-from smoke_tests.training.precision import compute_by, computed, plain, rounded
+from smoke_tests.training.precision import computed, plain
 from smoke_tests.training.small_runs import small
 from smoke_tests.training.trainer import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def quick(monkeypatch: pytest.MonkeyPatch, **others: int) -> None:
-    """Let guard_proof take smaller batches, and these constants."""
-    monkeypatch.setattr(guard_proof, "options", quick_options)
-    for name, value in others.items():
-        monkeypatch.setattr(guard_proof, name, value)
-
-
-def quick_options(seed: int, precision: str, steps: int) -> Options:
-    """The tiny model on two windows of 32 bytes."""
-    return small(precision, steps, seed=seed, length=32, schedule="constant")
-
-
 @functools.lru_cache(maxsize=None)
-def losses_of_going_on(good: int, steps: int) -> List[float]:
-    """The losses of a run that goes on in high precision from a step."""
-    run = Run(quick_options(0, "torchao.tensorwise", steps))
-    losses = [run.update(step)["loss"] for step in range(good)]
+def last_loss_of_going_on() -> float:
+    """The loss of step 12 of a run that goes on in high precision from step 6."""
+    run = Run(guard_proof.options(0, "torchao.tensorwise", 13))
+    for step in range(6):
+        run.update(step)
     with computed(run.model, plain):
-        return losses + [run.update(step)["loss"] for step in range(good, steps)]
-
-
-def decided(events: Iterable[Dict[str, Any]]) -> List[Dict[str, Any]]:
-    """The events that are decisions."""
-    return [event for event in events if event["kind"] not in ("layers", "warning", "unsure")]
-
-
-LAYERS = ("attention.qkv", "attention.output", "feed_forward.gate_up", "feed_forward.down")
-
-
-def in_fp8(layer: torch.nn.Linear) -> torch.nn.Sequential:
-    """A model of one layer that computes otherwise than torch's."""
-    compute_by([layer], rounded(3, 2))
-    return torch.nn.Sequential(layer)
+        return [run.update(step)["loss"] for step in range(6, 13)][-1]
 
 
 def loss_of(row: Dict[str, float]) -> float:
@@ -102,105 +75,46 @@ def test_distances() -> None:
     assert distances(moved(0.0, 1e-6, 0.0), high, high)[0]["one"] > 1e3
 
 
-RARE = ("every seventh batch", "overflow by data")
-
-
-@pytest.mark.parametrize("fault", [name for name in guard_proof.FAULTS if name not in RARE])
+@pytest.mark.parametrize("fault", list(guard_proof.FAULTS))
 @proves(
-    "the guard notices a fault in FP8 within two periods, and at once a gradient that is huge and finite or moments "
-    "that make the loss jump: what follows has every bit of a run that went on in high precision from the last good "
-    "state",
+    "the guard notices a fault in FP8 within one period and falls back: what follows has every bit of a run that went "
+    "on in high precision from the last good period's end",
     seed="C23",
     package="torchao",
 )
 def test_fault(fault: str, measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    quick(monkeypatch, EVERY=6, COMPARED=3, FROM=10, UNTIL=99)
-    run = guard_proof.guarded_run(0, "torchao.tensorwise", fault, steps=19)
-    events = decided(run["events"])
-    before = [event for event in events if event["step"] < 10]
-    assert before and all(event["kind"] == "good" for event in before), "it is noticed before it is there"
-    fallback = events[len(before)]
-    assert fallback["kind"] == "fallback" and fallback["step"] < 22, fallback
-    measured["noticed after"] = fallback["step"] - 10
-    measured.update({key: fallback[key] for key in ("losses", "one", "all") if key in fallback})
-    assert fallback["verified"] == before[-1]["verified"] == before[-1]["step"] + 1 <= 10
-    back = [event["step"] for event in events if event["kind"] == "return"]
-    in_high = slice(fallback["step"], back[0] + 1 if back else 19)
-    assert run["losses"][in_high] == losses_of_going_on(fallback["verified"], 19)[in_high]
+    for name, value in {"EVERY": 6, "COMPARED": 3, "FROM": 7, "UNTIL": 99}.items():
+        monkeypatch.setattr(guard_proof, name, value)
+    run = guard_proof.guarded_run(0, "torchao.tensorwise", fault, steps=13)
+    kinds = [(event["kind"], event["step"]) for event in run["events"]]
+    assert kinds[0] == ("good", 5), "it is noticed before it is there"
+    assert kinds[1][0] == "fallback" and kinds[1][1] < 12
+    measured["noticed after"] = kinds[1][1] - 7
+    measured.update({key: run["events"][1][key] for key in ("losses", "one", "all") if key in run["events"][1]})
+    assert run["losses"][12] == last_loss_of_going_on()
     if fault in ("NaN", "gradient dropped"):
-        assert guard_proof.LAYER in fallback["text"], "it does not name the layer"
-    if fault in ("NaN", "huge gradient once", "moments corrupted"):
-        assert fallback["step"] <= 11
-    if fault == "huge gradient once":
-        assert "gradient's norm jumps" in fallback["text"]
-
-
-@pytest.mark.parametrize("fault", RARE)
-@proves(
-    "the guard notices a fault that comes with every seventh batch, or with some text, although it does not come at "
-    "the end of any period",
-    seed="C23",
-    package="torchao",
-)
-def test_rare_fault(fault: str, measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    quick(monkeypatch, EVERY=7, COMPARED=2, FROM=0, UNTIL=99)
-    own = guard_proof.FAULTS[fault]
-
-    def planted(run: Run) -> guard_proof.Planted:
-        fault_of = own(run)
-        return fault_of._replace(comes=lambda step: step % 7 < 5 and fault_of.comes(step))
-
-    monkeypatch.setitem(guard_proof.FAULTS, fault, planted)
-    run = guard_proof.guarded_run(0, "torchao.tensorwise", fault, 42)
-    fallbacks = [event["step"] for event in run["events"] if event["kind"] == "fallback"]
-    assert fallbacks, "it is not noticed in six periods"
-    measured["noticed after"] = fallbacks[0]
+        assert guard_proof.LAYER in run["events"][1]["text"], "it does not name the layer"
 
 
 @proves(
-    "where in a period the guard compares is drawn from the seed and the period alone: every step of a period is "
-    "compared in some period, and no draw from Python's or torch's generators is added or changed",
-    seed="C23",
-    package="torch",
-    since="2.4",
-)
-def test_place() -> None:
-    before = checkpoint.random_state()
-    places = [[place(seed, period, 7) for period in range(100)] for seed in (0, 1)]
-    after = checkpoint.random_state()
-    assert before["python"] == after["python"] and torch.equal(before["torch"], after["torch"])
-    random.seed(5)
-    assert places[0] == [place(0, period, 7) for period in range(100)] != places[1]
-    assert [set(each) for each in places] == [set(range(8))] * 2
-    assert place(3, 5, 0) == 0
-    guard = Guard(lambda batch: 1.0, in_fp8(torch.nn.Linear(2, 2)), every=10, steps=3)
-    compared = []
-    for step in range(200):
-        guard(step)
-        compared += [(event["kind"], step + 1 - 3) for event in decided(guard.news())]
-    assert compared == [("good", 10 * period + place(0, period, 7)) for period in range(20)]
-
-
-@proves(
-    "it goes back to FP8 in the period after the fault is gone, its decisions change no bit of a sound run, and what "
-    "is not FP8's doing is said to be that",
+    "it goes back to FP8 a period after the fault is gone, its decisions change no bit of a run that is sound, and "
+    "what is not FP8's doing is said to be that",
     seed="C23",
     package="torchao",
 )
 def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    quick(monkeypatch, EVERY=5, COMPARED=2, FROM=6, UNTIL=13)
-    monkeypatch.setattr(guard_module, "place", lambda seed, period, last: last)
-    run = guard_proof.guarded_run(0, "torchao.rowwise", "NaN", steps=25)
-    assert [(event["kind"], event["step"], event["verified"]) for event in decided(run["events"])] == [
-        ("good", 4, 5),
-        ("fallback", 6, 5),
-        ("away", 9, 10),
-        ("return", 14, 15),
-        ("good", 19, 20),
-        ("good", 24, 25),
+    for name, value in {"EVERY": 5, "COMPARED": 2, "FROM": 6, "UNTIL": 13}.items():
+        monkeypatch.setattr(guard_proof, name, value)
+    run = guard_proof.guarded_run(0, "torchao.rowwise", "NaN", steps=22)
+    assert [(event["kind"], event["step"]) for event in run["events"]] == [
+        ("good", 4),
+        ("fallback", 6),
+        ("away", 11),
+        ("return", 16),
+        ("good", 21),
     ]
     sound = guard_proof.guarded_run(0, "torchao.rowwise", steps=11)
-    alone = Run(quick_options(0, "torchao.rowwise", 11))
+    alone = Run(guard_proof.options(0, "torchao.rowwise", 11))
     assert sound["losses"] == [alone.update(step)["loss"] for step in range(11)]
     measured["share"] = sound["share"]
     assert 0 < sound["share"] < 1
@@ -218,18 +132,16 @@ def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     assert guard.seconds == 0
     for step in range(5):
         guard(step)
-    (event,) = decided(guard.news())
+    (event,) = guard.news()
     assert [event[key] for key in ("kind", "losses", "one", "all")] == ["good", 1, 1, 1]
-    matrices = {
-        f"blocks.{index}.{name}.weight" for index in (0, 1) for name in LAYERS
-    }  # not the head, nor the embedding
+    matrices = {name for name, weight in checkpoint.weights_of(by_hand.model).items() if weight.dim() == 2}
     assert [(len(each.losses), set(each.weights)) for each in compared] == [(2, matrices)] * 3
     assert guard.seconds > 0
 
     def broken(batch: int) -> float:
         return float("nan") if batch == 3 else 1.0
 
-    model = in_fp8(torch.nn.Linear(2, 2))
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     guard = Guard(broken, model, every=5, steps=1)
     with pytest.raises(ArithmeticError, match="in high precision, too"):
         for batch in range(5):
@@ -240,17 +152,15 @@ def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @proves(
-    "FP8 that is right is as far from high precision as its rounding explains, in every check, but for single ones "
-    "that are a little farther by chance",
+    "FP8 that is right is as far from high precision as its rounding explains, in every check",
     seed="C23",
     package="torchao",
 )
 def test_no_false_alarm(seed: int, measured: Dict[str, Any]) -> None:
     events: List[Dict[str, Any]] = []
     for precision in guard_proof.PRECISIONS:
-        run = guard_proof.guarded_run(seed, precision, steps=20)
-        events += [event for event in run["events"] if event["kind"] not in ("layers", "warning")]
-    assert len(events) >= 2 and {event["kind"] for event in events} <= {"good", "unsure"}
+        events += guard_proof.guarded_run(seed, precision, steps=20)["events"]
+    assert [event["kind"] for event in events] == ["good"] * 2
     for key in ("losses", "one", "all"):
         measured[key] = max(event[key] for event in events)
 
@@ -276,7 +186,7 @@ def test_guard_on_gpu(device: str, measured: Dict[str, Any], monkeypatch: pytest
         wrong = 20 <= step < 40
         monkeypatch.setattr(te.Linear, "forward", (lambda *a, **n: 1.25 * own(*a, **n)) if wrong else own)
         guard(step)
-        events += [(event["kind"], step, event) for event in decided(guard.news())]
+        events += [(event["kind"], step, event) for event in guard.news()]
     measured["share"] = guard.seconds / (time.perf_counter() - began)
     kinds = [kind for kind, _, _ in events]
     history = "; ".join("{} at {}: {}".format(kind, step, event["text"]) for kind, step, event in events)

@@ -80,7 +80,6 @@ class Run:
         self.lock: Optional[IO[str]] = None  # of its folder
         self.writing: Optional[Tuple[int, Future[Path]]] = None  # the step whose checkpoint a thread writes
         self._graph: Any = None
-        self.guard_state: Callable[[], Optional[Dict[str, Any]]] = lambda: None  # what a checkpoint keeps of a guard
 
     def _llama(self) -> Llama:
         """The model with fresh weights in their dtype, before its linear layers are converted."""
@@ -250,7 +249,6 @@ class Run:
             "options": {**dataclasses.asdict(options), "data": list(options.data)},
             "text": self.text.identity(),
             "skipped": self.skipped,
-            "guard": self.guard_state(),
         }
         out, few = Path(options.out), (options.keep, options.keep_every)
         if not options.async_checkpoint:
@@ -283,8 +281,6 @@ class Run:
         self.optimizer.load_state_dict(moments)
         checkpoint.restore_random_state(content["random"])
         self.step, self.skipped = content["step"], content.get("skipped", 0)
-        own = content.get("guard")  # without one, nothing was compared
-        self.guard_state = lambda: own or {"state": "fp8", "verified": 0, "recent": []}
         return "its FP8 scales start anew" if anew else ""
 
     def _same_rates(self, path: Path, content: Dict[str, Any]) -> None:
@@ -395,40 +391,19 @@ def guarded(run: Run, events: Log, say: Callable[[str], None]) -> Callable[[int]
         run.optimizer,
         every=options.guard,
         steps=options.guard_steps,
-        seed=options.seed,
         mantissas=mantissas(options.precision),
         loss_of=lambda row: float(row["loss"]),
-        norm_of=lambda row: float(row["norm"]),
-        host=options.guard_host,
     )
-    if (before := run.guard_state()) is not None:
-        guard.load_state_dict({**before, "done": run.step})  # a run without a guard may have gone on in between
-    run.guard_state = guard.state_dict
-
-    def report(step: int) -> None:
-        for event in guard.news():
-            events.write(event="guard", step=step, seconds=guard.seconds, **event)
-            if event["kind"] not in ("good", "layers"):
-                say("fusebox: step {}: {}".format(step, event["text"]))
-            if event["kind"] == "fallback":
-                replace_checkpoints(run, events, say, event["verified"])
 
     def update(step: int) -> Dict[str, float]:
         row: Dict[str, float] = guard(step)
-        report(step)
+        for event in guard.news():
+            events.write(event="guard", step=step, seconds=guard.seconds, **event)
+            if event["kind"] != "good":
+                say("fusebox: step {}: {}".format(step, event["text"]))
         return row
 
-    report(run.step)
     return update
-
-
-def replace_checkpoints(run: Run, events: Log, say: Callable[[str], None], verified: int) -> None:
-    """Write a checkpoint in place of those that hold steps which a guard has done again."""
-    doubted = [path for path in Path(run.options.out).glob("step-*.pt") if checkpoint.step_of(path) > verified]
-    if doubted and written(run, events, say) and settled(run, events, say):
-        for path in doubted:
-            if checkpoint.step_of(path) != run.step and path.exists():
-                path.unlink()
 
 
 def written(run: Run, events: Log, say: Callable[[str], None]) -> bool:
