@@ -150,9 +150,9 @@ class Target(Strict):
     one, the CUDA toolkit of the base or the machine does. `proves_on` is the hardware on which a skipped smoke test
     counts as failed. `options` says, by package, how the target limits it, and `variables` are set for whatever runs in
     the target ("{site}" is its site-packages). `requires` are distributions that its users' programs take and none of
-    its packages asks for. `runner` is the label of the CI machine that builds, proves and
-    publishes its image; `unpublished` says why no machine does. `unproven_in_image` names the claims that a container
-    cannot prove, each with the reason.
+    its packages asks for. `runner` is the label of the CI machine that builds, proves and publishes its image;
+    `unpublished` says why no machine does. `unproven_in_image` names the claims that a container cannot prove, each
+    with the reason.
     """
 
     name: Name

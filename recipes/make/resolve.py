@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -28,12 +29,17 @@ TOOL_PYTHON = "3.11"  # the oldest that runs the tool
 EXTRAS = ("cccl", "crt", "nvcc", "nvvm", "profiler")
 
 
+def _declared(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """What the target and each recipe require to be locked, with a label for who requires it."""
+    yield f"target {plan.target.name}", plan.target.requires
+    for pin in plan.pins:
+        yield pin.label, [*pin.release.needs, *(pin.build.requires if pin.release.kind == "source" else [])]
+
+
 def requirements(plan: Plan) -> list[str]:
     """The requirements of a target's environment beside its packages: to run, to build and to be smoke-tested."""
     groups = read_toml(plan.root / "pyproject.toml")["dependency-groups"]
-    wanted = {"pip", *groups["smoke"], *plan.target.requires}
-    for pin in plan.pins:
-        wanted |= {*pin.release.needs, *(pin.build.requires if pin.release.kind == "source" else [])}
+    wanted = {"pip", *groups["smoke"], *(text for _, texts in _declared(plan) for text in texts)}
     own = {pin.name for pin in plan.pins}
     parsed = [Requirement(text) for text in wanted]
     needed = [
@@ -72,10 +78,7 @@ def _check_requirements(plan: Plan, lock: Lock) -> None:
     """Refuse a lock that lacks what a recipe requires, or has a version of it that the recipe does not allow."""
     versions = {canonicalize_name(artifact.name): artifact.version for artifact in lock.artifacts}
     own = {pin.name for pin in plan.pins}
-    wanted = [(f"target {plan.target.name}", plan.target.requires)]
-    for pin in plan.pins:
-        wanted.append((pin.label, [*pin.release.needs, *(pin.build.requires if pin.release.kind == "source" else [])]))
-    for label, texts in wanted:
+    for label, texts in _declared(plan):
         for requirement in filter(plan.target.applies, map(Requirement, texts)):
             name = canonicalize_name(requirement.name)
             has = versions.get(name)
