@@ -47,7 +47,7 @@ def save(folder: Path, step: int, content: Dict[str, Any], keep: int, keep_every
         raise CheckpointError(
             f"the checkpoint of step {step} cannot be written to {folder} ({reason(error)}); {left}"
         ) from None
-    for old in sorted(folder.glob("step-*.pt"))[:-keep]:
+    for old in complete(folder)[:-keep]:
         if not keep_every or int(old.stem[len("step-") :]) % keep_every:
             old.unlink()
     return path
@@ -85,9 +85,14 @@ def flush(folder: Path) -> None:
         os.close(handle)
 
 
+def complete(folder: Path) -> List[Path]:
+    """The checkpoints in a folder, by step."""
+    return sorted(folder.glob("step-*.pt"))
+
+
 def newest(folder: Path) -> Optional[Path]:
     """The checkpoint of the highest step in a folder, or None."""
-    return max(folder.glob("step-*.pt"), default=None)
+    return max(complete(folder), default=None)
 
 
 def load(path: Path) -> Dict[str, Any]:
@@ -99,7 +104,7 @@ def load(path: Path) -> Dict[str, Any]:
             raise ValueError("its format is {}, not {}".format(content["format"], FORMAT))
     except Exception as error:  # torch raises many kinds of errors for other files
         why = str(error).splitlines()[0].split(". ")[0]
-        older = max((each for each in path.parent.glob("step-*.pt") if each.name < path.name), default=None)
+        older = max((each for each in complete(path.parent) if each.name < path.name), default=None)
         further = f"; delete it to go on from {older.name}" if older else ""
         raise CheckpointError(f"{path} is not a whole checkpoint: {why}{further}") from None
     return content

@@ -22,7 +22,8 @@ def refuse(options: Options) -> None:
         (options.wandb, "--wandb", "wandb", "wandb"),
     ):
         try:
-            importlib.import_module(module if asked else "torch")
+            if asked:
+                importlib.import_module(module)
         except ImportError:
             raise Refused(
                 f"{flag} needs the package {package}, which this environment lacks: install it or leave the flag out"

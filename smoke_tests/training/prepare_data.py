@@ -24,7 +24,7 @@ import numpy as np
 from smoke_tests.training import shards
 from smoke_tests.training.command import Parser
 from smoke_tests.training.documents import Piece, TextError, pieces
-from smoke_tests.training.tokens import Tokenizer, files_of, opened
+from smoke_tests.training.tokens import Tokenizer, files_of, is_folder, opened
 
 BATCH = 2**20  # characters that are tokenized at a time
 AHEAD = 3  # batches that are tokenized while another is written
@@ -46,7 +46,7 @@ def parser() -> Parser:
 
 def request_of(asked: argparse.Namespace, tokenizer: Tokenizer) -> Dict[str, Any]:
     """What decides the shards; another request cannot go on in the same folder."""
-    name = asked.tokenizer if asked.tokenizer.startswith("tiktoken:") else "." if asked.tokenizer else ""
+    name = "." if is_folder(asked.tokenizer) else asked.tokenizer
     about = {"name": name, "sha256": tokenizer.sha256, "vocabulary": tokenizer.vocabulary, "end": tokenizer.separator}
     inputs = []
     for path in map(Path, asked.inputs):

@@ -14,7 +14,7 @@ from typing import Any, Dict, List
 import numpy as np
 
 from smoke_tests.training.documents import TextError
-from smoke_tests.training.tokens import opened
+from smoke_tests.training.tokens import is_folder, opened
 
 FORMAT = 1
 INDEX = "index.json"
@@ -130,4 +130,4 @@ class Shards:
 def tokenizer_of(folder: str) -> str:
     """The name of the tokenizer of a prepared folder, which holds a Hugging Face tokenizer's files itself."""
     name = str(read_index(Path(folder))["tokenizer"]["name"])
-    return name if not name or name.startswith("tiktoken:") else folder
+    return folder if is_folder(name) else name

@@ -26,7 +26,7 @@ from smoke_tests.training import (
     trainer,
 )
 from smoke_tests.training.models import MODELS, operations_per_token
-from smoke_tests.training.schedule import rate_at, spikes
+from smoke_tests.training.schedule import spikes
 from smoke_tests.training.small_runs import FP8, small, trained
 from smoke_tests.training.trainer import NotFinite, Run
 
@@ -170,17 +170,19 @@ def test_rates() -> None:
                 falls = {7: 3, 11: 4, 5: 1}[steps]  # the last 0.4, without the warm-up
                 if name == "wsd" and step > steps - falls:
                     rate = top - (top - top / 10) * (step - (steps - falls)) / falls
-                assert rate_at(step, options) == pytest.approx(rate, rel=1e-12)
-    assert rate_at(5, small(warmup=5, steps=5)) == top  # of warm-up alone
+                assert schedule.rate_at(step, options) == pytest.approx(rate, rel=1e-12)
+    assert schedule.rate_at(5, small(warmup=5, steps=5)) == top  # of warm-up alone
     for name in ("cosine", "wsd"):
         longer = small(schedule=name, steps=30, decay_steps=10, min_lr_factor=0.25)
         shorter = small(schedule=name, steps=10, min_lr_factor=0.25)
-        assert [rate_at(step, longer) for step in range(11)] == [rate_at(step, shorter) for step in range(11)]
-        assert [rate_at(step, longer) for step in (10, 11, 29)] == [top / 4] * 3
+        assert [schedule.rate_at(step, longer) for step in range(11)] == [
+            schedule.rate_at(step, shorter) for step in range(11)
+        ]
+        assert [schedule.rate_at(step, longer) for step in (10, 11, 29)] == [top / 4] * 3
     run = Run(small(steps=4))
     for step in range(3):
         rate = run.update(step)["lr"]
-        assert rate == rate_at(step, run.options)
+        assert rate == schedule.rate_at(step, run.options)
         assert [group["lr"] for group in run.optimizer.param_groups] == [rate] * 2
 
 

@@ -42,13 +42,18 @@ class Tokenizer(NamedTuple):
         return self.end
 
 
+def is_folder(name: str) -> bool:
+    """Whether a tokenizer's name is the folder of a Hugging Face tokenizer."""
+    return bool(name) and not name.startswith("tiktoken:")
+
+
 def opened(name: str, eos: str = "") -> Tokenizer:
     """The tokenizer of that name; eos: the token at the end of a document, if not the tokenizer's own."""
     if not name:
         if eos:
             raise TextError(f"--eos {eos} needs --tokenizer: bytes end with the byte {END_OF_BYTES}")
         return _of_bytes()
-    return _tiktoken(name, eos) if name.startswith("tiktoken:") else _hugging_face(name, eos)
+    return _hugging_face(name, eos) if is_folder(name) else _tiktoken(name, eos)
 
 
 def _of_bytes() -> Tokenizer:
@@ -131,6 +136,6 @@ def _tiktoken(name: str, eos: str) -> Tokenizer:
 
 def files_of(tokenizer: Tokenizer) -> Tuple[Path, ...]:
     """The files that a Hugging Face tokenizer was read from; none of the others."""
-    if not tokenizer.name or tokenizer.name.startswith("tiktoken:"):
+    if not is_folder(tokenizer.name):
         return ()
     return tuple(path for path in (Path(tokenizer.name, name) for name in HUGGING_FACE) if path.exists())
