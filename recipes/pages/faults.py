@@ -7,20 +7,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from recipes.pages.markdown import table
-from recipes.prove.mutants import COUNTED, Row, changed, committed
+from recipes.prove.mutants import COUNTED, Keys, Row, changed, committed
 
 
 def text(root: Path) -> str:
     """The text about every run."""
-    return "\n\n".join("\n\n".join(_sections(root, outcomes)) for outcomes in committed(root)) or "None yet."
+    keys = Keys(root)
+    return "\n\n".join("\n\n".join(_sections(keys, outcomes)) for outcomes in committed(root)) or "None yet."
 
 
-def _sections(root: Path, outcomes: Row) -> Iterator[str]:
+def _sections(keys: Keys, outcomes: Row) -> Iterator[str]:
     rows, clean = outcomes["mutants"], outcomes["clean"]
     counts = collections.Counter(row["outcome"] for row in rows)
     caught = collections.Counter(row["origin"] for row in rows if row["outcome"] == "caught")
     yield f"### `{outcomes['target']}` on {outcomes['hardware']['name']} ({outcomes['hardware']['cpu']})"
-    if number := len(changed(root, outcomes)):
+    if number := len(changed(keys, outcomes)):
         commit = outcomes.get("commit") or "no commit"
         since = f"{commit[:7]} ([diff](../../compare/{commit}...main))"
         yield f"For {number} of these {len(rows)} mutants, code that decided the outcome has changed since {since}."

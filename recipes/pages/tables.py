@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,17 @@ class Facts:
 
     def states(self, plan: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, int]:
         """How many of these rows of a run are in each state, for the architectures that the run was built for."""
-        return evidence.states(evidence.built_for(plan, run), self.room, run, rows)
+        return evidence.counted(self._state_by_row[plan.target.name, run["log_sha256"], row["id"]] for row in rows)
+
+    @cached_property
+    def _state_by_row(self) -> dict[tuple[str, str, str], str]:
+        """Target, log and claim -> the state of that row: most rows are counted in several tables."""
+        return {
+            (plan.target.name, run["log_sha256"], row["id"]): evidence.state(built, self.room, run, row)
+            for plan, run in self.runs
+            for built in [evidence.built_for(plan, run)]
+            for row in run["claims"]
+        }
 
 
 def trainings(facts: Facts) -> str:

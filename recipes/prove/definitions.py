@@ -59,16 +59,20 @@ class Code:
         if chosen not in self._keys:
             meant = set()
             for place in chosen:
-                definition = self.definitions[place]
-                for name in definition.names:
-                    name_there, targets = self.resolve(place[0], name)
-                    # An import from elsewhere has the same meaning in every file.
-                    meanings = {each for each in targets & chosen if not each[1].startswith("import ")}
-                    if bound := sorted({self.definitions[each].digest for each in meanings}):
-                        meant.add((definition.digest, name_there, *bound))
+                for name_there, targets in self._references(place):
+                    if bound := sorted({self.definitions[each].digest for each in targets & chosen}):
+                        meant.add((self.definitions[place].digest, name_there, *bound))
             digests = {self.definitions[place].digest for place in chosen}
             self._keys[chosen] = digest_of([sorted(digests), sorted(map(list, meant))])
         return self._keys[chosen]
+
+    @functools.cache  # noqa: B019  # a Code lives as long as the verb
+    def _references(self, place: Place) -> list[tuple[str, frozenset[Place]]]:
+        """The names in a definition that refer to others: without the modules in them, and what they refer to."""
+        resolved = (self.resolve(place[0], name) for name in self.definitions[place].names)
+        # An import from elsewhere has the same meaning in every file.
+        local = ((name, frozenset(each for each in at if not each[1].startswith("import "))) for name, at in resolved)
+        return [(name, targets) for name, targets in local if targets]
 
     def changed(self, recorded: Recorded) -> list[Place]:
         """The definitions that have changed: not the same in their place nor, if that is gone, anywhere else."""
@@ -136,7 +140,7 @@ class Code:
         """Everything that the code of these definitions can reach, and the harness."""
         return frozenset().union(self.harness, *(self._floor(root) for root in roots))
 
-    @functools.cache  # noqa: B019  # a Code lives as long as the verb
+    @functools.cache  # noqa: B019
     def _floor(self, root: Place) -> frozenset[Place]:
         reached: set[Place] = set()
         pending = [root, *self.harness]

@@ -219,9 +219,9 @@ def state(plan: Plan, room: Room, evidence: Mapping[str, Any], row: Mapping[str,
     return str(row["outcome"]) if fresh else CHANGED
 
 
-def states(plan: Plan, room: Room, evidence: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many of these rows are in each state, the best state first."""
-    counts = collections.Counter(state(plan, room, evidence, row) for row in rows)
+def counted(states: Iterable[str]) -> dict[str, int]:
+    """How often each state is among these, the best state first."""
+    counts = collections.Counter(states)
     return {word: counts[word] for word in ("proved", CHANGED, "unproven", "refuted") if counts[word]}
 
 

@@ -157,39 +157,41 @@ def keep(plan: Plan, path: Path) -> None:
             "`python -m smoke_tests.mutants` there, to its end and with seeds."
         )
     outcomes = json.loads(smoke.without_paths(plan, json.dumps(planted)))
-    keys = keys_of(plan.root, outcomes)
-    outcomes["mutants"] = [{**row, "key": key} for row, key in zip(outcomes["mutants"], keys, strict=True)]
+    keys = Keys(plan.root)
+    outcomes["mutants"] = [{**row, "key": keys.of(row)} for row in outcomes["mutants"]]
     name = f"{outcomes['target']}--{outcomes['hardware']['name']}.json"
     final = plan.root / "smoke_tests" / "evidence" / "mutants" / name
     write_json(final, {**outcomes, "commit": smoke.commit_of(plan.root)})
 
 
-def keys_of(root: Path, outcomes: Row) -> list[str | None]:
-    """The key of each mutant as the checkout is: of the claims that decided it, the fault, and what plants it.
+class Keys:
+    """The keys of mutants in the checkout as it is; only one with a reason depends on the file of the reasons."""
 
-    The claim that caught a mutant decides it; all of its claims decide a mutant that was not caught. Only a mutant
-    with a reason depends on the file of the reasons.
-    """
-    folder, harness = root / "smoke_tests", (*HARNESS, "mutants.py")
-    codes = {False: Code(folder, harness, (*OUTSIDE, REASONS)), True: Code(folder, harness, OUTSIDE)}
-    plantings = {has_reason: Planting.of(code) for has_reason, code in codes.items()}
+    def __init__(self, root: Path) -> None:
+        folder, harness = root / "smoke_tests", (*HARNESS, "mutants.py")
+        self._codes = {False: Code(folder, harness, (*OUTSIDE, REASONS)), True: Code(folder, harness, OUTSIDE)}
+        self._plantings = {has_reason: Planting.of(code) for has_reason, code in self._codes.items()}
 
-    @functools.cache
-    def key(has_reason: bool, roots: frozenset[Place]) -> str:
-        return codes[has_reason].key(codes[has_reason].floor(roots))
+    def of(self, row: Row) -> str | None:
+        """The key of a mutant: of the claims that decided it, the fault, and what plants it; None if some are gone.
 
-    keys: list[str | None] = []
-    for row in outcomes["mutants"]:
+        The claim that caught a mutant decides it; all of its claims decide a mutant that was not caught.
+        """
         has_reason = bool(row["why"])
-        code, planted = codes[has_reason], plantings[has_reason].places(row)
-        known = _claims_are_there(code, row) and (planted or row["origin"] == "compiled")
-        keys.append(key(has_reason, frozenset([*_deciding(code, row), *planted])) if known else None)
-    return keys
+        code, planted = self._codes[has_reason], self._plantings[has_reason].places(row)
+        if not _claims_are_there(code, row) or not (planted or row["origin"] == "compiled"):
+            return None
+        return self._key(has_reason, frozenset([*_deciding(code, row), *planted]))
+
+    @functools.cache  # noqa: B019  # as long as the verb
+    def _key(self, has_reason: bool, roots: frozenset[Place]) -> str:
+        code = self._codes[has_reason]
+        return code.key(code.floor(roots))
 
 
-def changed(root: Path, outcomes: Row) -> list[Row]:
+def changed(keys: Keys, outcomes: Row) -> list[Row]:
     """The mutants of a run for which something that decided the outcome has changed since, or is gone."""
-    rows = zip(outcomes["mutants"], keys_of(root, outcomes), strict=True)
+    rows = [(row, keys.of(row)) for row in outcomes["mutants"]]
     return [row for row, key in rows if not key or row.get("key") != key]
 
 

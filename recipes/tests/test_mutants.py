@@ -30,8 +30,9 @@ each_run = pytest.mark.parametrize("run", RUNS, ids=[f"{run['target']}--{run['ha
 def test_every_mutant_names_a_claim_that_existed(run: dict[str, Any]) -> None:
     """A claim that was renamed since leaves its mutants changed, and not wrong."""
     known = set(checkout_room().claims)
-    for row, key in zip(run["mutants"], mutants.keys_of(ROOT, run), strict=True):
-        if row["origin"] != "rule" and key == row.get("key"):
+    keys = mutants.Keys(ROOT)
+    for row in run["mutants"]:
+        if row["origin"] != "rule" and keys.of(row) == row.get("key"):
             assert set(row["claims"]) <= known, row["name"]
 
 
@@ -113,7 +114,7 @@ def test_only_a_mutant_with_a_reason_depends_on_the_reasons(tmp_path: Path) -> N
     keys = []
     for reason in ("equal", "no longer equal"):
         (folder / "faults" / "survivors.py").write_text(f"WHY = {[reason]}\n")
-        keys.append([mutants.keys_of(tmp_path, made)[0] for made in (caught, reasoned)])
+        keys.append([mutants.Keys(tmp_path).of(made["mutants"][0]) for made in (caught, reasoned)])
     assert keys[0][0] == keys[1][0] is not None
     assert keys[0][1] != keys[1][1]
 
@@ -147,8 +148,7 @@ def test_a_mutant_whose_claim_or_fault_changed_is_counted(
     for name, text in ROOM.items():
         (folder / name).write_text(text)
     made = outcomes(by="test_fused_ops.py::test_swiglu[torch]")
-    (key,) = mutants.keys_of(tmp_path, made)
-    made["mutants"][0]["key"] = key
+    made["mutants"][0]["key"] = mutants.Keys(tmp_path).of(made["mutants"][0])
     keep(tmp_path, made | {"commit": "68ebab4"})
     sentence = "For 1 of these 1 mutants, code that decided the outcome has changed since 68ebab4"
     assert sentence not in faults.text(tmp_path)
@@ -205,7 +205,7 @@ def test_changes_names_the_mutants_and_records_that_have_changed(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     run = outcomes(by="test_fused_ops.py::test_swiglu[torch]")
-    run["mutants"][0]["key"] = mutants.keys_of(tmp_path, run)[0]
+    run["mutants"][0]["key"] = mutants.Keys(tmp_path).of(run["mutants"][0])
     keep(tmp_path, run | {"commit": "68ebab4"})
     record = folder / "evidence" / "training" / "kills.json"
     record.parent.mkdir()

@@ -107,9 +107,10 @@ def _changed_proofs(root: Path) -> None:
 
 def _changed_mutants(root: Path) -> None:
     """Count the mutants whose outcome was decided by code that has changed since."""
+    keys = planting.Keys(root)
     for outcomes in planting.committed(root):
         name = f"mutants/{outcomes['target']}--{outcomes['hardware']['name']}"
-        changed = [str(row["name"]) for row in planting.changed(root, outcomes)]
+        changed = [str(row["name"]) for row in planting.changed(keys, outcomes)]
         concerned = f"{len(changed)} of {len(outcomes['mutants'])} mutants, such as {changed[0]}" if changed else ""
         say(f"{name}, since {outcomes.get('commit') or 'no commit'}: {concerned or 'nothing changed'}")
 
