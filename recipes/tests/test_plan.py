@@ -41,7 +41,7 @@ def test_a_what_if_that_cannot_be_is_refused(what_if: dict[str, object], message
 
 
 def test_the_command_shows_every_step_within_two_seconds() -> None:
-    seconds = []
+    seconds: list[float] = []
     while not seconds or (seconds[-1] >= 2 and len(seconds) < 5):  # other processes can slow down a few of the runs
         started = time.monotonic()
         shown = subprocess.run(
