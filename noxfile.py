@@ -219,7 +219,7 @@ def launch(session):
 
 @verb()
 def lock(session):
-    """Resolve a target's dependencies again: nox -s lock -- cpu; also the tool's (tool) and those of bases (apt)."""
+    """Resolve a target's dependencies: nox -s lock -- cpu [--upgrade]; also of the tool (tool) and the bases (apt)."""
     recipes(session, "lock", *session.posargs)
 
 

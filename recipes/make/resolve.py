@@ -101,24 +101,28 @@ def _toolkit(plan: Plan) -> str:
     return f"cuda-toolkit[{','.join(EXTRAS)}]=={plan.target.toolkit}"
 
 
-def write(plan: Plan, cache: Cache, steps: Steps) -> Path:
-    """Resolve, download and hash; the lock is only replaced once all of it is known."""
+def write(plan: Plan, cache: Cache, steps: Steps, upgrade: bool = False) -> Path:
+    """Resolve, download and hash; the lock is only replaced once all of it is known.
+
+    A version that the lock has stays as long as it fits; `upgrade` takes the newest ones.
+    """
     downloads = Downloads(cache, steps, None, plan.target)
     kept_to = limits.constraints(Catalogue(plan.root).limits, plan.target)
     with steps.step("lock", f"{plan.target.name}: resolve {len(requirements(plan))} requirements"):
-        locked = _resolve(plan, downloads, requirements(plan), kept_to)
+        earlier = None if upgrade else plan.lock
+        locked = _resolve(plan, downloads, requirements(plan), kept_to, earlier)
         toolkit = []
         if plan.target.toolkit:  # its wheels keep to what the environment has, and are apart from it
             pinned = [f"{name}=={version}" for name, version in locked]
-            toolkit = [
-                artifact for artifact in _resolve(plan, downloads, [_toolkit(plan)], pinned) if artifact not in locked
-            ]
+            earlier = None if upgrade else plan.toolkit_lock
+            beside = _resolve(plan, downloads, [_toolkit(plan)], pinned, earlier)
+            toolkit = [artifact for artifact in beside if artifact not in locked]
     path = plan.root / "recipes" / "lock" / f"{plan.target.name}.txt"
     text = _text(plan, downloads, f"the dependencies of {plan.target.name}", inputs(plan), locked)
     if plan.target.toolkit:
         about = f"the CUDA toolkit of {plan.target.name}"
-        beside = _text(plan, downloads, about, toolkit_inputs(plan, locked), toolkit)
-        write_text(path.with_suffix(".toolkit.txt"), beside)
+        toolkit_text = _text(plan, downloads, about, toolkit_inputs(plan, locked), toolkit)
+        write_text(path.with_suffix(".toolkit.txt"), toolkit_text)
     write_text(path, text)
     return path
 
@@ -134,17 +138,17 @@ def _tool(root: Path) -> list[str]:
     return sorted([*groups["tool"], *groups["image"]])
 
 
-def write_tool(catalogue: Catalogue, cache: Cache, steps: Steps) -> Path:
+def write_tool(catalogue: Catalogue, cache: Cache, steps: Steps, upgrade: bool = False) -> Path:
     """Write recipes/lock/tool.txt: every distribution of the tool's environment in an image, by all its files' hashes.
 
-    The stage `sources` takes the file that fits its Python.
+    The stage `sources` takes the file that fits its Python. `upgrade` as in `write`.
     """
     downloads = Downloads(cache, steps, None, catalogue.targets["cpu"])
     wanted, path = _tool(catalogue.root), catalogue.root / "recipes" / "lock" / "tool.txt"
     with steps.step("lock", f"the tool: resolve {len(wanted)} requirements"), cache.scratch("lock") as scratch:
-        (scratch / "in.txt").write_text("\n".join(wanted) + "\n")
+        earlier = "" if upgrade or not path.exists() else path.read_text(encoding="utf-8")
         options = ["--generate-hashes", "--python-version", TOOL_PYTHON, "--python-platform", "x86_64-manylinux_2_36"]
-        done = _compile(downloads, scratch / "in.txt", options)
+        done = _compile(downloads, scratch, wanted, options, earlier)
     if done.returncode != 0:
         raise _unresolved("tool", done.stderr, "the groups tool and image in pyproject.toml")
     about = "# Written by `nox -s lock -- tool`: the tool's own environment in an image, by the hashes of all files.\n"
@@ -152,10 +156,15 @@ def write_tool(catalogue: Catalogue, cache: Cache, steps: Steps) -> Path:
     return path
 
 
-def _compile(downloads: Downloads, wanted: Path, options: list[str]) -> subprocess.CompletedProcess[str]:
-    """`uv pip compile` over pip's configured index, of wheels alone."""
-    settings = downloads.settings
-    command = ["pip", "compile", str(wanted), "--no-header", "--no-annotate", "--only-binary", ":all:", *options]
+def _compile(
+    downloads: Downloads, scratch: Path, wanted: list[str], options: list[str], earlier: str
+) -> subprocess.CompletedProcess[str]:
+    """`uv pip compile` over pip's configured index, of wheels alone; uv keeps the `earlier` versions that still fit."""
+    settings, given, output = downloads.settings, scratch / "in.txt", scratch / "out.txt"
+    given.write_text("\n".join(wanted) + "\n")
+    output.write_text(earlier)
+    command = ["pip", "compile", str(given), "--output-file", str(output), "--no-header", "--no-annotate"]
+    command += ["--only-binary", ":all:", *options]
     command += [f"--find-links={link}" for link in settings.find_links if "://" not in link]
     command += [f"--extra-index-url={index}" for index in settings.indexes[1:] if not index.startswith("file:")]
     command += [f"--index-url={index}" for index in settings.indexes[:1]]
@@ -176,17 +185,19 @@ def _text(plan: Plan, downloads: Downloads, about: str, follows_from: str, resol
     return "\n".join(lines) + "\n"
 
 
-def _resolve(plan: Plan, downloads: Downloads, wanted: list[str], kept_to: list[str]) -> list[tuple[str, str]]:
-    """The names and versions to which these requirements resolve under those constraints."""
+def _resolve(
+    plan: Plan, downloads: Downloads, wanted: list[str], kept_to: list[str], earlier: Lock | None
+) -> list[tuple[str, str]]:
+    """The names and versions to which requirements resolve under constraints: the earlier versions if they fit."""
     with downloads.cache.scratch("lock") as scratch:
-        (scratch / "in.txt").write_text("\n".join(wanted) + "\n")
         # A dependency on one of the target's own packages is met by the target, never by the index.
         (scratch / "own.txt").write_text("".join(f"{pin.name}; sys_platform == 'never'\n" for pin in plan.pins))
         (scratch / "constraints.txt").write_text("".join(f"{constraint}\n" for constraint in kept_to))
         options = ["--constraints", str(scratch / "constraints.txt"), "--overrides", str(scratch / "own.txt")]
         options += ["--python-version", plan.target.python]
         options += ["--python-platform", f"x86_64-manylinux_{plan.target.glibc.replace('.', '_')}"]
-        done = _compile(downloads, scratch / "in.txt", options)
+        versions = "".join(f"{each.name}=={each.version}\n" for each in (earlier.artifacts if earlier else ()))
+        done = _compile(downloads, scratch, wanted, options, versions)
     if done.returncode != 0:
         raise _unresolved(plan.target.name, done.stderr, "the ranges in the recipes")
     pinned = [re.match(r"^([A-Za-z0-9._-]+)==([^ ;]+)", line) for line in done.stdout.splitlines() if line.strip()]

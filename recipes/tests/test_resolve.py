@@ -14,7 +14,7 @@ from recipes.catalogue.plan import plan
 from recipes.errors import Refusal
 from recipes.files import ROOT
 from recipes.make import resolve
-from recipes.tests.conftest import Tiny
+from recipes.tests.conftest import Tiny, wheel
 
 
 def test_requirements_leave_out_the_target_s_own_packages() -> None:
@@ -66,3 +66,20 @@ def test_an_index_that_is_not_reached_is_no_fault_of_a_recipe(tiny: Tiny) -> Non
     tiny.variables.pop("PIP_FIND_LINKS")
     naming = ("tiny: pip's configured index cannot be reached", "check the network and `pip config list`")
     tiny.refuse("lock", "tiny", naming=naming, PIP_INDEX_URL="http://127.0.0.1:9/simple", UV_HTTP_RETRIES="0")
+
+
+def test_a_lock_keeps_its_versions_until_it_is_upgraded(tiny: Tiny) -> None:
+    """A new requirement moves nothing else: other packages of the target were proved with what the lock has."""
+    project = tiny.root / "pyproject.toml"
+    project.write_text(re.sub(r"^smoke = .*$", 'smoke = ["tinynew"]', project.read_text(), flags=re.MULTILINE))
+    for name, version in (("tinydep", "1.1"), ("tinynew", "1.0")):
+        wheel(tiny.shelf, name, version=version)
+    lock = tiny.root / "recipes" / "lock" / "tiny.txt"
+    tiny.succeed("lock", "tiny")
+    assert re.findall(r"^(tiny\w+)==(\S+)", lock.read_text(), re.MULTILINE) == [("tinydep", "1.0"), ("tinynew", "1.0")]
+    tiny.succeed("lock", "tiny", "--upgrade")
+    assert re.findall(r"^tinydep==(\S+)", lock.read_text(), re.MULTILINE) == ["1.1"]
+    recipe = tiny.recipe("tinypkg")
+    recipe.write_text(recipe.read_text().replace('requires = ["tinydep"]', 'requires = ["tinydep<1.1"]'))
+    tiny.succeed("lock", "tiny")  # what no longer fits moves
+    assert re.findall(r"^tinydep==(\S+)", lock.read_text(), re.MULTILINE) == ["1.0"]

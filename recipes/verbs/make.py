@@ -44,6 +44,7 @@ def register(verbs: Verbs) -> None:
     opened = verbs.add("shell", shell, mirror=True, sm=True)
     opened.add_argument("command", nargs=argparse.REMAINDER, help="a command to run instead of a shell")
     locked = verbs.add("lock", lock)
+    locked.add_argument("--upgrade", action="store_true", help="take the newest versions that fit")
     add_standin(locked)
     locked.add_argument("--network", help='the network in which base images are asked, such as "host"')
     bumped = verbs.add("bump", bump, mirror=True)
@@ -128,12 +129,13 @@ def _with_options_behind_the_target(options: argparse.Namespace) -> argparse.Nam
 def lock(options: argparse.Namespace) -> int:
     """Resolve a target's dependencies again (recipes/lock/TARGET.txt), and the missing digests of its base images.
 
+    Versions that the lock has stay as long as they fit, unless `--upgrade` asks for the newest ones.
     `tool` in place of a target is the tool's own environment in an image, and `apt` what apt installs on base images.
     """
     cache = Cache()
     if options.target == "tool":
         with Steps() as steps, cache.held(steps.wait):
-            steps.say("lock", "tool", str(resolve.write_tool(Catalogue(), cache, steps)))
+            steps.say("lock", "tool", str(resolve.write_tool(Catalogue(), cache, steps, options.upgrade)))
         return 0
     if options.target == "apt":
         with Steps() as steps:
@@ -142,7 +144,7 @@ def lock(options: argparse.Namespace) -> int:
         return 0
     plan = chosen(options)
     with Steps() as steps, cache.held(steps.wait):
-        steps.say("lock", plan.target.name, str(resolve.write(plan, cache, steps)))
+        steps.say("lock", plan.target.name, str(resolve.write(plan, cache, steps, options.upgrade)))
         digests, missing = image.resolve(Catalogue().targets_file, plan.target)
         for name, digest in digests.items():
             steps.say("lock", name, digest)
