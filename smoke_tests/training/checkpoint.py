@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import random
+import shutil
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
@@ -17,7 +18,8 @@ from smoke_tests.training.llama import own_name
 from smoke_tests.training.precision import inner
 
 FORMAT = 1
-PARTIAL = ".partial"
+FILE, FOLDER, PARTIAL = ".pt", ".dcp", ".partial"  # FOLDER: of a sharded run (sharded_checkpoint.py)
+MOMENTS = ("exp_avg", "exp_avg_sq")  # as every AdamW calls them
 
 
 class CheckpointError(RuntimeError):
@@ -32,30 +34,43 @@ def save(folder: Path, step: int, content: Dict[str, Any], keep: int, keep_every
     """
     path = path_of(folder, step)
     partial = path.with_name(path.name + PARTIAL)
-    last = newest(folder)
     try:
-        with open(partial, "wb") as file:
-            torch.save({"format": FORMAT, "step": step, **content}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        write(partial, {"step": step, **content})
         os.replace(partial, path)
         flush(folder)
     except (OSError, RuntimeError) as error:  # torch's writer wraps the error of the disk
         if partial.exists():
             partial.unlink()
-        left = f"{last.name} is still there" if last else "there is none yet"
-        raise CheckpointError(
-            f"the checkpoint of step {step} cannot be written to {folder} ({reason(error)}); {left}"
-        ) from None
-    for old in complete(folder)[:-keep]:
-        if not keep_every or int(old.stem[len("step-") :]) % keep_every:
-            old.unlink()
+        raise not_written(folder, step, reason(error)) from None
+    forget(folder, keep, keep_every)
     return path
 
 
-def path_of(folder: Path, step: int) -> Path:
+def path_of(folder: Path, step: int, ending: str = FILE) -> Path:
     """The checkpoint of a step in the folder of a run."""
-    return folder / f"step-{step:08}.pt"
+    return folder / f"step-{step:08}{ending}"
+
+
+def write(path: Path, content: Dict[str, Any]) -> None:
+    """Write a file that load() reads, and flush it to the disk."""
+    with open(path, "wb") as file:
+        torch.save({"format": FORMAT, **content}, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def not_written(folder: Path, step: int, why: str) -> CheckpointError:
+    """The error of a checkpoint that could not be written, which names the last one."""
+    last = newest(folder)
+    left = f"{last.name} is still there" if last else "there is none yet"
+    return CheckpointError(f"the checkpoint of step {step} cannot be written to {folder} ({why}); {left}")
+
+
+def forget(folder: Path, keep: int, keep_every: int = 0) -> None:
+    """Remove all checkpoints but the last `keep` and those of every `keep_every`-th step."""
+    for old in complete(folder)[:-keep]:
+        if not keep_every or int(old.stem[len("step-") :]) % keep_every:
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
 
 
 def on_host(tree: Any) -> Any:
@@ -87,7 +102,7 @@ def flush(folder: Path) -> None:
 
 def complete(folder: Path) -> List[Path]:
     """The checkpoints in a folder, by step."""
-    return sorted(folder.glob("step-*.pt"))
+    return sorted([*folder.glob(f"step-*{FILE}"), *folder.glob(f"step-*{FOLDER}")])
 
 
 def newest(folder: Path) -> Optional[Path]:
@@ -95,11 +110,13 @@ def newest(folder: Path) -> Optional[Path]:
     return max(complete(folder), default=None)
 
 
-def load(path: Path) -> Dict[str, Any]:
-    """Read what save() wrote, with tensors in main memory."""
-    only_data = {"weights_only": True} if version_of_torch() >= (2, 1) else {}
+def load(path: Path, mmap: bool = False) -> Dict[str, Any]:
+    """Read what save() wrote, with tensors in main memory, or with mmap in the file until they are used."""
+    more: Dict[str, Any] = {"weights_only": True} if version_of_torch() >= (2, 1) else {}
+    if mmap:
+        more["mmap"] = True
     try:
-        content: Dict[str, Any] = torch.load(str(path), map_location="cpu", **only_data)
+        content: Dict[str, Any] = torch.load(str(path), map_location="cpu", **more)
         if content["format"] != FORMAT:
             raise ValueError("its format is {}, not {}".format(content["format"], FORMAT))
     except Exception as error:  # torch raises many kinds of errors for other files
@@ -186,8 +203,7 @@ def adamw_state(saved: Dict[str, Any], optimizer: torch.optim.Optimizer, column:
     }
     count = of_each.get(package, dict)
     state = {
-        index: {**{name: moments[name] for name in ("exp_avg", "exp_avg_sq")}, **count()}
-        for index, moments in saved["state"].items()
+        index: {**{name: moments[name] for name in MOMENTS}, **count()} for index, moments in saved["state"].items()
     }
     own = optimizer.state_dict()["param_groups"]
     return {"state": state, "param_groups": [{**group, "step": step} for group in own]}

@@ -46,7 +46,7 @@ WITHOUT_EFFECT: Dict[str, Tuple[Any, ...]] = {
 }
 
 
-def applied(path: str, options: Any) -> Any:
+def applied(path: str, options: Any, processes: int = 1) -> Any:
     """The options as changed by the file; Unmapped names the first field that cannot be followed.
 
     "auto" leaves an option unchanged, as in transformers.
@@ -88,9 +88,10 @@ def applied(path: str, options: Any) -> Any:
             allowed = f"only {' or '.join(map(str, known))} is" if known else "it is not"
             raise Unmapped(f"--deepspeed {path}: {name} is {value!r}, and {allowed} supported: remove it")
     options = dataclasses.replace(options, **changed)
-    product = options.batch_size * options.gradient_accumulation_steps
+    product = options.batch_size * options.gradient_accumulation_steps * processes
     if total not in (None, product):
-        raise Unmapped(f"--deepspeed {path}: train_batch_size is {total}, and one GPU makes it {product}")
+        makes = "one process makes" if processes == 1 else f"{processes} processes make"
+        raise Unmapped(f"--deepspeed {path}: train_batch_size is {total}, and {makes} it {product}")
     return options
 
 

@@ -124,8 +124,8 @@ def groups(change: Callable[[Dict[str, Any], Dict[str, Any]], Any]) -> ContextMa
     """Runs begin with change(the matrices' group, the vectors') done to their optimizer."""
     own = trainer.Run.__init__
 
-    def begin(run: Any, options: Any) -> None:
-        own(run, options)
+    def begin(run: Any, *given: Any) -> None:
+        own(run, *given)
         change(*run.optimizer.param_groups)
 
     return mock.patch.object(trainer.Run, "__init__", begin)

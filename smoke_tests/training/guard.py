@@ -54,7 +54,7 @@ class Guard:
     ArithmeticError if the loss is not finite. parts: the objects that a step changes, the model first; the others have
     state_dict() and load_state_dict(). every: steps of a period. steps: how many of them are compared. mantissas: bits
     of FP8 forward and backward. high: a context in which the model computes in high precision, by default with plain
-    products of its layers.
+    products of its layers. agreed: of several processes with the same weights, what gives each the first one's value.
 
     The guard keeps three copies of the parts and three of the matrices, on the same device. A checkpoint does not hold
     them: a resumed run begins a period in fp8.
@@ -69,11 +69,12 @@ class Guard:
         mantissas: Tuple[int, int] = (3, 2),
         loss_of: Callable[[Any], float] = float,
         high: Optional[Callable[[], ContextManager[Any]]] = None,
+        agreed: Callable[[Any], Any] = lambda value: value,
     ) -> None:
         if not 1 <= steps <= every:
             raise ValueError(f"a period of {every} steps has no {steps} to compare")
         model = parts[0]
-        self._step, self._parts, self._loss_of = step, parts, loss_of
+        self._step, self._parts, self._loss_of, self._agreed = step, parts, loss_of, agreed
         self.every, self.steps, self.state = every, steps, "fp8"
         self._as_it_is: Callable[[], ContextManager[Any]] = contextlib.nullcontext
         self._high = high or (lambda: computed(model, plain))
@@ -119,7 +120,7 @@ class Guard:
         by_hand = self._again(self._by_hand)
         other = self._again(self._high if self.state == "fp8" else self._as_it_is)
         fp8, high = (taken, other) if self.state == "fp8" else (other, taken)
-        numbers, why = distances(fp8, high, by_hand)
+        numbers, why = self._agreed(distances(fp8, high, by_hand))
         if why and self.state == "fp8":
             return self._fall_back(why, **numbers)
         self._restore(end)

@@ -14,7 +14,7 @@ from typing import Any, List, NamedTuple
 import torch
 
 from smoke_tests.operators.transformer_engine_adapter import InFp8
-from smoke_tests.training import checkpoint
+from smoke_tests.training import checkpoint, sharded_checkpoint
 from smoke_tests.training.columns import columns_of
 from smoke_tests.training.command import Parser
 from smoke_tests.training.documents import TextError
@@ -45,7 +45,7 @@ def opened(path: Path, precision: str, ops: str, device: str) -> Reader:
     """The model of a checkpoint, in any precision; FP8 takes its scales from the checkpoint if they are there."""
     if column_of(precision).startswith("transformer-engine") and device != "cuda":
         raise Refused(f"--precision {precision} needs a GPU; torchao.tensorwise is emulated on a CPU")
-    content = checkpoint.load(path)
+    content = sharded_checkpoint.load(path)
     options = Options(**{**content["options"], "data": tuple(content["options"]["data"])})
     half = precision == "bf16" or (device == "cuda" and precision != "float32")
     model, dtype = model_of(options), torch.bfloat16 if half else torch.float32
@@ -103,7 +103,8 @@ def main(arguments: List[str]) -> int:
     parser.add_argument("--windows", type=int, default=64, help="of unseen text, for the perplexity")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args(arguments)
-    path = checkpoint.newest(asked.folder) if asked.folder.is_dir() else asked.folder
+    of_a_run = asked.folder.is_dir() and asked.folder.suffix != checkpoint.FOLDER
+    path = checkpoint.newest(asked.folder) if of_a_run else asked.folder
     try:
         if path is None:
             raise Refused(f"{asked.folder} holds no checkpoint")

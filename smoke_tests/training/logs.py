@@ -35,12 +35,16 @@ def printed(line: str) -> None:
 class Log:
     """Lines of JSON, appended to a file; a part of a line that a killed process left is dropped."""
 
-    def __init__(self, path: Path, before: Optional[int] = None, say: Callable[[str], None] = printed) -> None:
+    def __init__(
+        self, path: Path, before: Optional[int] = None, say: Callable[[str], None] = printed, active: bool = True
+    ) -> None:
         """before: keep only the lines of steps before this one, because later steps will be done again.
 
-        say: takes one sentence about a file that cannot be written.
+        say: takes one sentence about a file that cannot be written. active: whether to write; only rank 0 does.
         """
-        self.path, self._say, self._waiting, self._failed = path, say, b"", False
+        self.path, self._say, self._waiting, self._failed, self._active = path, say, b"", False, active
+        if not active:
+            return
         rows = [row for row in read_log(path) if before is None or row.get("step", 0) < before]
         partial = path.with_name(path.name + checkpoint.PARTIAL)
         try:
@@ -52,11 +56,15 @@ class Log:
 
     def write(self, **row: Any) -> None:
         """Append a line. While the disk is full, lines wait in memory; the next write tries again."""
+        if not self._active:
+            return
         self._waiting += json.dumps(row).encode() + b"\n"
         self.whole()
 
     def whole(self) -> bool:
         """Whether every line is in the file, or can be written now."""
+        if not self._active:
+            return True
         try:
             append(self.path, self._waiting)
             self._waiting, self._failed = b"", False
@@ -91,21 +99,28 @@ def read_log(path: Path) -> List[Dict[str, Any]]:
 
 
 class Journal:
-    """All that a run writes beside its checkpoints: log.jsonl, events.jsonl, loss.svg, and its lines of output."""
+    """All that a run writes beside its checkpoints: log.jsonl, events.jsonl, loss.svg, and its lines of output.
+
+    Every rank has one and calls its methods; that of rank 0 alone writes.
+    """
 
     def __init__(
         self, run: Any, say: Callable[[str], None], signals: List[int], observers: Sequence[Observer] = ()
     ) -> None:
         """say: prints a line. signals: takes SIGPIPE when nobody reads the output. observers: get what the log gets."""
         self.run, self._say, self._signals, self._observers = run, say, signals, list(observers)
-        self.out = Path(run.options.out)
-        self.log = Log(self.out / "log.jsonl", run.step, self.tell)
-        self.events = Log(self.out / "events.jsonl", say=self.tell)
-        self.losses = run.losses = [row["loss"] for row in read_log(self.log.path)]
+        self.out, self.first = Path(run.options.out), run.ranks.first
+        with run.ranks.together(Refused):
+            self.log = Log(self.out / "log.jsonl", run.step, self.tell, self.first)
+            self.events = Log(self.out / "events.jsonl", say=self.tell, active=self.first)
+        self.losses = [row["loss"] for row in read_log(self.log.path)] if self.first else []
+        self.losses = run.losses = run.ranks.agreed(self.losses)
         self.progress = Progress(run, self.tell, terminal=say is printed and sys.stdout.isatty())
 
     def tell(self, line: str) -> None:
         """Say a line."""
+        if not self.first:
+            return
         try:
             self._say(line)
         except BrokenPipeError:
@@ -137,6 +152,8 @@ class Journal:
 
     def finish(self) -> bool:
         """Draw the loss; whether that and every line of the logs is in its file."""
+        if not self.first:
+            return True
         options = self.run.options
         title = f"{model_name(options)}, {options.precision}: loss (nats per token)"
         path = self.out / "loss.svg"
@@ -152,12 +169,11 @@ class Progress:
     """A line of loss, tokens per second, MFU, memory and time left; on a terminal each step rewrites it."""
 
     def __init__(self, run: Any, tell: Callable[[str], None], terminal: bool) -> None:
-        options = run.options
         self.run, self.tell, self.terminal = run, tell, terminal
-        self.tokens = options.batch_size * options.gradient_accumulation_steps * run.text.length
+        self.tokens = run.windows * run.text.length
         self.operations = operations_per_token(run.data.shape)
         name = hardware.short_name(torch.cuda.get_device_name()) if run.on_gpu else ""
-        self.peak = hardware.PEAK.get(name, 0.0)
+        self.peak = hardware.PEAK.get(name, 0.0) * run.ranks.world
         self.times: List[float] = []
 
     def rates(self, step: int, seconds: float) -> Dict[str, float]:

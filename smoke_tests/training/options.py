@@ -74,6 +74,9 @@ class Options:
     deepspeed: str = flag("", "DeepSpeed configuration file, which overrides flags")
     eval_every: int = flag(0, "steps between losses on held-out text; 0: none", least=0)
     eval_windows: int = flag(64, "windows of held-out text, at most", least=1)
+    parallel: str = flag(
+        "", "how the processes that torchrun starts share the model; by default ddp", choices=("", "ddp", "fsdp2")
+    )
     out: str = flag("", "output folder; by default runs/MODEL-PRECISION-SEED")
     resume: bool = flag(False, "continue from the newest checkpoint in --out")
     checkpoint_every: int = flag(100, "steps between checkpoints; 0: only at the end", least=0)
@@ -104,6 +107,7 @@ FREE = {
     "guard",
     "guard_steps",
     "deepspeed",
+    "parallel",
     "out",
     "resume",
     "checkpoint_every",
@@ -119,6 +123,8 @@ FREE = {
     "tokenizer",
     "eval_every",
     "eval_windows",
+    "batch_size",  # the windows of a step are compared
+    "gradient_accumulation_steps",
 }
 
 

@@ -16,13 +16,14 @@ from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple
 import torch
 
 from smoke_tests.operators.table import operator
-from smoke_tests.training import checkpoint, ms_amp, schedule, validation
+from smoke_tests.training import checkpoint, ms_amp, parallel, schedule, sharded_checkpoint, validation
 from smoke_tests.training.columns import ADAMW, columns_of, refuse
 from smoke_tests.training.guard import Guard
 from smoke_tests.training.llama import Llama, take_te_modules
 from smoke_tests.training.logs import Journal, Log, printed
 from smoke_tests.training.observers import observers, profiled
 from smoke_tests.training.options import FREE, Options, Refused, flag_name, model_of
+from smoke_tests.training.parallel import ALONE, Ranks, whole
 from smoke_tests.training.precision import CUT, column_of, convert, inner, is_computed_otherwise, mantissas
 from smoke_tests.training.text import Text
 
@@ -46,13 +47,14 @@ def clip_in_float32(parameters: Iterable[torch.nn.Parameter], most: float) -> to
 class Run:
     """A model in training at one step: its weights, its optimizer and its text."""
 
-    def __init__(self, options: Options) -> None:
-        """Make everything as it is before the first step; Refused or TextError says what cannot be combined."""
-        self.options = options
+    def __init__(self, options: Options, ranks: Ranks = ALONE) -> None:
+        """Make all as before the first step, for share(); Refused or TextError says what cannot be combined."""
+        self.options, self.ranks = options, ranks
         self.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
         self.on_gpu = self.device == "cuda"
         self.in_ms_amp = options.precision in ms_amp.PRECISIONS
         refuse(options, self.on_gpu)
+        parallel.refuse(options, ranks)
         if options.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
@@ -65,6 +67,8 @@ class Run:
             self.on_gpu or options.precision == "bf16" or options.precision in CUT
         )
         self.columns = columns_of(options.ops, self.on_gpu, shape.head_size, self.half)
+        if ranks.way == "fsdp2":
+            self.columns["adamw"] = "torch"
         random.seed(options.seed)
         torch.manual_seed(options.seed)
         llama = self._llama()
@@ -74,12 +78,24 @@ class Run:
                 block.forward = torch.compile(block.forward)
         self.clip_grad_norm: Callable[..., Any] = torch.nn.utils.clip_grad_norm_
         self.optimizer = self._optimizer()
+        self.forward: Callable[..., Any] = self.model  # tokens, targets -> loss
         self.step = 0  # the number of steps done
         self.skipped = 0  # how many of them left the weights as they were
         self.losses: List[float] = []  # of the steps before, as the log has them
         self.lock: Optional[IO[str]] = None  # of its folder
         self.writing: Optional[Tuple[int, Future[Path]]] = None  # the step whose checkpoint a thread writes
         self._graph: Any = None
+
+    def share(self) -> None:
+        """Share the model among the ranks; every rank calls it."""
+        if self.ranks.way:
+            self.forward = self.ranks.shared(self.model, torch.bfloat16 if self.half else torch.float32)
+            self.optimizer = self._optimizer()  # of the parameters as they are now
+
+    @property
+    def windows(self) -> int:
+        """How many windows a step takes, on all ranks."""
+        return self.options.batch_size * self.options.gradient_accumulation_steps * self.ranks.world
 
     def _llama(self) -> Llama:
         """The model with fresh weights in their dtype, before its linear layers are converted."""
@@ -126,8 +142,8 @@ class Run:
         rate = schedule.rate_at(step, self.options)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        of_loss = self.gradients(step)
-        of_norm = self.clip_grad_norm(self.model.parameters(), self.options.clip or math.inf)
+        of_loss = self.ranks.mean(self.gradients(step))
+        of_norm = whole(self.clip_grad_norm(self.model.parameters(), self.options.clip or math.inf))
         loss, norm = float(of_loss), float(of_norm)  # waits for the GPU, once
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NotFinite(
@@ -141,7 +157,9 @@ class Run:
         return {"loss": loss, "norm": norm, "lr": rate}
 
     def gradients(self, step: int, launched: bool = False) -> torch.Tensor:
-        """Compute the gradients of a step, which replace the earlier gradients; its loss, [].
+        """Compute the gradients of a step, which replace the earlier gradients; the loss of this rank's windows, [].
+
+        A step's windows are the same on any number of ranks: they come in order, a pass of every rank, then the next.
 
         launched: launch each kernel by itself, even if the options ask for graphs.
         """
@@ -155,17 +173,19 @@ class Run:
                     parameter.grad = None
         losses = []
         for part in range(parts):
-            windows = self.text.windows((step * parts + part) * self.options.batch_size, self.options.batch_size)
-            losses.append(
-                self._replay(*windows) if replayed else self._micro(*(each.to(self.device) for each in windows))
-            )
+            first = self.ranks.own(step * parts + part) * self.options.batch_size
+            windows = self.text.windows(first, self.options.batch_size)
+            with self.ranks.in_pass(part, parts, self.forward):
+                losses.append(
+                    self._replay(*windows) if replayed else self._micro(*(each.to(self.device) for each in windows))
+                )
         return torch.stack(losses).sum()
 
     def _micro(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Forward and backward of one pass; its share of the step's loss."""
         # A graph may not hold the copy of a weight that autocast made before it.
         with torch.autocast(self.device, torch.bfloat16, enabled=self.half, cache_enabled=not self.options.graphs):
-            loss = self.model(tokens, targets) / self.options.gradient_accumulation_steps
+            loss = self.forward(tokens, targets) / self.options.gradient_accumulation_steps
         loss.backward()
         return loss.detach()
 
@@ -219,16 +239,18 @@ class Run:
         finally:
             for hook in hooks:
                 hook.remove()
+        for rank, others in enumerate(self.ranks.gathered(reports[:1])):
+            if others:
+                return f"{others[0]} on rank {rank}" if self.ranks.world > 1 else str(others[0])
         for name, parameter in inner(self.model).named_parameters():
-            gradient = parameter.grad
-            if not reports and gradient is not None and not bool(torch.isfinite(ms_amp.plain(gradient)).all()):
-                reports.append(f"the first gradient that is not finite is that of {name}")
-        return reports[0] if reports else "computed again, everything is finite"
+            if parameter.grad is not None and not bool(torch.isfinite(whole(ms_amp.plain(parameter.grad))).all()):
+                return f"the first gradient that is not finite is that of {name}"
+        return "computed again, everything is finite"
 
     def loudest(self) -> str:
-        """The parameter with the largest share of the gradient's norm."""
+        """The parameter with the largest share of the gradient's norm; every rank calls it."""
         named = ((name, parameter.grad) for name, parameter in inner(self.model).named_parameters())
-        norms = {name: float(ms_amp.plain(grad).norm()) ** 2 for name, grad in named if grad is not None}
+        norms = {name: float(whole(ms_amp.plain(grad).norm())) ** 2 for name, grad in named if grad is not None}
         name = max(norms, key=lambda name: norms[name])
         return "{}, {:.0%} of the gradient's square".format(name, norms[name] / max(sum(norms.values()), 1e-30))
 
@@ -240,7 +262,10 @@ class Run:
             self.lock.close()
 
     def save(self) -> Path:
-        """Write a checkpoint of the last step; with --async-checkpoint, let a thread write a copy, as `writing`."""
+        """Write a checkpoint of the last step; with --async-checkpoint, let a thread write a copy, as `writing`.
+
+        Every rank calls it; the parts of a sharded run are gathered nowhere, and any other file is rank 0's.
+        """
         options = self.options
         content = {
             **checkpoint.state_of(self.model),
@@ -249,28 +274,27 @@ class Run:
             "options": {**dataclasses.asdict(options), "data": list(options.data)},
             "text": self.text.identity(),
             "skipped": self.skipped,
+            "windows": self.windows,
         }
         out, few = Path(options.out), (options.keep, options.keep_every)
-        if not options.async_checkpoint:
-            return checkpoint.save(out, self.step, content, *few)
-        self.writing = self.step, WRITER.submit(checkpoint.save, out, self.step, checkpoint.on_host(content), *few)
+        if self.ranks.way == "fsdp2":
+            return sharded_checkpoint.save(out, self.step, content, self.ranks, *few)
+        with self.ranks.together(checkpoint.CheckpointError):
+            if self.ranks.first and options.async_checkpoint:
+                job = WRITER.submit(checkpoint.save, out, self.step, checkpoint.on_host(content), *few)
+                self.writing = self.step, job
+            elif self.ranks.first:
+                checkpoint.save(out, self.step, content, *few)
         return checkpoint.path_of(out, self.step)
 
     def load(self, path: Path) -> str:
-        """Continue from a checkpoint; a note if the scales of FP8 start again."""
-        content = checkpoint.load(path)
-        saved = content["options"]
-        for field in dataclasses.fields(Options):
-            now = getattr(self.options, field.name)
-            before = saved.get(field.name, field.default)
-            fixed = field.name == "precision" and {before, now} & set(ms_amp.PRECISIONS)  # MS-AMP has another optimizer
-            if (fixed or field.name not in FREE) and before != now:
-                raise Refused(f"--resume: {path} was made with {flag_name(field)} {before}, and this run has {now}")
-        if content["text"] != self.text.identity():
-            raise Refused(f"--resume: {path} was made with another text")
-        if content["step"] > self.options.steps:
-            raise Refused(f"--steps {self.options.steps}: {path} is already beyond that step: name a higher number")
-        self._same_rates(path, content)
+        """Continue from a checkpoint; a note if the scales of FP8 start again. Every rank calls it."""
+        shards = self.ranks.way == "fsdp2"
+        with self.ranks.together(checkpoint.CheckpointError):
+            content = sharded_checkpoint.rest(path, mmap=shards)
+        self._refuse_other(path, content)
+        template = sharded_checkpoint.template(self.model, self.optimizer) if shards else None
+        content = sharded_checkpoint.placed(content, path, template)
         anew = checkpoint.restore(self.model, content)
         moments = content["optimizer"]
         if self.in_ms_amp:
@@ -282,6 +306,27 @@ class Run:
         checkpoint.restore_random_state(content["random"])
         self.step, self.skipped = content["step"], content.get("skipped", 0)
         return "its FP8 scales start anew" if anew else ""
+
+    def _refuse_other(self, path: Path, content: Dict[str, Any]) -> None:
+        """Refuse a checkpoint of a run that this one does not continue."""
+        saved = content["options"]
+        for field in dataclasses.fields(Options):
+            now = getattr(self.options, field.name)
+            before = saved.get(field.name, field.default)
+            fixed = field.name == "precision" and {before, now} & set(ms_amp.PRECISIONS)  # MS-AMP has another optimizer
+            if (fixed or field.name not in FREE) and before != now:
+                raise Refused(f"--resume: {path} was made with {flag_name(field)} {before}, and this run has {now}")
+        if content["text"] != self.text.identity():
+            raise Refused(f"--resume: {path} was made with another text")
+        windows = content.get("windows", saved["batch_size"] * saved["gradient_accumulation_steps"])
+        if windows != self.windows:
+            raise Refused(
+                f"--resume: a step of {path} took {windows} windows, and now takes {self.windows}, which is "
+                "--batch-size x --gradient-accumulation-steps x processes: change one of them"
+            )
+        if content["step"] > self.options.steps:
+            raise Refused(f"--steps {self.options.steps}: {path} is already beyond that step: name a higher number")
+        self._same_rates(path, content)
 
     def _same_rates(self, path: Path, content: Dict[str, Any]) -> None:
         """Refuse another number of steps if the steps that are done would have had other rates by it."""
@@ -340,13 +385,14 @@ def train(run: Run, say: Callable[[str], None] = printed, until: Optional[float]
     options = run.options
     try:
         with noted_signals() as signals, contextlib.ExitStack() as stack:
-            journal = Journal(run, say, signals.stop, observers(options, run.step, stack))
+            watching = observers(options, run.step, stack) if run.ranks.first else []
+            journal = Journal(run, say, signals.stop, watching)
             if not steps(run, journal, signals, until):
                 return 1
-            whole = written(run, journal.events, journal.tell) and settled(run, journal.events, journal.tell)
-        whole = journal.finish() and whole
-        if run.step == options.steps or not whole:
-            return 0 if whole else 1
+            saved = written(run, journal.events, journal.tell) and settled(run, journal.events, journal.tell)
+        saved = journal.finish() and saved
+        if run.step == options.steps or not saved:
+            return 0 if saved else 1
         journal.tell(f"stopped after step {run.step} of {options.steps}; --resume goes on")
         return 128 + signals.stop[0] if signals.stop else 75
     finally:
@@ -354,13 +400,16 @@ def train(run: Run, say: Callable[[str], None] = printed, until: Optional[float]
 
 
 def steps(run: Run, journal: Journal, signals: Signals, until: Optional[float]) -> bool:
-    """Do the steps of train(); whether each was finite, and no thread failed to write a checkpoint."""
-    options, events, tell, late = run.options, journal.events, journal.tell, False
+    """Do the steps of train(); whether each was finite, and no thread failed to write a checkpoint.
+
+    All ranks stop and save after the same step, whichever of them got the signal.
+    """
+    options, ranks, events, tell, late = run.options, run.ranks, journal.events, journal.tell, False
     step_of = guarded(run, events, tell) if options.guard else run.update
-    while run.step < options.steps and not signals.stop and not late:
+    while run.step < options.steps and not ranks.any(bool(signals.stop) or late, run.device):
         step, before = run.step, time.perf_counter()
         try:
-            with profiled(options, step):
+            with profiled(options, step) if ranks.first else contextlib.nullcontext():
                 row = step_of(step)
         except ArithmeticError as error:
             events.write(event="not finite", step=step, text=str(error))
@@ -374,7 +423,8 @@ def steps(run: Run, journal: Journal, signals: Signals, until: Optional[float]) 
         late = until is not None and time.monotonic() > until
         due = bool(options.checkpoint_every) and run.step % options.checkpoint_every == 0
         sound = settled(run, events, tell, wait=False)
-        if sound and (due or signals.save) and run.step < options.steps:
+        asked = ranks.any(bool(signals.save), run.device)
+        if sound and (due or asked) and run.step < options.steps:
             signals.save.clear()
             sound = written(run, events, tell) or not options.async_checkpoint
         if not sound:
@@ -393,6 +443,7 @@ def guarded(run: Run, events: Log, say: Callable[[str], None]) -> Callable[[int]
         steps=options.guard_steps,
         mantissas=mantissas(options.precision),
         loss_of=lambda row: float(row["loss"]),
+        agreed=run.ranks.agreed,
     )
 
     def update(step: int) -> Dict[str, float]:
@@ -417,21 +468,26 @@ def written(run: Run, events: Log, say: Callable[[str], None]) -> bool:
         events.write(event="checkpoint failed", step=run.step, text=str(error))
         say(f"fusebox: {error}")
         return False
-    if run.writing is None:
+    if not run.options.async_checkpoint:
         events.write(event="checkpoint ends", step=run.step, time=time.time())
     return True
 
 
 def settled(run: Run, events: Log, say: Callable[[str], None], wait: bool = True) -> bool:
-    """Whether the checkpoint that a thread writes, if one does, is whole; or, if not to wait, may still become so."""
-    if run.writing is None or not (wait or run.writing[1].done()):
+    """Whether the checkpoint that a thread writes, if one does, is whole; or, if not to wait, may still become so.
+
+    Every rank calls it, and learns what rank 0, whose thread writes, knows.
+    """
+    if not run.options.async_checkpoint:
         return True
-    (step, writing), run.writing = run.writing, None
-    try:
-        writing.result()
-    except checkpoint.CheckpointError as error:
-        events.write(event="checkpoint failed", step=step, text=str(error))
-        say(f"fusebox: {error}")
-        return False
-    events.write(event="checkpoint ends", step=step, time=time.time())
-    return True
+    failed = False
+    if run.writing is not None and (wait or run.writing[1].done()):
+        (step, writing), run.writing = run.writing, None
+        try:
+            writing.result()
+            events.write(event="checkpoint ends", step=step, time=time.time())
+        except checkpoint.CheckpointError as error:
+            failed = True
+            events.write(event="checkpoint failed", step=step, text=str(error))
+            say(f"fusebox: {error}")
+    return not run.ranks.any(failed, run.device)

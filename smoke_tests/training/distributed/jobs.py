@@ -39,14 +39,16 @@ exec sleep 3600
 NAMED = "import os, socket, sys; socket.sethostname(sys.argv[1]); os.execv(sys.argv[2], sys.argv[2:])"
 
 
-def torchrun(script: str, arguments: Sequence[str], processes: int, options: Sequence[str] = ()) -> List[str]:
-    """The command that starts a script of this package in that many processes, on one host unless options say more.
+def torchrun(
+    script: str, arguments: Sequence[str], processes: int, options: Sequence[str] = (), package: str = __package__
+) -> List[str]:
+    """The command that starts a script of a package in that many processes, on one host unless options say more.
 
     Each process runs the script as a module, which needs a PYTHONPATH with the checkout; Job sets it.
     """
     where = list(options) or ["--standalone"]
     started = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)]
-    return [*started, *where, "-m", f"{__package__}.{Path(script).stem}", *arguments]
+    return [*started, *where, "-m", f"{package}.{Path(script).stem}", *arguments]
 
 
 class Job:

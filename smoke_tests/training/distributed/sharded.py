@@ -12,10 +12,7 @@ import json
 import os
 import socket
 import sys
-import threading
-import time
 from pathlib import Path
-from typing import Dict, List
 
 import torch
 import torch.distributed as dist
@@ -24,43 +21,12 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.distributed.elastic.multiprocessing.errors import record
 from torch.distributed.fsdp import fully_shard
 
+from smoke_tests.training.distributed.pulse import SILENCE, Pulse
 from smoke_tests.training.models import Shape
 from smoke_tests.training.short_training import batches, small_llama, standard_library_text
 
 COLUMNS = dict.fromkeys(("rms_norm", "rope", "attention", "swiglu", "cross_entropy", "adamw"), "torch")
-SILENCE = 8.0  # seconds that a process waits for another before it gives up
 EVERY = 5  # steps between checkpoints
-
-
-class Pulse:
-    """Each rank's heartbeat in the store that all ranks share, so that a silent rank can be named."""
-
-    def __init__(self, store: dist.Store, rank: int, world: int) -> None:
-        self.store, self.world = store, world
-        store.set(f"host/{rank}", socket.gethostname())
-        self.over = threading.Event()
-        beating = store.clone()  # a connection of its own: the other may be waiting
-        self.heart = threading.Thread(target=self._beat, args=(beating, f"beat/{rank}"), daemon=True)
-        self.heart.start()
-
-    def _beat(self, store: dist.Store, key: str) -> None:
-        while not self.over.wait(0.5):
-            store.add(key, 1)
-
-    def end(self) -> None:
-        """Stop beating, because a thread that is inside the store when Python ends aborts the process."""
-        self.over.set()
-        self.heart.join(SILENCE)
-
-    def silent(self) -> str:
-        """The ranks whose heart stands still for 3 s, with their hosts."""
-        counts: List[Dict[int, int]] = []
-        for pause in (3.0, 0.0):
-            counts.append({rank: self.store.add(f"beat/{rank}", 0) for rank in range(self.world)})
-            time.sleep(pause)
-        lost = [rank for rank in range(self.world) if counts[0][rank] == counts[1][rank]]
-        names = ["rank {} on host {}".format(rank, self.store.get(f"host/{rank}").decode()) for rank in lost]
-        return ", ".join(names) or "no rank"
 
 
 def train(folder: Path, steps: int, rank: int, world: int) -> None:
@@ -111,7 +77,7 @@ def main() -> None:
     try:
         train(folder, steps, rank, world)
     except RuntimeError as error:
-        raise RuntimeError(f"rank {rank} on host {socket.gethostname()} lost {pulse.silent()}") from error
+        raise RuntimeError(f"rank {rank} on host {socket.gethostname()} lost {pulse.silent() or 'no rank'}") from error
     finally:
         pulse.end()
     dist.destroy_process_group()
