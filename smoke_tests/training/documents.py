@@ -48,10 +48,12 @@ def documents(files: Sequence[str], field: str = "text") -> Iterator[str]:
 
 @functools.lru_cache(maxsize=None)
 def _library() -> Tuple[str, ...]:
-    library = Path(sysconfig.get_paths()["stdlib"])
     others = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
-    paths = [path for path in sorted(library.rglob("*.py")) if not others & set(path.relative_to(library).parts)]
-    return tuple(path.read_text(encoding="utf-8", errors="replace") for path in paths)
+    paths = []
+    for folder, folders, names in os.walk(sysconfig.get_paths()["stdlib"]):
+        folders[:] = set(folders) - others  # installed packages may be many: they are not walked through
+        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+    return tuple(path.read_text(encoding="utf-8", errors="replace") for path in sorted(paths))
 
 
 def pieces(path: str, field: str = "text") -> Iterator[Piece]:
