@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, ContextManager, Dict, Iterator, List, Type
+from typing import Any, ContextManager, Dict, Iterator, List, NoReturn, Type
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,9 @@ from smoke_tests.training import ms_amp
 from smoke_tests.training.options import Options, Refused
 from smoke_tests.training.precision import column_of
 
-PATIENCE = datetime.timedelta(minutes=10)  # how long a rank waits for another, which may be writing a checkpoint
+PATIENCE = datetime.timedelta(
+    minutes=10
+)  # that a rank waits for another, which may be starting or writing a checkpoint
 # Options that a way does not support, and why.
 WITHOUT: Dict[str, Dict[str, str]] = {
     "ddp": {"graphs": "a graph does not hold what the ranks send"},
@@ -71,9 +73,13 @@ class Ranks:
         """The mean of a number [] over the ranks, in float32, the same bits on each; every rank calls it."""
         if self.world == 1:
             return value
-        total = value.float() / self.world
-        dist.all_reduce(total)
-        return total
+        return self.total(value.float() / self.world)
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """The sum of a number [] over the ranks, in its dtype, the same bits on each; every rank calls it."""
+        if self.world > 1:
+            dist.all_reduce(value)
+        return value
 
     def any(self, here: bool, device: str) -> bool:
         """Whether it is true on any rank; every rank calls it."""
@@ -165,6 +171,20 @@ def refuse(options: Options, ranks: Ranks) -> None:
             raise Refused(f"--ops {options.ops} and {asked} cannot be combined: only adamw=torch takes sharded weights")
 
 
+def refuse_unlike(values: Dict[str, Any], ranks: Ranks) -> None:
+    """Refuse ranks that were started differently, by the first flag; values: what must be alike, by flag.
+
+    Every rank calls it.
+    """
+    everywhere = ranks.gathered(values)
+    for rank, others in enumerate(everywhere):
+        for flag, value in others.items():
+            if value != everywhere[0][flag]:
+                raise Refused(
+                    f"{flag} differs between rank 0 and rank {rank}: start every host with the same flags and files"
+                )
+
+
 # --- the processes ---
 
 
@@ -175,7 +195,7 @@ def under_torchrun() -> bool:
 
 @contextlib.contextmanager
 def first_speaks() -> Iterator[None]:
-    """A context in which ranks other than 0 print nothing, not even why they end with rank 0."""
+    """A context in which only rank 0 prints, and only the first rank of each host says why all end."""
     if not under_torchrun() or os.environ["RANK"] == "0":
         yield
         return
@@ -183,7 +203,8 @@ def first_speaks() -> Iterator[None]:
         try:
             yield
         except SystemExit as end:
-            sys.exit(1 if isinstance(end.code, str) else end.code)
+            spoken = isinstance(end.code, str) and os.environ["LOCAL_RANK"] != "0"
+            sys.exit(1 if spoken else end.code)
 
 
 @contextlib.contextmanager
@@ -195,7 +216,7 @@ def joined(options: Options) -> Iterator[Ranks]:
     if not under_torchrun():
         yield ALONE
         return
-    from smoke_tests.training.distributed.pulse import Pulse
+    from smoke_tests.training.distributed.pulse import Absent, Pulse
 
     rank, world, own = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     here = f"rank {rank} of {world} on host {socket.gethostname()}"
@@ -204,9 +225,12 @@ def joined(options: Options) -> Iterator[Ranks]:
         if own >= torch.cuda.device_count():
             ends(f"{here} has no GPU of its own: this host has {torch.cuda.device_count()}; lower --nproc-per-node")
         torch.cuda.set_device(own)
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
-    pulse = Pulse(dist.distributed_c10d._get_default_store(), rank, world)
     try:
+        pulse = Pulse(rank, world, PATIENCE)
+    except Absent as error:
+        ends(f"{here} {error}")
+    try:
+        connect("nccl" if on_gpu else "gloo", pulse.store, rank, world, here)
         yield Ranks(options.parallel or "ddp", rank, world)
     except Exception as error:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which torchrun ends the others as soon as one has ended
@@ -220,7 +244,19 @@ def joined(options: Options) -> Iterator[Ranks]:
     dist.destroy_process_group()
 
 
-def ends(sentence: str) -> None:
+def connect(backend: str, store: dist.Store, rank: int, world: int, here: str) -> None:
+    """Connect the ranks, which are all here; or end this process with a sentence after PATIENCE."""
+    try:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=PATIENCE)
+    except RuntimeError as error:
+        variable, why = f"{backend.upper()}_SOCKET_IFNAME", str(error).splitlines()[0]
+        ends(
+            f"{here} could not connect to the other ranks within {PATIENCE.total_seconds():g} s ({why}): start all "
+            f"again, and if it happens again, name the network interface between the hosts in {variable}"
+        )
+
+
+def ends(sentence: str) -> NoReturn:
     """End this process, whatever its rank, with a sentence."""
     print(f"fusebox: {sentence}", file=sys.stderr, flush=True)
     sys.exit(1)

@@ -9,6 +9,7 @@ SIGUSR1 only saves it. No second run may use the folder meanwhile (folder.py).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Optional, Sequence, Tuple
 from smoke_tests.training import checkpoint, deepspeed_config, folder, observers, parallel
 from smoke_tests.training.documents import TextError
 from smoke_tests.training.logs import printed
-from smoke_tests.training.options import Options, Refused, model_name, out_of_bounds, parse
+from smoke_tests.training.options import Options, Refused, flag_name, model_name, out_of_bounds, parse
 from smoke_tests.training.parallel import ALONE, Ranks
 from smoke_tests.training.trainer import Run, train
 
@@ -31,11 +32,16 @@ def start(options: Options, ranks: Ranks = ALONE) -> Tuple[Run, str]:
     """
     with contextlib.ExitStack() as stack:
         with ranks.together(*REFUSALS):
-            options = completed(options, ranks)
-            lock = stack.enter_context(folder.taken(Path(options.out))) if ranks.first else None
+            options, lock, last = completed(options, ranks), None, None
+            if ranks.first:
+                lock = stack.enter_context(folder.taken(Path(options.out)))
+                last = continued(options)
+        last = ranks.agreed(last)  # which another host may not see yet
         with ranks.together(*REFUSALS):
-            last = continued(options)
             run = Run(options, ranks)
+        if ranks.world > 1:
+            flags = {flag_name(field): getattr(options, field.name) for field in dataclasses.fields(options)}
+            parallel.refuse_unlike({**flags, "--data": run.text.identity(), "--tokenizer": ""}, ranks)
         run.share()
         run.lock = lock
         return run, run.load(last) if last else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from typing import Any, Callable, Dict, Iterator
 
@@ -42,14 +43,22 @@ def losses(run: Any) -> Dict[str, float]:
 
 
 def mean_loss(run: Any) -> float:
-    """The mean loss of the model as it computes now; every part has as many windows as a pass of training."""
-    options = run.options
+    """The mean loss of the model as it computes now; every part has as many windows as a pass of training.
+
+    The ranks do a part each, then the next; one without a part repeats the last, because all gather weights together.
+    """
+    options, ranks = run.options, run.ranks
     tokens, targets = run.text.unseen(options.eval_windows)
     total = torch.zeros((), dtype=torch.float64, device=run.device)
-    for part, behind in zip(tokens.split(options.batch_size), targets.split(options.batch_size)):
+    parts = list(zip(tokens.split(options.batch_size), targets.split(options.batch_size)))
+    for turn in range(math.ceil(len(parts) / ranks.world)):
+        own = ranks.own(turn)
+        part, behind = parts[min(own, len(parts) - 1)]
         with torch.autocast(run.device, torch.bfloat16, enabled=run.half, cache_enabled=not options.graphs):
-            total += len(part) * run.model(part.to(run.device), behind.to(run.device)).double()
-    return float(total) / len(tokens)
+            loss = run.model(part.to(run.device), behind.to(run.device)).double()
+        if own < len(parts):
+            total += len(part) * loss
+    return float(ranks.total(total)) / len(tokens)
 
 
 @contextlib.contextmanager

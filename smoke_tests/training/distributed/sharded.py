@@ -72,8 +72,9 @@ def main() -> None:
         int(os.environ["RANK"]),
         int(os.environ["WORLD_SIZE"]),
     )
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=SILENCE))
-    pulse = Pulse(dist.distributed_c10d._get_default_store(), rank, world)
+    pulse = Pulse(rank, world, datetime.timedelta(minutes=1))
+    patience = datetime.timedelta(seconds=SILENCE)
+    dist.init_process_group("gloo", store=pulse.store, rank=rank, world_size=world, timeout=patience)
     try:
         train(folder, steps, rank, world)
     except RuntimeError as error:
