@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from smoke_tests.claims import long, needs, proves
 from smoke_tests.training import checkpoint, parallel, pretrain
-from smoke_tests.training.distributed import jobs
+from smoke_tests.training.distributed import forks, jobs
 from smoke_tests.training.logs import read_log
 from smoke_tests.training.parallel import Ranks
-from smoke_tests.training.small_runs import FP8, last_of, refusal_of, small, trained
+from smoke_tests.training.small_runs import FP8, begun, last_of, refusal_of, small, trained
 from smoke_tests.training.trainer import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 CPU = "--device cpu --learning-rate 3e-3 --warmup 2 --schedule constant --checkpoint-every 0"
-EVAL = "--eval-every 2 --eval-windows 4"
-FLOAT32 = f"{CPU} --precision float32 --out"
+EVAL = "--eval-every 2 --eval-windows 6"
+FLOAT32 = f"{CPU} --precision float32"
 
 
-def on_cpu(*runs: str) -> None:
-    """Do runs one after the other, each a number of processes and flags of pretrain."""
-    words = " / ".join(runs).split()
-    command = [sys.executable, "-m", "smoke_tests.training.distributed.forks", *words]
-    ended = subprocess.run(command, cwd=str(jobs.CHECKOUT), capture_output=True, text=True, timeout=400)
-    assert ended.returncode == 0, ended.stdout[-1000:] + ended.stderr[-3000:]
+def on_cpu(folder: Path, processes: int, flags: str) -> None:
+    """Do a run on that many processes."""
+    forks.run(processes, [*flags.split(), "--out", str(folder)], folder.with_suffix(".log"))
 
 
 def apart(folder: Path, truth: List[Dict[str, Any]]) -> float:
@@ -52,7 +53,7 @@ def apart(folder: Path, truth: List[Dict[str, Any]]) -> float:
 
 def alone(folder: Path, **options: Any) -> List[Dict[str, Any]]:
     """The lines of the log of a run by this process."""
-    options = {"eval_every": 2, "eval_windows": 4, **options}
+    options = {"eval_every": 2, "eval_windows": 6, **options}
     trained(small(schedule="constant", checkpoint_every=0, out=str(folder), **options))
     return read_log(folder / "log.jsonl")
 
@@ -66,24 +67,24 @@ def alone(folder: Path, **options: Any) -> List[Dict[str, Any]]:
     since="2.13",  # not tried with an older one
 )
 def test_number_of_processes(tmp_path: Path, measured: Dict[str, Any]) -> None:
+    forks.serve()
+    truth = alone(tmp_path / "one", batch_size=8)
     ddp, fsdp2, skip, one_skip = (tmp_path / name for name in ("ddp", "fsdp2", "skip", "one_skip"))
     for folder in (skip, one_skip):  # losses before the first step, from which it then jumps
         folder.mkdir()
         (folder / "log.jsonl").write_text('{"step": -1, "loss": 0.0, "norm": 1.0, "tokens": 0}\n' * 32)
-    on_cpu(
-        f"2 --steps 4 --batch-size 2 --gradient-accumulation-steps 2 {EVAL} {FLOAT32} {ddp}",
-        f"2 --steps 4 --batch-size 4 --parallel fsdp2 {EVAL} {FLOAT32} {fsdp2}",
-        f"4 --steps 6 --batch-size 1 --gradient-accumulation-steps 2 --parallel fsdp2 --resume {EVAL} {FLOAT32} {ddp}",
-        f"4 --steps 6 --batch-size 2 --resume {EVAL} {FLOAT32} {fsdp2}",
-        f"2 --steps 2 --batch-size 4 --parallel fsdp2 --skip-spikes {FLOAT32} {skip}",
-    )
+    on_cpu(ddp, 2, f"--steps 4 --batch-size 2 --gradient-accumulation-steps 2 {EVAL} {FLOAT32}")
+    on_cpu(fsdp2, 2, f"--steps 4 --batch-size 4 --parallel fsdp2 {EVAL} {FLOAT32}")
+    again = f"--steps 6 --resume {EVAL} {FLOAT32}"
+    on_cpu(ddp, 4, f"--batch-size 1 --gradient-accumulation-steps 2 --parallel fsdp2 {again}")
+    on_cpu(fsdp2, 4, f"--batch-size 2 {again}")
+    on_cpu(skip, 2, f"--steps 2 --batch-size 4 --skip-spikes {FLOAT32}")
     for folder, saved in ((ddp, ("4.pt", "6.dcp")), (fsdp2, ("4.dcp", "6.pt"))):
         assert [path.name for path in checkpoint.complete(folder)] == [f"step-0000000{each}" for each in saved]
         copy = tmp_path / f"{folder.name} alone"
         copy.mkdir()
         first = checkpoint.complete(folder)[0]
         (shutil.copytree if first.is_dir() else shutil.copy)(str(first), str(copy / first.name))
-    truth = alone(tmp_path / "one", batch_size=8)
     for folder in (ddp, fsdp2):
         measured[folder.name] = apart(folder, truth)
         alone(tmp_path / f"{folder.name} alone", batch_size=8, resume=True)
@@ -105,9 +106,11 @@ def test_number_of_processes(tmp_path: Path, measured: Dict[str, Any]) -> None:
     since="0.18",  # not tried with an older one
 )
 def test_fp8_on_processes(tmp_path: Path, measured: Dict[str, Any]) -> None:
-    flags = f"2 --precision {FP8[0]} --steps 4 --batch-size 4 {CPU} {EVAL} --out"
-    on_cpu(f"{flags} {tmp_path}/fsdp2 --parallel fsdp2", f"{flags} {tmp_path}/ddp --guard 2 --guard-steps 1")
-    one = alone(tmp_path / "one", precision=FP8[0], steps=4, batch_size=4, gradient_accumulation_steps=2)
+    forks.serve()
+    one = alone(tmp_path / "one", precision=FP8[0], steps=4, batch_size=2, gradient_accumulation_steps=2)
+    flags = f"--precision {FP8[0]} --steps 4 --batch-size 2 {CPU} {EVAL}"
+    on_cpu(tmp_path / "fsdp2", 2, f"{flags} --parallel fsdp2")
+    on_cpu(tmp_path / "ddp", 2, f"{flags} --guard 2 --guard-steps 1")
     for way in ("fsdp2", "ddp"):
         measured[way] = apart(tmp_path / way, one)
         assert measured[way] < 1e-3  # a sum in another order can round to the next code
@@ -116,11 +119,15 @@ def test_fp8_on_processes(tmp_path: Path, measured: Dict[str, Any]) -> None:
 
 
 def started(folder: Path, *flags: str, processes: int = 2) -> jobs.Job:
-    """The command under torchrun."""
-    given = ["--out", str(folder), *flags]
-    return jobs.Job(
-        jobs.torchrun("pretrain", given, processes, package="smoke_tests.training"), folder.with_suffix(".log")
+    """The command under torchrun, which starts it once more if a process fails."""
+    command = jobs.torchrun(
+        "pretrain",
+        ["--out", str(folder), *flags],
+        processes,
+        ["--standalone", "--max-restarts", "1"],
+        package="smoke_tests.training",
     )
+    return jobs.Job(command, folder.with_suffix(".log"))
 
 
 def reach(job: jobs.Job, folder: Path, step: int) -> None:
@@ -139,42 +146,81 @@ def wait(job: jobs.Job, until: Callable[[], bool]) -> None:
 @long
 @proves(
     "SIGUSR1 to one of torchrun's two processes has both save, rank 0 in a thread, while no other run gets their "
-    "folder; SIGTERM to torchrun ends both after the same step with a checkpoint; both go on from it, and when one is "
-    "killed, the other names it in one sentence and torchrun ends with an error",
+    "folder; when one is killed, the other names it in one sentence, and torchrun starts both again, which go on from "
+    "that checkpoint; SIGTERM to torchrun ends both after the same step with a checkpoint",
     package="torch",
     since="2.13",  # not tried with an older one
 )
 def test_torchrun_ends(tmp_path: Path, measured: Dict[str, Any]) -> None:
     folder = tmp_path / "run"
-    flags = "--device cpu --precision float32 --batch-size 2 --steps 100000 --schedule constant --checkpoint-every 0"
-    flags += " --async-checkpoint"
+    begun(small(steps=100_000, batch_size=4, schedule="constant", checkpoint_every=0, out=str(folder)), 1)
+    flags = f"--resume {FLOAT32} --batch-size 2 --steps 100000 --async-checkpoint --log-every 100000"
     with started(folder, *flags.split()) as job:
         reach(job, folder, 3)
         assert "is in use by process" in refusal_of(lambda: pretrain.start(small(out=str(folder))))
         (other,) = job.processes("RANK=1")
         os.kill(other, signal.SIGUSR1)
-        wait(job, lambda: checkpoint.newest(folder) is not None)
-        job.process.send_signal(signal.SIGTERM)
-        job.ended(60)
-        assert job.printed().count("stopped after step") == 1, job.printed()[-3000:]  # rank 0 alone prints
-    rows = read_log(folder / "log.jsonl")
-    assert len(checkpoint.complete(folder)) == 2 and last_of(folder).name == f"step-{len(rows):08}.pt"
-    events = [event["event"] for event in read_log(folder / "events.jsonl")]
-    assert events == ["checkpoint begins", "checkpoint ends"] * 2
-    with started(folder, *flags.split(), "--resume") as job:
-        reach(job, folder, len(rows) + 2)
-        (other,) = job.processes("RANK=1")
+        wait(job, lambda: "checkpoint ends" in events_of(folder))
+        saved = int(last_of(folder).stem[len("step-") :])
         os.kill(other, signal.SIGKILL)
         killed = time.monotonic()
-        assert job.ended(60) != 0
-        measured["seconds to the end"] = time.monotonic() - killed
-        sentences = [line for line in job.printed().splitlines() if line.startswith("fusebox: ")]
-        assert len(sentences) == 1 and "rank 0 of 2" in sentences[0] and " lost rank 1 on host " in sentences[0]
-    assert [row["step"] for row in read_log(folder / "log.jsonl")][: len(rows) + 2] == list(range(len(rows) + 2))
+        wait(job, lambda: f"from step {saved}" in job.printed())
+        measured["seconds until both go on"] = time.monotonic() - killed
+        reach(job, folder, saved + 2)
+        job.process.send_signal(signal.SIGTERM)
+        job.ended(60)
+        printed = job.printed()
+    assert printed.count("stopped after step") == 1, printed[-3000:]  # rank 0 alone prints
+    sentences = [line for line in printed.splitlines() if line.startswith("fusebox: ")]
+    assert len(sentences) == 1 and "rank 0 of 2" in sentences[0] and " lost rank 1 on host " in sentences[0], sentences
+    rows = read_log(folder / "log.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    assert last_of(folder).name == f"step-{len(rows) + 1:08}.pt"
+    assert events_of(folder) == ["checkpoint begins", "checkpoint ends"] * 2
+
+
+def events_of(folder: Path) -> List[str]:
+    """The names of a run's events."""
+    return [event["event"] for event in read_log(folder / "events.jsonl")]
 
 
 @proves(
-    "what DDP or FSDP2 cannot do is refused in one sentence that names both flags",
+    "a process that waits for another in vain ends after a stated time with one sentence, which names itself and the "
+    "other, or what it could not reach, and says what to do",
+    package="torch",
+    since="2.13",  # not tried with an older one
+)
+def test_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(parallel, "PATIENCE", datetime.timedelta(seconds=1))
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    variables = {"RANK": 1, "LOCAL_RANK": 1, "WORLD_SIZE": 3, "LOCAL_WORLD_SIZE": 3, "MASTER_ADDR": "localhost"}
+    variables.update(TORCHELASTIC_RUN_ID="test", TORCHELASTIC_USE_AGENT_STORE=True, TORCHELASTIC_RESTART_COUNT=1)
+    for each in (0, 2):  # they were there when torchrun started the job the first time
+        store.set(f"start 0/host/{each}", "earlier")
+
+    def end_of(call: Callable[[], Any]) -> str:
+        with pytest.raises(SystemExit):
+            call()
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fusebox: ")]
+        assert len(lines) == 1 and f"rank 1 of 3 on host {socket.gethostname()} " in lines[0]
+        return lines[0]
+
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+    with socket.socket() as closed:
+        closed.bind(("localhost", 0))  # nobody listens there, and nobody else can
+        for port, words in ((store.port, "waited 1 s for rank 0, 2: see"), (closed.getsockname()[1], "does not reach")):
+            monkeypatch.setenv("MASTER_PORT", str(port))
+            assert words in end_of(lambda: pretrain.main(["--device", "cpu", "--out", str(tmp_path / "run")]))
+    here = f"rank 1 of 3 on host {socket.gethostname()}"
+    sentence = end_of(lambda: parallel.connect("gloo", store, 1, 3, here))
+    assert "could not connect to the other ranks within 1 s" in sentence and "GLOO_SOCKET_IFNAME" in sentence
+    assert not (tmp_path / "run").exists()
+
+
+@proves(
+    "what DDP or FSDP2 cannot do is refused in one sentence that names both flags, and so are ranks that were started "
+    "with different flags",
     package="torch",
     since="2.6",
 )
@@ -197,6 +243,8 @@ def test_refusals_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     parallel.refuse(small(guard=10, te_modules=True, weights="bfloat16", ops="adamw=torch"), ddp)
     parallel.refuse(small(ops="adamw=torch"), fsdp2)
     assert "torchrun" in refusal_of(lambda: Run(small(parallel="ddp")))
+    with mock.patch.object(Ranks, "gathered", lambda ranks, value: [value, {**value, "--seed": 1}]):
+        assert "--seed differs" in refusal_of(lambda: parallel.refuse_unlike({"--batch-size": 2, "--seed": 0}, ddp))
     monkeypatch.setattr(torch, "__version__", "2.5.1")
     assert "torch 2.6" in refusal_of(lambda: parallel.refuse(small(), fsdp2))
 
