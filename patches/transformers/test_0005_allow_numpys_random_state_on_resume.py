@@ -1,4 +1,4 @@
-"""A Trainer restores the random states of a checkpoint with the patch, and not without it; it runs no code in either."""
+"""A Trainer restores the random states of a checkpoint with the patch, and not without it; none of its code runs."""
 
 from patches.proof import Proof
 from patches.transformers.test_0001_skip_non_tensor_state_on_load import BESIDE  # noqa: F401
