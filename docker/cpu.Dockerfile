@@ -110,7 +110,7 @@ LABEL fusebox.python="3.11"
 LABEL fusebox.cuda="none"
 LABEL fusebox.driver="none"
 LABEL fusebox.supported-until="2027-10"
-LABEL fusebox.packages="torch 2.13.0+cpu, transformers 4.40.2, torchao 0.18.0, deepspeed 0.19.8"
+LABEL fusebox.packages="torch 2.13.0+cpu, transformers 4.40.2, accelerate 1.10.1, torchao 0.18.0, deepspeed 0.19.8"
 ARG SM=
 LABEL fusebox.sm="${SM:-none}"
 USER 10001:10001

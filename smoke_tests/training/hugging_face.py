@@ -19,8 +19,8 @@ NAMES = {
 ENDS = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 
 
-def to_mistral(weights: Dict[str, torch.Tensor], model: Model) -> Any:
-    """A MistralForCausalLM with the weights of a Llama of that model (checkpoint.weights_of or a checkpoint's)."""
+def mistral(model: Model) -> Any:
+    """A MistralForCausalLM of that model, with fresh weights."""
     from transformers import MistralConfig, MistralForCausalLM
 
     shape = model.shape
@@ -37,7 +37,12 @@ def to_mistral(weights: Dict[str, torch.Tensor], model: Model) -> Any:
         rope_theta=model.base,
         tie_word_embeddings=False,
     )
-    made = MistralForCausalLM(config)
+    return MistralForCausalLM(config)
+
+
+def to_mistral(weights: Dict[str, torch.Tensor], model: Model) -> Any:
+    """A MistralForCausalLM with the weights of a Llama of that model (checkpoint.weights_of or a checkpoint's)."""
+    shape, made = model.shape, mistral(model)
     rows = rows_of(model)
     state = {f"{theirs}.weight": weights[f"{ours}.weight"] for ours, theirs in ENDS.items()}
     for layer in range(shape.layers):

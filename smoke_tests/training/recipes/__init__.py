@@ -1,0 +1,1 @@
+"""The documents' own training programs, each run by a test on the tiny model."""

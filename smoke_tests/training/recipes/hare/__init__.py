@@ -1,0 +1,1 @@
+"""HARE's training: transformers' Trainer with accelerate, under DeepSpeed or without."""
