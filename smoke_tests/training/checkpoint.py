@@ -110,6 +110,14 @@ def load(path: Path) -> Dict[str, Any]:
     return content
 
 
+def named(path: Path) -> Path:
+    """The checkpoint that a path names: the file itself, or the newest in the folder of a run."""
+    last = newest(path) if path.is_dir() else path
+    if last is None:
+        raise CheckpointError(f"{path} holds no checkpoint")
+    return last
+
+
 # --- content ---
 
 
