@@ -390,6 +390,11 @@ WHY = [
         gradients_have_one_largest_value,
     ),
     Reason(
+        r"^hugging_face\.parts_of .*\(width, width\): 1 swapped with 2$",
+        "the sizes of a square matrix are the same in either order",
+        lambda: (96, 96) == (96, 96)[::-1],
+    ),
+    Reason(
         r"^(documents\._json_lines|deepspeed_config\.applied) .*(Error|float)\): \d swapped with \d$",
         "an exception, or a number, may be of any of these types",
         types_have_no_order,
