@@ -60,6 +60,7 @@ def flags(folder: Path, *more: str) -> List[str]:
 def exported(out: Path, into: Path, *more: str) -> Path:
     """The folder that export makes of a run."""
     assert export.main([str(out), "--into", str(into), *more]) == 0
+    assert not list(into.parent.glob(into.name + ".*")), "the folder that became it is still there"
     return into
 
 
@@ -155,6 +156,8 @@ def test_forms(tmp_path: Path) -> None:
     package="transformers",
 )
 def test_exported_files(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
     folder, data = tmp_path / "theirs", tmp_path / "data"
     model = saved(folder)
     tokenizer = words(tmp_path / "words")
@@ -166,8 +169,8 @@ def test_exported_files(tmp_path: Path) -> None:
         assert (into / name).read_bytes() == Path(tokenizer, name).read_bytes()
     config = json.loads((into / "config.json").read_text())
     assert (config["eos_token_id"], config["torch_dtype"], config["max_position_embeddings"]) == (7, "bfloat16", 16)
-    rounded = loaded(into).state_dict()
-    assert all(torch.equal(rounded[name].bfloat16(), each.bfloat16()) for name, each in model.state_dict().items())
+    weights = load_file(str(into / "model.safetensors"))
+    assert all(torch.equal(weights[name], each.bfloat16()) for name, each in model.state_dict().items())
     assert {path.suffix for path in into.iterdir()} == {".json", ".safetensors"}
 
 
@@ -254,14 +257,19 @@ def test_flags_beside_from(tmp_path: Path) -> None:
     folder = tmp_path / "theirs"
     saved(folder)
     given = flags(folder, "--steps=2", "--warmup=0")
-    for flag in ("--resume", "--layers=1", f"--config={folder}/config.json"):
-        assert flag.partition("=")[0] in refusal_of(lambda flag=flag: pretrain.main([*given, flag]))  # type: ignore[misc]
+    config = f"--config={folder}/config.json"
+    for flag, part in (
+        ("--resume", "in place of --from"),
+        ("--layers=1", "remove --layers"),
+        (config, "remove --config"),
+    ):
+        assert part in refusal_of(lambda flag=flag: pretrain.main([*given, flag]))  # type: ignore[misc]
     (folder / "tokenizer.json").write_text("{}")
     assert f"add --tokenizer {folder}" in refusal_of(lambda: pretrain.main(given))
     (folder / "tokenizer.json").unlink()
     assert "config.json cannot be read" in refusal_of(lambda: pretrain.main(flags(tmp_path / "none")))
     begun(parse(given), 1)
-    assert pretrain.main([f"--config={folder}/config.json", *given[1:], "--resume"]) == 0
+    assert pretrain.main([config, *given[1:], "--resume"]) == 0
     assert last_of(folder / "out").name == "step-00000002.pt"
 
 
@@ -281,6 +289,7 @@ def test_refused_exports(tmp_path: Path) -> None:
 
     def full(*_: Any, **__: Any) -> None:
         (tmp_path / "ours.partial" / "begun").touch()
+        assert not into.exists()
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before: List[str] = []
