@@ -17,10 +17,9 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from smoke_tests.training import checkpoint, hugging_face, shards
+from smoke_tests.training import checkpoint, hugging_face, model_config, shards
 from smoke_tests.training.command import Parser
 from smoke_tests.training.documents import TextError
-from smoke_tests.training.model_config import config_of
 from smoke_tests.training.options import Options, Refused, model_of, recalled
 from smoke_tests.training.text import tokenizer_of
 from smoke_tests.training.tokens import files_of
@@ -139,7 +138,7 @@ def export(path: Path, into: Path, most: int, dtype: str) -> str:
     try:
         with appearing(into) as folder:
             files = write_weights(folder, state, getattr(torch, dtype), most)
-            write_json(folder / "config.json", config_of(model, dtype, ids.end))
+            write_json(folder / "config.json", model_config.config_of(model, dtype, ids.end))
             for file in ids.files:
                 shutil.copyfile(str(file), str(folder / file.name))
     except (OSError, package.SafetensorError) as error:

@@ -18,7 +18,7 @@ import torch
 
 from smoke_tests.faults.planting import FAULTS, Call, Fault, patched
 from smoke_tests.faults.transformer_engine_layers import delayed_with, engine
-from smoke_tests.training import checkpoint, export, hugging_face, schedule, trainer
+from smoke_tests.training import checkpoint, hugging_face, model_config, schedule, trainer
 from smoke_tests.training.llama import Llama, RMSNorm, Rotary
 from smoke_tests.training.options import Options
 
@@ -187,8 +187,8 @@ def read_as(change: Callable[[str, torch.Tensor], torch.Tensor]) -> ContextManag
 
 @patched("another formula", FOLDERS + "from", "transformers")
 def base_left_out_of_the_export(_: str) -> ContextManager[Any]:
-    own = export.config_of
-    return mock.patch.object(export, "config_of", lambda *given: {**own(*given), "rope_theta": 1e4})
+    own = model_config.config_of
+    return mock.patch.object(model_config, "config_of", lambda *given: {**own(*given), "rope_theta": 1e4})
 
 
 @patched("another formula", FOLDERS + "from", "transformers")

@@ -54,7 +54,7 @@ def parts_of(model: Model) -> Dict[str, Dict[str, Size]]:
 
 def split(weights: Dict[str, torch.Tensor], model: Model) -> Dict[str, torch.Tensor]:
     """The weights of a Llama (checkpoint.weights_of) by the names of transformers; views."""
-    state = {}
+    state: Dict[str, torch.Tensor] = {}
     for ours, parts in parts_of(model).items():
         state.update(zip(parts, weights[ours].split([size[0] for size in parts.values()])))
     return state
@@ -151,7 +151,7 @@ def _compare(folder: Path, weights: Weights, model: Model) -> None:
     """Refuse weights that are missing, that the model does not have, or of another shape, by name."""
     expected = {name: size for parts in parts_of(model).values() for name, size in parts.items()}
     sizes = {name: size for name, size in weights.sizes.items() if not name.endswith(TABLE)}
-    tied_head = model.tied and sizes.pop(HEAD, None)
+    tied_head = sizes.pop(HEAD, None) if model.tied else None
     for names, how in ((set(expected) - set(sizes), "lacks"), (set(sizes) - set(expected), "has, beyond that model,")):
         if names:
             more = f" and {len(names) - 3} more" if len(names) > 3 else ""

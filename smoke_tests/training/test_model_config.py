@@ -51,9 +51,9 @@ def test_config(tmp_path: Path) -> None:
     assert model_of(described(tmp_path, **mistral)).shape.kv_heads == 8
     tied = model_of(described(tmp_path, tie_word_embeddings=True))
     assert tied == made._replace(tied=True, parameters=made.parameters - 32000 * 2048)
-    mistral = {"model_type": "mistral", "max_position_embeddings": 8192}
+    long = {"model_type": "mistral", "max_position_embeddings": 8192}
     with pytest.raises(ConfigError, match="shorter than the context of 8192"):
-        described(tmp_path, **mistral)
+        described(tmp_path, **long)
     assert model_of(text_of(str(tmp_path / "config.json"), 4096)).shape.length == 8192
     assert model_of(described(tmp_path, head_dim=32, hidden_size=1024)).shape.head_size == 32
 
