@@ -99,8 +99,8 @@ def ids_of(options: Options) -> Ids:
     except TextError as error:
         return Ids((), None, f"without a tokenizer: {error}")
     files = files_of(tokenizer)
-    note = "with its tokenizer" if files else f"without a tokenizer, because {tokenizer.name or 'bytes'} has no files"
-    return Ids(files, end, note)
+    lacking = f"without a tokenizer, because {tokenizer.name or 'the byte tokenizer'} has no files"
+    return Ids(files, end, "with its tokenizer" if files else lacking)
 
 
 @contextlib.contextmanager
@@ -143,8 +143,8 @@ def export(path: Path, into: Path, most: int, dtype: str) -> str:
                 shutil.copyfile(str(file), str(folder / file.name))
     except (OSError, package.SafetensorError) as error:
         raise Refused(f"--into {into} cannot be written: {checkpoint.reason(error)}") from None
-    of = f"step {content['step']} of {path.parent}"
-    return f"{into}: {model.parameters:,} parameters of {of} in {dtype}, {files} files of weights, {ids.note}"
+    where = f"{into}, {files} file{'s' if files > 1 else ''} of weights, {ids.note}"
+    return f"{model.parameters:,} parameters of step {content['step']} of {path.parent} in {dtype}: {where}"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -15,11 +15,10 @@ import torch
 
 from smoke_tests.claims import proves
 from smoke_tests.operators import bounds
-from smoke_tests.training import checkpoint, export, pretrain
+from smoke_tests.training import checkpoint, export, prepare_data, pretrain
 from smoke_tests.training.model_config import model_of, text_of
 from smoke_tests.training.options import parse
-from smoke_tests.training.small_runs import begun, last_of, refusal_of, small
-from smoke_tests.training.test_prepare_data import prepared, words, written
+from smoke_tests.training.small_runs import begun, last_of, refusal_of, small, words
 from smoke_tests.training.trainer import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -161,7 +160,9 @@ def test_exported_files(tmp_path: Path) -> None:
     folder, data = tmp_path / "theirs", tmp_path / "data"
     model = saved(folder)
     tokenizer = words(tmp_path / "words")
-    prepared(data, written(tmp_path, ["nothing else / < >"] * 40), "--tokenizer", tokenizer, "--eos", "<s>")
+    text = tmp_path / "lines.jsonl"
+    text.write_text('{"text": "nothing else / < >"}\n' * 40)
+    assert prepare_data.main([str(text), f"--out={data}", f"--tokenizer={tokenizer}", "--eos=<s>"]) == 0
     given = [each for each in flags(folder, "--length=16", f"--data={data}") if each != f"--data={tmp_path}/text"]
     begun(parse(given), 0)
     into = exported(folder / "out", tmp_path / "ours", "--dtype=bfloat16")
