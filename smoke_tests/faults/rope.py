@@ -132,11 +132,3 @@ def base_of_the_decoder_ignored(_: str) -> ContextManager[Any]:
     own = rotary.__init__
     plain = lambda self, model, columns: own(self, model._replace(base=10000.0), columns)  # noqa: E731
     return mock.patch.object(rotary, "__init__", plain)
-
-
-@patched("another formula", DECODER + "hugging_face", "transformers")
-def base_left_out_of_the_export(_: str) -> ContextManager[Any]:
-    importlib.import_module("transformers.models.mistral.modeling_mistral")  # which may replace "transformers" itself
-    module = importlib.import_module("transformers")
-    own = module.MistralConfig
-    return mock.patch.object(module, "MistralConfig", lambda **named: own(**{**named, "rope_theta": 10000.0}))

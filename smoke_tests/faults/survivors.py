@@ -131,11 +131,11 @@ def gradients_have_one_largest_value() -> bool:
     return len(layer.weight.grad.meta.amax) == 1
 
 
-def parts_have_as_many_rows() -> bool:
-    """Whether keys have as many rows as values in a joint weight, and a gate as many as what it multiplies."""
-    rows = hugging_face.rows_of(MODELS["tiny"])
-    (_, keys, values), (gate, up) = rows["attention.qkv"], rows["feed_forward.gate_up"]
-    return bool(keys == values and gate == up)
+def sizes_of_a_square_are_one() -> bool:
+    """Whether queries and the output of attention have as many rows as columns."""
+    parts = hugging_face.parts_of(MODELS["tiny"])
+    squares = [next(iter(parts[f"blocks.0.attention.{name}.weight"].values())) for name in ("qkv", "output")]
+    return all(rows == columns for rows, columns in squares)
 
 
 def flash_gives_a_tensor() -> bool:
@@ -397,9 +397,9 @@ WHY = [
         gradients_have_one_largest_value,
     ),
     Reason(
-        r"^hugging_face\.rows_of .*(keys, keys\]: 2 swapped with 3|hidden, shape\.hidden\]: 1 swapped with 2)$",
-        "keys have as many rows as values, and a gate as many as what it multiplies",
-        parts_have_as_many_rows,
+        r"^hugging_face\.parts_of .*\(width, width\): 1 swapped with 2$",
+        "the sizes of a square matrix are the same in either order",
+        sizes_of_a_square_are_one,
     ),
     Reason(
         r"^(documents\._json_lines|deepspeed_config\.applied) .*(Error|float)\): \d swapped with \d$",

@@ -127,6 +127,14 @@ def load(path: Path, mmap: bool = False) -> Dict[str, Any]:
     return content
 
 
+def named(path: Path) -> Path:
+    """The checkpoint that a path names: a file or a folder of its own, or the newest in the folder of a run."""
+    last = newest(path) if path.is_dir() and path.suffix != FOLDER else path
+    if last is None:
+        raise CheckpointError(f"{path} holds no checkpoint")
+    return last
+
+
 # --- content ---
 
 

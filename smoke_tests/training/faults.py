@@ -18,13 +18,14 @@ import torch
 
 from smoke_tests.faults.planting import FAULTS, Call, Fault, patched
 from smoke_tests.faults.transformer_engine_layers import delayed_with, engine
-from smoke_tests.training import checkpoint, hugging_face, schedule, trainer
+from smoke_tests.training import checkpoint, hugging_face, model_config, schedule, trainer
 from smoke_tests.training.llama import Llama, RMSNorm, Rotary
 from smoke_tests.training.options import Options
 
 TRAINING = "training"
 # The claims of this folder, by file.
 CHECKPOINT = "training/test_checkpoint.py::test_"
+FOLDERS = "training/test_hugging_face.py::test_"
 GPU_RUNS = "training/test_gpu_runs.py::test_"
 GUARD = "training/test_guard.py::test_"
 INFER = "training/test_infer.py::test_"
@@ -170,10 +171,60 @@ def eps_of_the_norms_is_always_a_hundred_thousandth() -> ContextManager[Any]:
     return of_another_model(RMSNorm, lambda model: model._replace(eps=1e-5))
 
 
-@patched("another formula", LLAMA + "hugging_face", "transformers")
-def a_mistral_has_another_base_of_its_rotary_positions(_: str) -> ContextManager[Any]:
-    own = hugging_face.to_mistral
-    return mock.patch.object(hugging_face, "to_mistral", lambda weights, model: own(weights, model._replace(base=1e4)))
+# --- a folder of transformers ---
+
+
+def read_as(change: Callable[[str, torch.Tensor], torch.Tensor]) -> ContextManager[Any]:
+    """Each weight of a folder is change(its name, its values)."""
+    own = hugging_face.opened
+
+    def opened(folder: Any) -> Any:
+        weights = own(folder)
+        return weights._replace(read=lambda name: change(name, weights.read(name)))
+
+    return mock.patch.object(hugging_face, "opened", opened)
+
+
+@patched("another formula", FOLDERS + "from", "transformers")
+def base_left_out_of_the_export(_: str) -> ContextManager[Any]:
+    own = model_config.config_of
+    return mock.patch.object(model_config, "config_of", lambda *given: {**own(*given), "rope_theta": 1e4})
+
+
+@patched("another formula", FOLDERS + "from", "transformers")
+def gate_and_up_change_places(_: str) -> ContextManager[Any]:
+    own = hugging_face.parts_of
+
+    def parts_of(model: Any) -> Any:
+        table = own(model)
+        return {ours: dict(reversed(list(table[ours].items()))) if "gate" in ours else table[ours] for ours in table}
+
+    return mock.patch.object(hugging_face, "parts_of", parts_of)
+
+
+@patched("another formula", FOLDERS + "from", "transformers")
+def pairs_of_a_head_lie_side_by_side(_: str) -> ContextManager[Any]:
+    def apart(name: str, weight: torch.Tensor) -> torch.Tensor:
+        turned = name.endswith(("q_proj.weight", "k_proj.weight"))
+        return weight.unflatten(0, (-1, 8, 2)).transpose(1, 2).reshape(weight.shape) if turned else weight
+
+    return read_as(apart)
+
+
+@patched("transpose", FOLDERS + "from", "transformers")
+def outputs_of_attention_are_transposed(_: str) -> ContextManager[Any]:
+    return read_as(lambda name, weight: weight.t() if "o_proj" in name else weight)
+
+
+@patched("lost weight", FOLDERS + "export", "transformers")
+def all_exported_layers_are_the_first(_: str) -> ContextManager[Any]:
+    own = hugging_face.split
+
+    def split(weights: Dict[str, torch.Tensor], model: Any) -> Dict[str, torch.Tensor]:
+        state = own(weights, model)
+        return {name: state[name.replace("layers.1.", "layers.0.")] for name in state}
+
+    return mock.patch.object(hugging_face, "split", split)
 
 
 # --- a checkpoint ---
@@ -386,7 +437,7 @@ RULED = (
     Ruled("shards", ("Shards.__getitem__",), (PREPARE + "shards",)),
     Ruled("text", ("Text.__init__", "Text.read", "Text.unseen"), (TEXT + "text",)),
     Ruled("text", ("Text.windows", "Text._place", "Text._cut"), (TEXT + "text", TEXT + "order")),
-    Ruled("hugging_face", ("to_mistral", "from_mistral", "rows_of"), (LLAMA + "hugging_face",)),
+    Ruled("hugging_face", ("parts_of", "split", "load"), (FOLDERS + "from", FOLDERS + "export", FOLDERS + "forms")),
     Ruled("memory", ("bytes_per_parameter", "held"), (TRAINER + "memory",)),
     Ruled("models", ("parameters_of",), (LLAMA + "models",)),
     Ruled("models", ("operations_per_token",), (TRAINER + "memory",)),

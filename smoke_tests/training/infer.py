@@ -19,7 +19,7 @@ from smoke_tests.training.columns import columns_of
 from smoke_tests.training.command import Parser
 from smoke_tests.training.documents import TextError
 from smoke_tests.training.llama import Llama
-from smoke_tests.training.options import Options, Refused, model_of
+from smoke_tests.training.options import Options, Refused, model_of, recalled
 from smoke_tests.training.precision import PRECISIONS, column_of, convert, inner
 from smoke_tests.training.text import Text, tokenizer_of
 
@@ -46,7 +46,7 @@ def opened(path: Path, precision: str, ops: str, device: str) -> Reader:
     if column_of(precision).startswith("transformer-engine") and device != "cuda":
         raise Refused(f"--precision {precision} needs a GPU; torchao.tensorwise is emulated on a CPU")
     content = sharded_checkpoint.load(path)
-    options = Options(**{**content["options"], "data": tuple(content["options"]["data"])})
+    options = recalled(content["options"])
     half = precision == "bf16" or (device == "cuda" and precision != "float32")
     model, dtype = model_of(options), torch.bfloat16 if half else torch.float32
     columns = columns_of(ops, device == "cuda", model.shape.head_size, half)
@@ -103,11 +103,8 @@ def main(arguments: List[str]) -> int:
     parser.add_argument("--windows", type=int, default=64, help="of unseen text, for the perplexity")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
     asked = parser.parse_args(arguments)
-    of_a_run = asked.folder.is_dir() and asked.folder.suffix != checkpoint.FOLDER
-    path = checkpoint.newest(asked.folder) if of_a_run else asked.folder
     try:
-        if path is None:
-            raise Refused(f"{asked.folder} holds no checkpoint")
+        path = checkpoint.named(asked.folder)
         precisions = dict.fromkeys((asked.precision, "bf16"))
         readers = {name: opened(path, name, asked.ops, asked.device) for name in precisions}
         options = readers["bf16"].options

@@ -155,6 +155,8 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
         self.blocks = torch.nn.ModuleList([Block(model, columns, rotary) for _ in range(shape.layers)])
         self.norm = RMSNorm(model, columns)
         self.head = torch.nn.Linear(shape.width, shape.vocabulary, bias=False)
+        if model.tied:
+            self.head.weight = self.embedding.weight
         self.cross_entropy = implementation(columns, "cross_entropy")
         self.recompute: Optional[Callable[..., torch.Tensor]] = None
         self.loss_chunks = 1

@@ -25,7 +25,8 @@ class Model(NamedTuple):
     """One model.
 
     shape: its sizes, shape.length being the context that it is trained with. parameters: how many there are, embedding
-    and head apart. source: where the sizes were read. base, eps: of the rotary embedding and of the norms.
+    and head apart unless they are tied. source: where the sizes were read. base, eps: of the rotary embedding and of
+    the norms. tied: whether the head's weight is the embedding's.
     """
 
     shape: Shape
@@ -33,13 +34,18 @@ class Model(NamedTuple):
     source: str
     base: float = 10000.0
     eps: float = 1e-5
+    tied: bool = False
 
 
-def parameters_of(shape: Shape) -> int:
-    """How many parameters a Llama of that shape has: embedding, head, and per layer seven matrices and two norms."""
+def parameters_of(shape: Shape, tied: bool = False) -> int:
+    """How many parameters a Llama of that shape has: embedding, head, and per layer seven matrices and two norms.
+
+    tied: the head has no weight of its own.
+    """
     attention = 2 * shape.width * (shape.width + shape.kv_heads * shape.head_size)
     layer = attention + 3 * shape.width * shape.hidden + 2 * shape.width
-    return 2 * shape.vocabulary * shape.width + shape.layers * layer + shape.width
+    ends = 1 if tied else 2
+    return ends * shape.vocabulary * shape.width + shape.layers * layer + shape.width
 
 
 def operations_per_token(shape: Shape) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import operator as operators
+from pathlib import Path
 from typing import Any, Callable, Dict, Sequence, Tuple
 
-from smoke_tests.training import model_config, ms_amp
+from smoke_tests.training import model_config, ms_amp, shards
 from smoke_tests.training.command import Parser
 from smoke_tests.training.models import MODELS, Model, parameters_of
 from smoke_tests.training.precision import PRECISIONS, column_of
@@ -27,6 +28,7 @@ class Options:
 
     model: str = flag("tiny", "name of the model", choices=list(MODELS))
     config: str = flag("", "config.json of a Hugging Face Llama or Mistral, in place of --model")
+    from_: str = flag("", "folder of a Hugging Face Llama or Mistral, whose shape and weights a run begins with")
     precision: str = flag(
         "bf16",
         "precision of the linear layers; fp8 means transformer-engine.delayed",
@@ -120,6 +122,7 @@ FREE = {
     "log_every",
     "device",
     "data",  # the text is compared by its hash
+    "from_",  # the weights are those of the checkpoint
     "tokenizer",
     "eval_every",
     "eval_windows",
@@ -130,7 +133,7 @@ FREE = {
 
 def model_name(options: Options) -> str:
     """What the output calls the model of a run."""
-    return "config.json" if options.config else options.model
+    return options.from_ or ("config.json" if options.config else options.model)
 
 
 def model_of(options: Options) -> Model:
@@ -139,12 +142,12 @@ def model_of(options: Options) -> Model:
     shape = model.shape._replace(
         length=options.length or model.shape.length, layers=options.layers or model.shape.layers
     )
-    return model._replace(shape=shape, parameters=parameters_of(shape))
+    return model._replace(shape=shape, parameters=parameters_of(shape, model.tied))
 
 
 def flag_name(field: Any) -> str:
     """The command line flag of a field of Options."""
-    return "--" + str(field.name).replace("_", "-")
+    return "--" + str(field.name).rstrip("_").replace("_", "-")
 
 
 def parse(arguments: Sequence[str]) -> Options:
@@ -161,10 +164,13 @@ def parse(arguments: Sequence[str]) -> Options:
             shown = text + ("" if default in ("", 0) else f" ({default})")
             parser.add_argument(flag_name(field), type=type(default), default=default, help=shown, **more)
     values = vars(parser.parse_args(arguments))
-    options = Options(**{**values, "data": tuple(values["data"])})
-    if options.config:
+    options = recalled({field.name: values[field.name.rstrip("_")] for field in dataclasses.fields(Options)})
+    if wrong := beside_from(options):
+        parser.error(wrong)
+    config = str(Path(options.from_, "config.json")) if options.from_ else options.config
+    if config:
         try:
-            options.config = model_config.text_of(options.config)  # the file may change later
+            options.config = model_config.text_of(config, options.length)  # the file may change later
         except model_config.ConfigError as error:
             parser.error(str(error))
     if wrong := out_of_bounds(options):
@@ -174,6 +180,27 @@ def parse(arguments: Sequence[str]) -> Options:
     if options.guard and column_of(options.precision) == "torch":
         parser.error(f"--guard compares FP8, and --precision {options.precision} computes none")
     return options
+
+
+def recalled(fields: Dict[str, Any]) -> Options:
+    """The options of these fields, of which a file has lists in place of tuples."""
+    return Options(**{**fields, "data": tuple(fields["data"])})
+
+
+def beside_from(options: Options) -> str:
+    """A sentence about the first option that contradicts --from; empty if there is none."""
+    folder = options.from_
+    if not folder:
+        return ""
+    if options.resume:
+        return f"--resume goes on with the weights of the run: name --config {folder}/config.json in place of --from"
+    if options.config or options.layers:
+        flag = "--config" if options.config else "--layers"
+        return f"--from {folder} has a config.json of its own: remove {flag}"
+    text = not any(shards.is_prepared(file) for file in options.data)
+    if text and not options.tokenizer and Path(folder, "tokenizer.json").exists():
+        return f"--from {folder} has a tokenizer, without which text would be read as bytes: add --tokenizer {folder}"
+    return ""
 
 
 def out_of_bounds(options: Options) -> str:

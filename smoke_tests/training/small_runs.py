@@ -1,7 +1,8 @@
-"""Runs of the tiny model that take a second, and what tests ask of them."""
+"""Runs of the tiny model that take a second, what tests ask of them, and a tokenizer."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -68,3 +69,17 @@ def refusal_of(call: Callable[[], Any]) -> str:
     text = str(caught.value)
     assert "\n" not in text and "Traceback" not in text
     return text
+
+
+def words(folder: Path, eos: Any = "</s>") -> str:
+    """A Hugging Face tokenizer of a few words; its folder."""
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {"?": 0, "nothing": 1, "else": 2, "<": 3, "/": 4, "s": 5, ">": 6}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.add_special_tokens(["<s>", "</s>"])
+    made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 7)])
+    folder.mkdir(exist_ok=True)
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    return str(folder)

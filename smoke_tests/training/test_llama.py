@@ -1,9 +1,7 @@
-"""The model: its sizes, its formulas in float64, its rotary base, and its weights as a Mistral of transformers."""
+"""The model: its sizes, its formulas in float64, and its rotary base."""
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
 from typing import Any, Dict
 
 import pytest
@@ -12,10 +10,6 @@ import torch
 from smoke_tests.claims import proves
 from smoke_tests.operators import bounds, references
 from smoke_tests.operators.torch_adapter import version_of_torch
-from smoke_tests.training import (
-    checkpoint,
-    hugging_face,
-)
 from smoke_tests.training.columns import columns_of
 from smoke_tests.training.llama import Llama
 from smoke_tests.training.models import MODELS, Model, parameters_of
@@ -113,33 +107,3 @@ def test_decoder_turns_by_its_base(base: float, measured: Dict[str, Any]) -> Non
     measured["error"] = bounds.assert_rounded_like(turned, truth, floor, bounds.ceiling(torch.float32, 4))
     rotary.rope = lambda *given: given  # an implementation with its own table
     assert [type(each) for each in rotary(x, 13)] == [torch.Tensor, int]
-
-
-@pytest.mark.parametrize("base", [10000.0, 5e5], ids=["1e4", "5e5"])
-@proves(
-    "a checkpoint becomes a Mistral with its logits and its rotary base, which transformers saves and loads, and comes "
-    "back bit-equal",
-    package="transformers",
-)
-def test_hugging_face(base: float, tmp_path: Path, measured: Dict[str, Any]) -> None:
-    from transformers import MistralForCausalLM
-
-    # Of no usual base and eps, so that what is left out shows.
-    model = MODELS["tiny"]._replace(base=base, eps=1e-4)
-    llama = Llama(model, dict.fromkeys(PARTS, "naive"), torch.float32)
-    for block in llama.blocks:  # so that attention looks at some tokens more than at others, and positions count
-        torch.nn.init.normal_(block.attention.qkv.weight, std=2 / math.sqrt(model.shape.width))
-    weights = checkpoint.weights_of(llama)
-    hugging_face.to_mistral(weights, model).save_pretrained(tmp_path)
-    loaded = MistralForCausalLM.from_pretrained(tmp_path)
-    back = hugging_face.from_mistral(loaded)
-    assert set(back) == set(weights) and all(torch.equal(back[name], weights[name]) for name in weights)
-    kept = getattr(loaded.config, "rope_parameters", None) or loaded.config.to_dict()  # the former since transformers 5
-    assert kept["rope_theta"] == base
-    tokens = torch.randint(256, (2, 64))
-    with torch.no_grad():
-        other, own = loaded(tokens).logits, llama(tokens)
-    measured["difference"] = bounds.relative_error(other, own.double())
-    # Each of the 16 products of both models sums up to 208 terms in float32; transformers' angles, of up to 64 radians,
-    # are float32 as well. A score of 20 or so makes an error 20 times larger before the exponential.
-    assert measured["difference"] <= 20 * (bounds.ceiling(torch.float32, 16, terms=208) + 64 * 2.0**-24)

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from smoke_tests.claims import proves
-from smoke_tests.training import checkpoint, hugging_face
-from smoke_tests.training.llama import Llama
+from smoke_tests.training import checkpoint
 from smoke_tests.training.model_config import ConfigError, model_of, text_of
-from smoke_tests.training.models import MODELS
 from smoke_tests.training.options import model_of as model_of_run
 from smoke_tests.training.options import parse
 from smoke_tests.training.small_runs import refusal_of, small, trained
@@ -47,11 +44,17 @@ def test_config(tmp_path: Path) -> None:
     made = model_of(described(tmp_path))
     assert made.shape == (22, 32, 4, 64, 5632, 32000, 2048) and made.parameters == 1_100_048_384
     assert (made.base, made.eps) == (10000.0, 1e-5)
-    assert model_of(described(tmp_path, rope_theta=5e5, rms_norm_eps="removed"))[3:] == (5e5, 1e-6)
+    assert model_of(described(tmp_path, rope_theta=5e5, rms_norm_eps="removed"))[3:] == (5e5, 1e-6, False)
     assert model_of(described(tmp_path, rope_parameters={"rope_theta": 7, "rope_type": "default"})).base == 7
     assert model_of(described(tmp_path, num_key_value_heads="removed")).shape.kv_heads == 32
     mistral = {"model_type": "mistral", "num_key_value_heads": "removed"}
     assert model_of(described(tmp_path, **mistral)).shape.kv_heads == 8
+    tied = model_of(described(tmp_path, tie_word_embeddings=True))
+    assert tied == made._replace(tied=True, parameters=made.parameters - 32000 * 2048)
+    long = {"model_type": "mistral", "max_position_embeddings": 8192}
+    with pytest.raises(ConfigError, match="shorter than the context of 8192"):
+        described(tmp_path, **long)
+    assert model_of(text_of(str(tmp_path / "config.json"), 4096)).shape.length == 8192
     assert model_of(described(tmp_path, head_dim=32, hidden_size=1024)).shape.head_size == 32
 
 
@@ -62,7 +65,7 @@ def test_config(tmp_path: Path) -> None:
 )
 def test_refused_configs(tmp_path: Path) -> None:
     for changes in (
-        {"tie_word_embeddings": True},
+        {"tie_word_embeddings": "no"},
         {"rope_scaling": {"type": "linear", "factor": 2.0}},
         {"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn"}},
         {"attention_bias": True},
@@ -114,9 +117,11 @@ def test_run_of_a_config(tmp_path: Path) -> None:
     package="transformers",
 )
 def test_config_of_transformers(tmp_path: Path) -> None:
-    model = MODELS["tiny"]._replace(base=500.0, eps=1e-4)
-    columns = dict.fromkeys(("attention", "rms_norm", "rope", "swiglu", "cross_entropy"), "naive")
-    weights = checkpoint.weights_of(Llama(model, columns, torch.float32))
-    hugging_face.to_mistral(weights, model).config.save_pretrained(str(tmp_path))
-    assert model_of(text_of(str(tmp_path / "config.json")))[:2] == model[:2]
-    assert model_of(text_of(str(tmp_path / "config.json")))[3:] == model[3:]
+    from transformers import MistralConfig
+
+    MistralConfig(
+        vocab_size=250, hidden_size=96, intermediate_size=112, num_hidden_layers=3, num_attention_heads=6,
+        num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-4, rope_theta=500.0,
+    ).save_pretrained(str(tmp_path))  # fmt: skip
+    model = model_of(text_of(str(tmp_path / "config.json")))
+    assert model.shape == (3, 6, 2, 16, 112, 250, 64) and model[3:] == (500.0, 1e-4, False)

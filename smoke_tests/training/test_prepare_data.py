@@ -21,7 +21,7 @@ from smoke_tests.claims import proves
 from smoke_tests.training import documents, infer, prepare_data, pretrain
 from smoke_tests.training.documents import TextError
 from smoke_tests.training.shards import Shards, read_index
-from smoke_tests.training.small_runs import refusal_of, small, trained
+from smoke_tests.training.small_runs import refusal_of, small, trained, words
 from smoke_tests.training.text import Text
 from smoke_tests.training.tokens import opened
 from smoke_tests.training.trainer import Run
@@ -42,20 +42,6 @@ def prepared(out: Path, *arguments: str) -> List[int]:
     """The tokens of a folder after prepare_data."""
     assert prepare_data.main([*arguments, "--out", str(out)]) == 0
     return [int(token) for token in Shards(out)[:]]
-
-
-def words(folder: Path, eos: Any = "</s>") -> str:
-    """A Hugging Face tokenizer of a few words; its folder."""
-    tokenizers = pytest.importorskip("tokenizers")
-    vocabulary = {"?": 0, "nothing": 1, "else": 2, "<": 3, "/": 4, "s": 5, ">": 6}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="?"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.add_special_tokens(["<s>", "</s>"])
-    made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 7)])
-    folder.mkdir(exist_ok=True)
-    made.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
-    return str(folder)
 
 
 @proves(

@@ -16,7 +16,15 @@ from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, NamedTuple
 import torch
 
 from smoke_tests.operators.table import operator
-from smoke_tests.training import checkpoint, ms_amp, parallel, schedule, sharded_checkpoint, validation
+from smoke_tests.training import (
+    checkpoint,
+    hugging_face,
+    ms_amp,
+    parallel,
+    schedule,
+    sharded_checkpoint,
+    validation,
+)
 from smoke_tests.training.columns import ADAMW, columns_of, refuse
 from smoke_tests.training.guard import Guard
 from smoke_tests.training.llama import Llama, take_te_modules
@@ -102,6 +110,8 @@ class Run:
         options = self.options
         with torch.device(self.device):
             llama = Llama(self.data, self.columns, torch.bfloat16 if self.half else torch.float32)
+        if options.from_:
+            hugging_face.load(Path(options.from_), llama, self.data)
         if options.weights == "bfloat16":
             for parameter in llama.parameters():
                 parameter.data = parameter.data.to(torch.bfloat16)

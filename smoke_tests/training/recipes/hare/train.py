@@ -18,13 +18,20 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Union
 
 import torch
-from transformers import HfArgumentParser, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import (
+    HfArgumentParser,
+    MistralConfig,
+    MistralForCausalLM,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 from transformers.trainer_utils import IntervalStrategy, SchedulerType, get_last_checkpoint
 
 from smoke_tests.training.command import Parser
 from smoke_tests.training.documents import TextError
-from smoke_tests.training.hugging_face import mistral
-from smoke_tests.training.models import MODELS
+from smoke_tests.training.models import MODELS, Model
 from smoke_tests.training.text import Text
 
 PRECISIONS = ("float32", "bf16", "fp8")
@@ -92,6 +99,24 @@ def checkpoint_of(arguments: Arguments) -> Optional[str]:
     if last is None or not os.path.isdir(last):
         sys.exit(f"fusebox: --resume_from_checkpoint {asked}: {folder} has no checkpoint; leave the flag out to begin")
     return str(last)
+
+
+def mistral(model: Model) -> MistralForCausalLM:
+    """A Mistral of that shape, with fresh weights."""
+    shape = model.shape
+    config = MistralConfig(
+        hidden_size=shape.width,
+        intermediate_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        **{"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads},
+        vocab_size=shape.vocabulary,
+        max_position_embeddings=shape.length,
+        sliding_window=None,
+        rms_norm_eps=model.eps,
+        rope_theta=model.base,
+        tie_word_embeddings=False,
+    )
+    return MistralForCausalLM(config)
 
 
 def trainer_of(arguments: Arguments, callbacks: Sequence[TrainerCallback] = ()) -> Trainer:
