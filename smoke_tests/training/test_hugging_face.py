@@ -245,7 +245,8 @@ def test_refused_weights(tmp_path: Path) -> None:
     torch.save({gate: Program()}, str(folder / "pytorch_model.bin"))
     refused("pytorch_model.bin is not a whole file of tensors alone")
     assert not (tmp_path / "planted").exists()
-    with mock.patch.dict(sys.modules, {"safetensors": None}):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "safetensors", None)
         refused("needs the package safetensors")
 
 

@@ -49,7 +49,9 @@ def packages(made: List[Recorded]) -> Iterator[None]:
 
     board, bias = types.ModuleType("torch.utils.tensorboard"), types.ModuleType("wandb")
     board.SummaryWriter, bias.init = begin, begin  # type: ignore[attr-defined]
-    with mock.patch.dict(sys.modules, {"torch.utils.tensorboard": board, "wandb": bias}):
+    with pytest.MonkeyPatch.context() as patch:  # patch.dict would also forget what torch imports meanwhile
+        patch.setitem(sys.modules, "torch.utils.tensorboard", board)
+        patch.setitem(sys.modules, "wandb", bias)
         yield
 
 
@@ -79,7 +81,8 @@ def test_observers(tmp_path: Path) -> None:
     assert sum("gone" in line for line in lines) == 1
     for flag, module in (("--tensorboard", "torch.utils.tensorboard"), ("--wandb", "wandb")):
         words = [flag] if flag == "--tensorboard" else [flag, "project"]
-        with mock.patch.dict(sys.modules, {module: None}):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, module, None)
             refusal = refusal_of(lambda words=words: pretrain.main([*words, "--out", str(tmp_path / "none")]))  # type: ignore[misc]
         assert flag in refusal and "lacks" in refusal
 
