@@ -26,9 +26,8 @@ from smoke_tests.training import ms_amp
 from smoke_tests.training.options import Options, Refused
 from smoke_tests.training.precision import column_of
 
-PATIENCE = datetime.timedelta(
-    minutes=10
-)  # that a rank waits for another, which may be starting or writing a checkpoint
+# How long a rank waits for another, which may be starting or writing a checkpoint.
+PATIENCE = datetime.timedelta(minutes=10)
 # Options that a way does not support, and why.
 WITHOUT: Dict[str, Dict[str, str]] = {
     "ddp": {"graphs": "a graph does not hold what the ranks send"},
