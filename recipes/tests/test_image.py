@@ -671,13 +671,13 @@ print(json.dumps([files, sum(wheels[name] for name in alone), {**wheels, **dict.
 
 
 def test_the_image_is_little_larger_than_torch_alone(cpu: str) -> None:
-    """At most 152 MB more than an environment of pip, torch and what torch requires, as their wheels unpack.
+    """At most 154 MB more than an environment of pip, torch and what torch requires, as their wheels unpack.
 
-    Two of them are coverage.py, with which the claims record what they run below Python 3.12.
+    Two of them are coverage.py, with which the claims record what they run below Python 3.12, and two are accelerate.
     """
     done = run(cpu, "python", "-c", MEASURE)
     assert done.returncode == 0, done.stderr
     held, alone, others = json.loads(done.stdout)
     largest = sorted(others, key=others.get, reverse=True)[:8]
     listed = ", ".join(f"{name} {others[name] / 1e6:.0f}" for name in largest)
-    assert held - alone <= 152e6, f"{held / 1e6:.1f} MB and torch alone {alone / 1e6:.1f}; of the difference: {listed}"
+    assert held - alone <= 154e6, f"{held / 1e6:.1f} MB and torch alone {alone / 1e6:.1f}; of the difference: {listed}"
