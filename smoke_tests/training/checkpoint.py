@@ -51,6 +51,11 @@ def path_of(folder: Path, step: int, ending: str = FILE) -> Path:
     return folder / f"step-{step:08}{ending}"
 
 
+def step_of(path: Path) -> int:
+    """The step of a checkpoint, by its name."""
+    return int(path.stem[len("step-") :])
+
+
 def write(path: Path, content: Dict[str, Any]) -> None:
     """Write a file that load() reads, and flush it to the disk."""
     with open(path, "wb") as file:
@@ -69,7 +74,7 @@ def not_written(folder: Path, step: int, why: str) -> CheckpointError:
 def forget(folder: Path, keep: int, keep_every: int = 0) -> None:
     """Remove all checkpoints but the last `keep` and those of every `keep_every`-th step."""
     for old in complete(folder)[:-keep]:
-        if not keep_every or int(old.stem[len("step-") :]) % keep_every:
+        if not keep_every or step_of(old) % keep_every:
             shutil.rmtree(old) if old.is_dir() else old.unlink()
 
 

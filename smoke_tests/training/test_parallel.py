@@ -132,15 +132,7 @@ def started(folder: Path, *flags: str, processes: int = 2) -> jobs.Job:
 
 def reach(job: jobs.Job, folder: Path, step: int) -> None:
     """Wait until the run has done this step."""
-    wait(job, lambda: len(read_log(folder / "log.jsonl")) > step)
-
-
-def wait(job: jobs.Job, until: Callable[[], bool]) -> None:
-    """Wait for what the job does."""
-    end = time.monotonic() + 120
-    while not until():
-        assert job.process.poll() is None and time.monotonic() < end, job.printed()[-3000:]
-        time.sleep(0.05)
+    job.wait(lambda: len(read_log(folder / "log.jsonl")) > step, f"step {step}")
 
 
 @long
@@ -160,11 +152,11 @@ def test_torchrun_ends(tmp_path: Path, measured: Dict[str, Any]) -> None:
         assert "is in use by process" in refusal_of(lambda: pretrain.start(small(out=str(folder))))
         (other,) = job.processes("RANK=1")
         os.kill(other, signal.SIGUSR1)
-        wait(job, lambda: "checkpoint ends" in events_of(folder))
-        saved = int(last_of(folder).stem[len("step-") :])
+        job.wait(lambda: "checkpoint ends" in events_of(folder), "checkpoint")
+        saved = checkpoint.step_of(last_of(folder))
         os.kill(other, signal.SIGKILL)
         killed = time.monotonic()
-        wait(job, lambda: f"from step {saved}" in job.printed())
+        job.wait(lambda: f"from step {saved}" in job.printed(), "second start")
         measured["seconds until both go on"] = time.monotonic() - killed
         reach(job, folder, saved + 2)
         job.process.send_signal(signal.SIGTERM)

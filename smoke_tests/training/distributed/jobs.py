@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Dict, List, Optional, Sequence, Type
+from typing import Any, Callable, Dict, List, Optional, Sequence, Type
 
 from smoke_tests import claims
 
@@ -118,10 +118,14 @@ class Job:
 
     def reach(self, step: int, folder: Path, seconds: float = 120) -> None:
         """Wait until rank 0 has written this step."""
+        self.wait(lambda: max(losses(folder), default=0) >= step, f"step {step}", seconds)
+
+    def wait(self, until: Callable[[], bool], what: str, seconds: float = 120) -> None:
+        """Wait for what the job does; AssertionError if it ends before, or takes longer."""
         end = time.monotonic() + seconds
-        while max(losses(folder), default=0) < step:
-            assert self.process.poll() is None, f"it ended before step {step}: {self.printed()[-3000:]}"
-            assert time.monotonic() < end, f"no step {step} within {seconds} s: {self.printed()[-2000:]}"
+        while not until():
+            assert self.process.poll() is None, f"it ended before {what}: {self.printed()[-3000:]}"
+            assert time.monotonic() < end, f"no {what} within {seconds} s: {self.printed()[-2000:]}"
             time.sleep(0.05)
 
 

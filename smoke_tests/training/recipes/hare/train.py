@@ -29,6 +29,7 @@ from transformers import (
 )
 from transformers.trainer_utils import IntervalStrategy, SchedulerType, get_last_checkpoint
 
+from smoke_tests.training import model_config
 from smoke_tests.training.command import Parser
 from smoke_tests.training.documents import TextError
 from smoke_tests.training.models import MODELS, Model
@@ -103,20 +104,9 @@ def checkpoint_of(arguments: Arguments) -> Optional[str]:
 
 def mistral(model: Model) -> MistralForCausalLM:
     """A Mistral of that shape, with fresh weights."""
-    shape = model.shape
-    config = MistralConfig(
-        hidden_size=shape.width,
-        intermediate_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        **{"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads},
-        vocab_size=shape.vocabulary,
-        max_position_embeddings=shape.length,
-        sliding_window=None,
-        rms_norm_eps=model.eps,
-        rope_theta=model.base,
-        tie_word_embeddings=False,
-    )
-    return MistralForCausalLM(config)
+    described = model_config.config_of(model, "float32", None)
+    keys = described.keys() & {*model_config.SIZES, *model_config.OPTIONAL}
+    return MistralForCausalLM(MistralConfig(**{key: described[key] for key in keys}, sliding_window=None))
 
 
 def trainer_of(arguments: Arguments, callbacks: Sequence[TrainerCallback] = ()) -> Trainer:
