@@ -278,7 +278,7 @@ def clean(session):
 
 @nox.session
 def tests(session):
-    """Test Fusebox itself, without slow tests; -- FILE runs one file, -- --all everything and the patches' proofs."""
+    """Test Fusebox itself: -- [FILE]; with slow tests and the proofs of patches: -- --all [--newest]."""
     install(session, "tests")
     chosen = [word for word in session.posargs if word != "--all"]
     # Each free process takes the next test in order; the slow ones come first.
@@ -287,7 +287,7 @@ def tests(session):
         chosen = [*spread, *chosen, "recipes/tests", "patches"]
     elif not chosen:
         chosen = [*spread, "-m", "not slow", "recipes/tests"]
-    session.run("python", "-m", "pytest", "-p", "recipes.tests.timing", *chosen)
+    session.run("python", "-m", "pytest", "-p", "recipes.tests.timing", "-p", "recipes.tests.selection", *chosen)
 
 
 @nox.session

@@ -18,6 +18,7 @@ from recipes.errors import Refusal
 from recipes.files import ROOT, sha256_of
 from recipes.pages import render
 from recipes.prove import proofs
+from recipes.tests import selection
 from recipes.tests.conftest import PATCH, PYTHON, SOURCE, Checkout, Tiny, wheel
 
 PATCHES = patch.every(ROOT)
@@ -118,6 +119,20 @@ def test_a_patch_reads_changed_after_what_decided_its_proof_changed(
     path.write_text(text.replace(old, new))
     assert changed(spoilt.root) == [ONE.name] and faults(spoilt.root) == []
     assert re.search(rf"^{re.escape(ONE.package)} .* changed ", spoilt.succeed("patches"), re.MULTILINE)
+
+
+def test_only_older_releases_of_unchanged_proofs_are_left_out(checkout: Checkout) -> None:
+    record_anew(checkout.root)
+    catalogue = Catalogue(checkout.root)
+    plans, left_out = proofs.plans(catalogue), selection.older(catalogue)
+    for proved in patch.every(checkout.root):
+        ran = [case.source.identity for case in proofs.cases(catalogue, plans, proved)]
+        chosen = [identity for identity in ran if (proved.path, identity) not in left_out]
+        assert chosen == [proofs.ran(proved)[-1]["source"]], proved.name  # a record has the newest release last
+    changed = next(path for path, _ in left_out)
+    test = proofs.test_of(patch.read(changed))
+    checkout.edit(test, "-> None:\n", "-> None:\n    assert True\n")
+    assert left_out - selection.older(catalogue) == {release for release in left_out if release[0] == changed}
 
 
 def test_a_proof_is_as_it_was_after_a_module_of_the_tool_moves(spoilt: Checkout) -> None:
