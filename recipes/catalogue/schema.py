@@ -341,7 +341,7 @@ class Release(Source):
 
     `provided` comes with the base image. `python`, `torch` and `cuda` are the ranges it needs, `requires` the run-time
     dependencies that its metadata names, `undeclared` those that it leaves out, `subfolder` the part of the tree that
-    is built, `build` what differs from the package's [build]. `uncollected` is why `nox -s wheels` leaves it out.
+    is built, `build` what differs from the package's [build].
     """
 
     kind: Literal["source", "wheel", "provided"]
@@ -353,7 +353,6 @@ class Release(Source):
     undeclared: list[RequirementText] = []
     env: Variables = {}
     build: BuildChanges = BuildChanges()
-    uncollected: Text | None = None
     mib: Size
 
     @model_validator(mode="after")

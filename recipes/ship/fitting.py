@@ -15,7 +15,7 @@ from recipes.catalogue.schema import Target
 from recipes.errors import Refusal
 from recipes.make import costs
 from recipes.ship import index
-from recipes.ship.wheels import LIST, collected, folder, version_of
+from recipes.ship.wheels import LIST, folder, own, version_of
 
 HOSTED = "ubuntu-24.04"  # GitHub's runner for public repositories, as its documentation describes it
 HOSTED_MACHINE, HOSTED_DISK = costs.Machine(cores=4, memory=16 * 2**30), 14 * 2**30
@@ -68,7 +68,7 @@ def answer(catalogue: Catalogue, wanted: Wanted) -> Iterator[str]:
                 yield from _wheels(catalogue, plan(catalogue, target.name))
         return
     plans = [plan(catalogue, name) for name in catalogue.targets]
-    ranked = sorted(filter(collected, plans), key=lambda chosen: wanted.distance(chosen.target))
+    ranked = sorted(filter(own, plans), key=lambda chosen: wanted.distance(chosen.target))
     yield "no target fits"
     for chosen in ranked[:3]:
         has = " and ".join(wanted.lacks(chosen.target))
@@ -103,7 +103,7 @@ def missing(catalogue: Catalogue, site: Path) -> Iterator[Missing]:
     there = {(entry.target, entry.package, entry.version) for entry in index.read(site)} if site.exists() else set()
     for name in catalogue.targets:
         chosen = plan(catalogue, name)
-        lacking = [pin for pin in collected(chosen) if (name, pin.name, version_of(chosen, pin)) not in there]
+        lacking = [pin for pin in own(chosen) if (name, pin.name, version_of(chosen, pin)) not in there]
         if lacking:
             minutes = costs.cold_minutes(chosen, HOSTED_MACHINE)
             reasons = _not_hosted(chosen, minutes)
@@ -133,7 +133,7 @@ def _wheels(catalogue: Catalogue, chosen: Plan) -> Iterator[str]:
         for entry in index.read(listed)
     }
     proofs, missing = index.Proofs(catalogue), False
-    for pin in collected(chosen):
+    for pin in own(chosen):
         made = there.get((chosen.target.name, pin.name, version_of(chosen, pin)))
         if made:
             place, entry = made

@@ -97,11 +97,6 @@ def own(plan: Plan) -> list[Pin]:
     ]
 
 
-def collected(plan: Plan) -> list[Pin]:
-    """Those of them whose wheels are collected."""
-    return [pin for pin in own(plan) if pin.release.uncollected is None]
-
-
 def version_of(plan: Plan, pin: Pin) -> str:
     """The version of a collected wheel: that of the recipe (every apex calls itself 0.1) and the local part."""
     version = Version(pin.release.version)
@@ -139,7 +134,7 @@ def collect(
     collected, and `build` is the wheels' build number.
     """
     final, libraries = folder(plan), Libraries.of(locked, wheels)
-    chosen = {pin.name for pin in collected(plan)}
+    chosen = {pin.name for pin in own(plan)}
     if not chosen:
         raise Refusal(f"Target {plan.target.name} builds and patches no package: choose a target that does.")
     partial, replaced = (final.with_name(f".wheels.{os.getpid()}{end}") for end in ("", ".old"))
@@ -302,17 +297,17 @@ class _Collected:
     def _requirements(self) -> list[str]:
         """On torch, on the target's other collected wheels that it needs, and on the CUDA libraries that it loads."""
         pin, plan = self.pin, self.plan
-        own = {other.name: version_of(plan, other) for other in collected(plan)}
+        versions = {other.name: version_of(plan, other) for other in own(plan)}
         needed: set[str] = {
             canonicalize_name(asked.name) for asked in map(Requirement, pin.release.needs) if plan.target.applies(asked)
         }
         needed |= set(pin.package.build.needs) if pin.package.build else set()
-        exact = [f"{name}=={own[name]}" for name in sorted(needed & own.keys() - {pin.name})]
+        exact = [f"{name}=={versions[name]}" for name in sorted(needed & versions.keys() - {pin.name})]
         holders = {self.libraries.holders[name] for name in self._wanted & self.libraries.holders.keys()}
         ranges = [
             _same_series(name, version)
             for name, version in sorted(holders)
-            if name != "torch" and name not in own and name not in plan.target.packages
+            if name != "torch" and name not in versions and name not in plan.target.packages
         ]
         torch = torch_requirement(plan)
         return [*([torch] if torch else []), *exact, *ranges]

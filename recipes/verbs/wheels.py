@@ -81,14 +81,11 @@ def wheels(options: argparse.Namespace) -> int:
     with Steps() as steps, held(place_of_target, steps.wait), cache.held(steps.wait):
         builder = Builder(plan, cache, steps, options.mirror)
         locked, built = builder.wheels()
-        names = {pin.name for pin in collecting.collected(plan)}
+        names = {pin.name for pin in collecting.own(plan)}
         beside = locks.dependencies(locked, built, names, builder.downloads, places=options.lock)
         into = collecting.collect(plan, locked, built, beside, steps, options.build)
         if signer and commit:
             _sign(plan, into, signer, commit, steps)
-    for pin in collecting.own(plan):
-        if pin.release.uncollected:
-            say(f"left out: {pin.label}: {pin.release.uncollected}")
     say(f"The wheels are in {into}")
     return 0
 
