@@ -152,7 +152,7 @@ class Target(Strict):
     the target ("{site}" is its site-packages). `requires` are distributions that its users' programs take and none of
     its packages asks for. `runner` is the label of the CI machine that builds, proves and publishes its image;
     `unpublished` says why no machine does. `unproven_in_image` names the claims that a container cannot prove, each
-    with the reason.
+    with the reason. `layers` bounds the sizes of an image's layers, in MiB as a registry has them.
     """
 
     name: Name
@@ -174,6 +174,7 @@ class Target(Strict):
     requires: list[RequirementText] = []
     options: dict[Text, Text] = {}
     unproven_in_image: dict[Text, Text] = {}
+    layers: dict[Literal["cuda", "torch", "dependencies", "packages"], Annotated[float, Field(gt=0)]] = {}
     variables: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Annotated[Text, _braces("site")]] = {}
 
     @model_validator(mode="after")

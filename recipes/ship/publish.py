@@ -5,6 +5,7 @@ The three steps may run on three machines that have the same commit: build/TARGE
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -25,7 +26,7 @@ from recipes.make import environment
 from recipes.process import git_variables
 from recipes.progress import say
 from recipes.prove import smoke
-from recipes.ship import registry, statements, verify
+from recipes.ship import layers, registry, statements, verify
 from recipes.ship.cosign import Signer, trusting
 from recipes.ship.dockerfile import labels
 from recipes.ship.image import Options, buildx, engine, last_words
@@ -102,6 +103,7 @@ def push(plan: Plan, options: Options, host: str) -> Path:
     folder.mkdir(parents=True)
     try:
         _build(plan, options, commit, folder / "oci")
+        layers.refuse_grown(plan.target, folder / "oci", name)
         digest = registry.digest_in(folder / "oci")
         registry.refuse_moving(name, tags(plan.target, commit)[0], digest)
         registry.push(folder / "oci", name, digest)
@@ -328,15 +330,10 @@ def _describe(
     image.json also hands the provenance on, and why the floating tag does not move to it.
     """
     name, _, digest = image.partition("@")
-    blobs = folder / "oci" / "blobs" / "sha256"
-    manifest = json.loads((blobs / digest.removeprefix("sha256:")).read_text())
-    config = json.loads((blobs / manifest["config"]["digest"].removeprefix("sha256:")).read_text())
-    made_by = [entry.get("created_by", "base") for entry in config["history"] if not entry.get("empty_layer")]
+    manifest = json.loads(layers.blob(folder / "oci", digest).read_text())
+    config = json.loads(layers.blob(folder / "oci", manifest["config"]["digest"]).read_text())
     inside = engine().containers.run(image, ["cat", "/opt/fusebox/fusebox/manifest.json"], remove=True)
-    layers = [
-        {"bytes": layer["size"], "digest": layer["digest"], "made_by": by.partition(" # ")[0]}
-        for layer, by in zip(manifest["layers"], made_by, strict=True)
-    ]
+    listed = layers.of(manifest, config)
     packages = json.loads(inside)["packages"]
     for pin in plan.pins:
         if pin.name in packages:
@@ -344,7 +341,7 @@ def _describe(
     about = {
         "image": image, "name": name, "digest": digest, "provenance": provenance, "unpublishable": unpublishable,
         "labels": config["config"].get("Labels", {}),
-        "layers": layers, "packages": packages, **contents.as_json(),
+        "layers": [dataclasses.asdict(layer) for layer in listed], "packages": packages, **contents.as_json(),
     }  # fmt: skip
     write_json(folder / "image.json", about)
     rows = [
@@ -352,8 +349,8 @@ def _describe(
         f"{', '.join(Path(patch['file']).stem for patch in entry['patches'])} |"
         for package, entry in packages.items()
     ]
-    sizes = [f"| {layer['bytes'] / 2**20:.1f} | {layer['made_by'][:90]} |" for layer in layers]
-    total = sum(layer["bytes"] for layer in layers) / 2**20
+    sizes = [f"| {layer.bytes / 2**20:.1f} | {layer.made_by[:90]} |" for layer in listed]
+    total = sum(layer.bytes for layer in listed) / 2**20
     lines = [
         f"# {image}", "",
         f"Supported until: {about['labels'].get('fusebox.supported-until')}.", "",

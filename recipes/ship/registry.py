@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 from urllib.parse import urljoin
 
 import docker
@@ -115,6 +116,14 @@ def refuse_without_crane(needs: str) -> None:
 def run_crane(*words: str) -> subprocess.CompletedProcess[str]:
     """Run crane; a registry on this machine may lack TLS."""
     return subprocess.run(crane_command(*words), capture_output=True, text=True, check=False, preexec_fn=ends_with_us)
+
+
+def read_blob(blob: str, into: IO[bytes]) -> None:
+    """Write a blob of a registry, NAME@DIGEST, into a file."""
+    command = crane_command("blob", blob)
+    done = subprocess.run(command, stdout=into, stderr=subprocess.PIPE, check=False, preexec_fn=ends_with_us)
+    if done.returncode != 0:
+        raise Refusal(f"{blob} cannot be read ({last_words(done.stderr.decode())}): check the registry and try again.")
 
 
 def crane_command(*words: str) -> list[str]:

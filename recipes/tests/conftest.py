@@ -601,12 +601,12 @@ def crane(pushed: tuple[str, str]) -> None:
         pytest.skip("unproven here: crane is not installed")
 
 
-def oci_image(folder: Path, **labels: str) -> tuple[Path, str]:
-    """An OCI layout with one image of one small layer that no registry has yet, and its digest."""
-    content = uuid.uuid4().bytes
+def oci_image(folder: Path, content: bytes = b"", made_by: str = "", /, **labels: str) -> tuple[Path, str]:
+    """An OCI layout with one image of one layer, by default a small one that no registry has yet, and its digest."""
+    content = content or uuid.uuid4().bytes
     layer, held = gzip.compress(content, mtime=0), f"sha256:{hashlib.sha256(content).hexdigest()}"
-    config = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [held]}}
-    config["config"] = {"Labels": labels}
+    config: dict[str, Any] = {"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [held]}}
+    config |= {"config": {"Labels": labels}, "history": [{"created_by": made_by}]}
     blobs = folder / "blobs" / "sha256"
     blobs.mkdir(parents=True)
 

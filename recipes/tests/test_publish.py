@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import http.client
+import io
 import json
+import os
 import re
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import uuid
@@ -22,7 +25,7 @@ from recipes.catalogue.plan import plan
 from recipes.errors import Refusal
 from recipes.files import ROOT, write_json
 from recipes.prove.claims import Room
-from recipes.ship import publish, registry
+from recipes.ship import layers, publish, registry
 from recipes.ship.image import Options
 from recipes.tests.conftest import REGISTRY, Checkout, oci_image
 
@@ -165,6 +168,48 @@ def test_the_source_is_the_address_of_the_origin(
     subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
     subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", origin], check=True)
     assert publish._source(tmp_path) == source
+
+
+def layered(folder: Path, **sizes: int) -> tuple[Path, str]:
+    """An OCI layout whose layer is that of the target's packages, with files of so many MiB, and its digest."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, mib in sizes.items():
+            member = tarfile.TarInfo(f"opt/{name}")
+            member.size = mib * 2**20
+            archive.addfile(member, io.BytesIO(os.urandom(member.size)))
+    return oci_image(folder, packed.getvalue(), "COPY /layers/packages / # buildkit")
+
+
+@pytest.mark.usefixtures("crane")
+def test_an_image_that_grew_is_not_pushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that make it larger are named: of all, or those that the tagged image does not have."""
+    host = f"{REGISTRY}/{uuid.uuid4().hex[:8]}"
+    name = f"{host}/fusebox"
+    commit = publish.Commit("0" * 40, 1777939200)
+    target = Catalogue().target("cpu").model_copy(update={"layers": {"torch": 0.1, "packages": 3.0}})
+    chosen = dataclasses.replace(plan(Catalogue(), "cpu"), root=tmp_path, target=target)
+    monkeypatch.setattr(publish, "_refuse_classic_store", lambda: None)
+    monkeypatch.setattr(publish.Commit, "of", lambda root: commit)
+    monkeypatch.setattr(publish, "_build", lambda *given: layered(given[-1], old=2, new=1, grown=2))
+    over = r"^The layer packages of cpu would take 5\.0 MiB .* over 5 % more than the 3 of recipes/targets\.toml \[cpu"
+    with pytest.raises(Refusal, match=rf"{over}.* the largest of its files are opt/grown \(2\.0 MiB\), opt/old"):
+        publish.push(chosen, Options({}), host)
+    assert not list((tmp_path / "build" / "cpu" / "image").iterdir())
+    before, digest = layered(tmp_path / "before", old=2, grown=1)
+    layers.refuse_grown(target, before, name)
+    registry.push(before, name, digest)
+    registry.set_tags(name, digest, ["cpu"])
+    with pytest.raises(Refusal, match=rf"{over}.* new or grown files are opt/grown \(2\.0 MiB\), opt/new "):
+        publish.push(chosen, Options({}), host)
+
+
+def test_the_bounds_of_layers_are_of_layers() -> None:
+    """Their names are those of docker/split-layers.sh, and none is so loose that it bounds nothing."""
+    script = (ROOT / "docker" / "split-layers.sh").read_text()
+    for target in Catalogue().targets.values():
+        for part, bound in target.layers.items():
+            assert part in script and 1 <= bound < 5000, (target.name, part)
 
 
 @pytest.mark.usefixtures("crane")
