@@ -1,7 +1,7 @@
 """The layers of an image as a registry has them: what made each, its size, and the files in it.
 
-A target may bound the sizes of the layers of its environment (`layers` in targets.toml, docker/split-layers.sh), so that
-an image does not grow by hundreds of megabytes unseen.
+A target may bound the sizes of the layers of its environment (`layers` in targets.toml), which docker/split-layers.sh
+makes, so that an image does not grow by hundreds of megabytes unseen.
 """
 
 from __future__ import annotations

@@ -32,6 +32,8 @@ from recipes.ship.cosign import Signer
 from recipes.tests.conftest import Tiny, made_key, spoil
 from recipes.tests.shop import folder, run_of, shop_in, wheel_of
 
+pytestmark = pytest.mark.xdist_group("a shop with signed wheels")  # which takes long to make, so one process does it
+
 LOCAL = "cputorch1.0.tiny"
 BUILDER = "https://github.com/owner/fusebox/.github/workflows/wheels.yml@refs/heads/main"
 

@@ -33,6 +33,8 @@ from recipes.ship import wheels as collecting
 from recipes.tests.conftest import PYTHON, Checkout, Tiny, entry, spoil
 from recipes.tests.shop import SHOPPED, folder, run_of, shop_in, wheel_of
 
+pytestmark = pytest.mark.xdist_group("a shop with wheels")  # which takes long to make, so one process does it
+
 LOCAL = "cputorch1.0.tiny"
 
 
