@@ -19,7 +19,7 @@ from smoke_tests.training import checkpoint, hugging_face
 from smoke_tests.training.guard import Guard
 from smoke_tests.training.llama import NAIVE, Llama
 from smoke_tests.training.models import MODELS
-from smoke_tests.training.precision import mantissas
+from smoke_tests.training.precision import compute_by, mantissas, plain
 from smoke_tests.training.text import Text
 
 
@@ -175,9 +175,16 @@ def gpu_is_above() -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (9, 0)
 
 
+def guarded_model() -> torch.nn.Module:
+    """A layer that the guard takes for one in a cut mantissa."""
+    layer = torch.nn.Linear(3, 2)
+    compute_by([layer], plain)
+    return torch.nn.Sequential(layer)
+
+
 def a_period_begins_at_the_good_state() -> bool:
     """Whether the guard begins a period in the state that it keeps as the last good one."""
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    model = guarded_model()
     guard = Guard(lambda _: 1.0, model, every=2, steps=1)
     guard(0)
     guard(1)
@@ -191,7 +198,7 @@ def a_period_begins_at_the_good_state() -> bool:
 
 def both_lists_begin_empty() -> bool:
     """Whether the guard's batches and losses are two empty lists at the beginning of a period."""
-    guard = Guard(lambda _: 1.0, torch.nn.Sequential(torch.nn.Linear(3, 2)), every=1, steps=1)
+    guard = Guard(lambda _: 1.0, guarded_model(), every=1, steps=1)
     guard(0)
     return guard._batches == guard._losses == [] and guard._batches is not guard._losses
 

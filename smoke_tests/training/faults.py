@@ -18,7 +18,7 @@ import torch
 
 from smoke_tests.faults.planting import FAULTS, Call, Fault, patched
 from smoke_tests.faults.transformer_engine_layers import delayed_with, engine
-from smoke_tests.training import checkpoint, hugging_face, model_config, schedule, trainer
+from smoke_tests.training import checkpoint, guard, hugging_face, model_config, schedule, trainer
 from smoke_tests.training.llama import Llama, RMSNorm, Rotary
 from smoke_tests.training.options import Options
 
@@ -259,6 +259,17 @@ def first_moment_begins_anew() -> ContextManager[Any]:
 @trained("stale state", CHECKPOINT + "adamw_takes_over")
 def second_moment_begins_anew() -> ContextManager[Any]:
     return taken_over(lambda state: state.update(exp_avg_sq=torch.zeros_like(state["exp_avg_sq"])))
+
+
+# --- the guard ---
+
+
+@trained("another layer", GUARD + "layers")
+def layers_in_high_precision_are_judged_and_rounded() -> ContextManager[Any]:
+    def every(model: torch.nn.Module) -> Dict[str, torch.nn.Module]:
+        return {name: layer for name, layer in model.named_modules() if hasattr(layer, "in_features")}
+
+    return mock.patch.object(guard, "in_fp8", every)
 
 
 # --- Transformer Engine, in a run and over many steps ---

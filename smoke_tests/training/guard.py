@@ -32,7 +32,7 @@ from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Option
 import torch
 
 from smoke_tests.training import checkpoint
-from smoke_tests.training.precision import computed, plain, rounded
+from smoke_tests.training.precision import computed, in_fp8, plain, rounded
 
 # Limits in units of the noise: of the losses, which are few, so that their noise may be small by chance (8 was seen in
 # 160 sound comparisons), of the worst matrix (2.4), and of all (1.3; with two bits of mantissa 1.6 and more).
@@ -74,11 +74,18 @@ class Guard:
         if not 1 <= steps <= every:
             raise ValueError(f"a period of {every} steps has no {steps} to compare")
         model = parts[0]
+        self._layers = in_fp8(model)
+        if not self._layers:
+            raise ValueError(
+                f"no layer of this {type(model).__name__} is in FP8, so that the guard would compare nothing: convert "
+                "its linear layers with torchao or Transformer Engine, or train without the guard"
+            )
+        layers = list(self._layers.values())
         self._step, self._parts, self._loss_of, self._agreed = step, parts, loss_of, agreed
         self.every, self.steps, self.state = every, steps, "fp8"
         self._as_it_is: Callable[[], ContextManager[Any]] = contextlib.nullcontext
-        self._high = high or (lambda: computed(model, plain))
-        self._by_hand = lambda: computed(model, rounded(*mantissas))
+        self._high = high or (lambda: computed(model, plain, layers))
+        self._by_hand = lambda: computed(model, rounded(*mantissas), layers)
         self._done = 0  # steps of this period
         self._good: Any = None  # the end of the last good period
         self._batches: List[Any] = []  # since then
@@ -171,8 +178,7 @@ class Guard:
         return Outcome(losses, self._weights())
 
     def _weights(self) -> Dict[str, torch.Tensor]:
-        named = checkpoint.weights_of(self._parts[0])
-        return {name: tensor.detach().clone() for name, tensor in named.items() if tensor.dim() == 2}
+        return {f"{name}.weight": layer.weight.detach().clone() for name, layer in self._layers.items()}
 
     def _snapshot(self) -> Any:
         model, *others = self._parts

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,9 @@ from smoke_tests.operators.transformer_engine_adapter import InFp8
 Compute = Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]
 ALIASES = {"fp8": "transformer-engine.delayed", "bf16": "torch", "float32": "torch"}
 CUT = {f"e8m{bits}": bits for bits in (3, 4, 5, 6)}
+# The layers in FP8 that can be computed by hand, and those of Transformer Engine that do more than one product.
+IN_FP8 = {("torchao", "Float8Linear"), ("transformer_engine", "Linear")}
+FUSED = ("LayerNormLinear", "LayerNormMLP", "GroupedLinear")
 PRECISIONS = (*ALIASES, *CUT, *(column for column in OPERATORS["linear"] if column != "torch"))
 
 
@@ -32,7 +35,7 @@ def column_of(precision: str) -> str:
 def convert(model: torch.nn.Module, precision: str) -> torch.nn.Module:
     """The model with its linear layers, all but the head, in that precision."""
     if precision in CUT:
-        compute_by(model, rounded(CUT[precision], CUT[precision]))
+        compute_by(layers_of(model), rounded(CUT[precision], CUT[precision]))
     converted: torch.nn.Module = operator("linear", column_of(precision))(model, keep=lambda name: name == "head")
     return converted
 
@@ -56,22 +59,47 @@ def layers_of(model: torch.nn.Module) -> List[torch.nn.Module]:
     return [layer for name, layer in named if hasattr(layer, "in_features") and name.rpartition(".")[2] != "head"]
 
 
-def compute_by(model: torch.nn.Module, compute: Compute) -> None:
+def in_fp8(model: torch.nn.Module) -> Dict[str, torch.nn.Module]:
+    """The linear layers in FP8 or in a cut mantissa, by name: of torchao, of Transformer Engine, and of compute_by().
+
+    ValueError names a layer in FP8 that computed() cannot compute, or whose weight does not show a step's change.
+    """
+    layers = {}
+    for name, layer in inner(model).named_modules():
+        package, kind = type(layer).__module__.partition(".")[0], type(layer).__name__
+        if package == "msamp" or (package == "transformer_engine" and kind in FUSED):
+            raise ValueError(f"{name} is a {kind} of {package}, which the guard cannot compute in high precision")
+        off = package == "transformer_engine" and isinstance(model, InFp8) and model.recipe is None
+        if not off and ((package, kind) in IN_FP8 or ("forward" in layer.__dict__ and hasattr(layer, "in_features"))):
+            weight = layer.weight.data
+            if type(weight) is not torch.Tensor or weight.dtype is not torch.float32:
+                raise ValueError(
+                    f"{name}.weight is a {type(weight).__name__} in {weight.dtype}, and the guard compares whole "
+                    "weights in float32, in which the change of a few steps shows"
+                )
+            layers[name] = layer
+    return layers
+
+
+def compute_by(layers: Iterable[torch.nn.Module], compute: Compute) -> None:
     """Let each of these layers compute compute(layer, x) from now on."""
-    for layer in layers_of(model):
+    for layer in layers:
         layer.forward = functools.partial(compute, layer)
 
 
 @contextlib.contextmanager
-def computed(model: torch.nn.Module, compute: Compute) -> Iterator[None]:
-    """The context in which these layers compute compute(layer, x), eagerly, and no layer computes in FP8."""
-    before = [(layer, layer.__dict__.get("forward")) for layer in layers_of(model)]
+def computed(
+    model: torch.nn.Module, compute: Compute, layers: Optional[List[torch.nn.Module]] = None
+) -> Iterator[None]:
+    """The context in which layers, by default layers_of(), compute compute(layer, x), eagerly, and none is in FP8."""
+    layers = layers_of(model) if layers is None else layers
+    before = [(layer, layer.__dict__.get("forward")) for layer in layers]
     wrapped = [(part, part.recipe) for part in model.modules() if isinstance(part, InFp8)]
     with contextlib.ExitStack() as stack:
         if hasattr(torch, "compiler") and hasattr(torch.compiler, "set_stance"):  # compiled code is the other layer's
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         try:
-            compute_by(model, compute)
+            compute_by(layers, compute)
             for part, _ in wrapped:
                 part.recipe = None
             yield

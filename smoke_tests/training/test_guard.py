@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from smoke_tests.claims import long, needs, proves
-from smoke_tests.training import checkpoint, guard_proof
 from smoke_tests.training import guard as guard_module
+from smoke_tests.training import guard_proof
 from smoke_tests.training.guard import ALL, LOSSES, WORST, Guard, Outcome, distances
 from smoke_tests.training.options import Options
-from smoke_tests.training.precision import computed, plain
+from smoke_tests.training.precision import compute_by, computed, in_fp8, plain
 from smoke_tests.training.small_runs import small
 from smoke_tests.training.trainer import Run
 
@@ -134,14 +134,17 @@ def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
         guard(step)
     (event,) = guard.news()
     assert [event[key] for key in ("kind", "losses", "one", "all")] == ["good", 1, 1, 1]
-    matrices = {name for name, weight in checkpoint.weights_of(by_hand.model).items() if weight.dim() == 2}
+    matrices = {f"{name}.weight" for name in in_fp8(by_hand.model)}
+    assert len(matrices) == 8 and not any("head" in name or "embedding" in name for name in matrices)
     assert [(len(each.losses), set(each.weights)) for each in compared] == [(2, matrices)] * 3
     assert guard.seconds > 0
 
     def broken(batch: int) -> float:
         return float("nan") if batch == 3 else 1.0
 
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    layer = torch.nn.Linear(2, 2)
+    compute_by([layer], plain)
+    model = torch.nn.Sequential(layer)
     guard = Guard(broken, model, every=5, steps=1)
     with pytest.raises(ArithmeticError, match="in high precision, too"):
         for batch in range(5):
@@ -149,6 +152,57 @@ def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     for steps in (0, 3):
         with pytest.raises(ValueError, match=f"a period of 2 steps has no {steps} to compare"):
             Guard(broken, model, every=2, steps=steps)
+
+
+class Functional(torch.nn.Module):  # type: ignore[misc]
+    """A product in FP8 by functions, without a layer of any package."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.to(torch.float8_e4m3fn).float()
+
+
+@proves(
+    "the guard judges and rounds only layers that are in FP8, refuses a model in which it sees none, and refuses by "
+    "name a layer that it cannot compute and a weight that does not show a step's change",
+    seed="C23",
+    package="torchao",
+)
+def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for model in (Functional(), Run(small("float32")).model):
+        with pytest.raises(ValueError, match=f"no layer of this {type(model).__name__} is in FP8"):
+            Guard(float, model)
+    in_bfloat16 = Run(small("torchao.tensorwise")).model
+    in_bfloat16.blocks[1].feed_forward.down.weight.data = torch.ones(96, 208, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"feed_forward\.down\.weight is a Tensor in torch\.bfloat16"):
+        Guard(float, in_bfloat16)
+    for package, kind in (("transformer_engine", "LayerNormMLP"), ("msamp", "FP8Linear")):
+        layer = type(kind, (torch.nn.Module,), {"__module__": f"{package}.pytorch"})()
+        with pytest.raises(ValueError, match=f"0 is a {kind} of {package}, which the guard cannot compute"):
+            Guard(float, torch.nn.Sequential(layer))
+
+    judged: List[Outcome] = []
+
+    def noting(*outcomes: Outcome) -> Any:
+        judged.extend(outcomes)
+        return distances(*outcomes)
+
+    # If a layer in high precision were rounded by hand, too, FP8 would be nearer than the noise, and not as near.
+    monkeypatch.setattr(guard_module, "distances", noting)
+    run = Run(small("e8m3"))
+    kept = list(in_fp8(run.model))[4:]
+    for name in kept:
+        del run.model.get_submodule(name).forward
+    guard = Guard(run.update, run.model, run.optimizer, every=2, steps=2, mantissas=(3, 3), loss_of=loss_of)
+    for step in range(2):
+        guard(step)
+    (event,) = guard.news()
+    assert [event[key] for key in ("kind", "losses", "one", "all")] == ["good", 1, 1, 1]
+    names = {f"{name}.weight" for name in in_fp8(run.model)}
+    assert len(names) == 4 and [set(outcome.weights) for outcome in judged] == [names] * 3
 
 
 @proves(
