@@ -196,11 +196,12 @@ def a_period_begins_at_the_good_state() -> bool:
     return bool(flat[0]) and all(torch.equal(*pair) for each in flat[1:] for pair in zip(flat[0], each))
 
 
-def both_lists_begin_empty() -> bool:
-    """Whether the guard's batches and losses are two empty lists at the beginning of a period."""
+def lists_begin_empty() -> bool:
+    """Whether the guard's batches, losses and votes are three empty lists behind a good window."""
     guard = Guard(lambda _: 1.0, guarded_model(), every=1, steps=1)
     guard(0)
-    return guard._batches == guard._losses == [] and guard._batches is not guard._losses
+    lists = guard._batches, guard._losses, guard._votes
+    return all(each == [] for each in lists) and len({id(each) for each in lists}) == 3
 
 
 def norms_take_more_dimensions() -> bool:
@@ -348,14 +349,14 @@ WHY = [
         lambda: (max(2.5, 1.25), min(2.5, 1.25)) == (max(1.25, 2.5), min(1.25, 2.5)),
     ),
     Reason(
-        r"^guard\.Guard\._begin .*: 1 swapped with 2$",
+        r"^guard\.Guard\._keep .*: 1 swapped with 2$",
         "without a good state the next step keeps the state that it finds, which is this one",
         a_period_begins_at_the_good_state,
     ),
     Reason(
-        r"^guard\.Guard\._begin .*: 3 swapped with 4$",
-        "each of the two begins with an empty list of its own",
-        both_lists_begin_empty,
+        r"^guard\.Guard\._keep .*: (3 swapped with [45]|4 swapped with 5)$",
+        "each of these begins with an empty list of its own",
+        lists_begin_empty,
     ),
     Reason(
         r"^llama\.RMSNorm\.forward .*: (0: 0 becomes 1|2: 2 becomes 3)$",

@@ -266,10 +266,29 @@ def second_moment_begins_anew() -> ContextManager[Any]:
 
 @trained("another layer", GUARD + "layers")
 def layers_in_high_precision_are_judged_and_rounded() -> ContextManager[Any]:
+    own = guard.in_fp8
+
     def every(model: torch.nn.Module) -> Dict[str, torch.nn.Module]:
-        return {name: layer for name, layer in model.named_modules() if hasattr(layer, "in_features")}
+        every_layer = {name: layer for name, layer in model.named_modules() if hasattr(layer, "in_features")}
+        return every_layer if own(model) else {}
 
     return mock.patch.object(guard, "in_fp8", every)
+
+
+@trained("another place", GUARD + "places")
+def windows_lie_at_the_end_of_each_period() -> ContextManager[Any]:
+    return mock.patch.object(guard, "place_of", lambda seed, period, last: last)
+
+
+@trained("another place", GUARD + "places")
+def windows_lie_where_each_process_says() -> ContextManager[Any]:
+    own = guard.Guard._begin
+
+    def begin(self: Any) -> None:
+        own(self)
+        self._place = guard.place_of(self.seed, self._period, self.every - self.steps)
+
+    return mock.patch.object(guard.Guard, "_begin", begin)
 
 
 # --- Transformer Engine, in a run and over many steps ---
@@ -435,13 +454,15 @@ RULED = (
             "Guard._compare",
             "Guard._fall_back",
             "Guard._begin",
+            "Guard._keep",
             "Guard._run",
             "Guard._again",
             "Guard._weights",
             "Guard._restore",
         ),
-        (GUARD + "states",),
+        (GUARD + "states", GUARD + "fault", GUARD + "places", GUARD + "vote"),
     ),
+    Ruled("guard", ("place_of",), (GUARD + "places",)),
     Ruled("infer", ("generate",), (INFER + "generate",)),
     Ruled("infer", ("perplexity",), (INFER + "perplexity_in_closed_form",)),
     Ruled("documents", ("documents", "_json_lines"), (TEXT + "text", TEXT + "documents")),

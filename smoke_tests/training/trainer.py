@@ -451,6 +451,7 @@ def guarded(run: Run, events: Log, say: Callable[[str], None]) -> Callable[[int]
         run.optimizer,
         every=options.guard,
         steps=options.guard_steps,
+        seed=options.seed,
         mantissas=mantissas(options.precision),
         loss_of=lambda row: float(row["loss"]),
         agreed=run.ranks.agreed,
