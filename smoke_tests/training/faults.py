@@ -266,7 +266,7 @@ def second_moment_begins_anew() -> ContextManager[Any]:
 
 @trained("another layer", GUARD + "layers")
 def layers_in_high_precision_are_judged_and_rounded() -> ContextManager[Any]:
-    own = guard.in_fp8
+    own: Call = vars(guard)["in_fp8"]
 
     def every(model: torch.nn.Module) -> Dict[str, torch.nn.Module]:
         every_layer = {name: layer for name, layer in model.named_modules() if hasattr(layer, "in_features")}
@@ -289,6 +289,13 @@ def windows_lie_where_each_process_says() -> ContextManager[Any]:
         self._place = guard.place_of(self.seed, self._period, self.every - self.steps)
 
     return mock.patch.object(guard.Guard, "_begin", begin)
+
+
+@trained("stale state", GUARD + "goes_on")
+def fallback_is_forgotten_by_a_resumed_run() -> ContextManager[Any]:
+    own = guard.Guard.load_state_dict
+    forget = lambda self, saved: own(self, {**saved, "state": "fp8"} if saved else saved)  # noqa: E731
+    return mock.patch.object(guard.Guard, "load_state_dict", forget)
 
 
 # --- Transformer Engine, in a run and over many steps ---
@@ -459,8 +466,9 @@ RULED = (
             "Guard._again",
             "Guard._weights",
             "Guard._restore",
+            "Guard.load_state_dict",
         ),
-        (GUARD + "states", GUARD + "fault", GUARD + "places", GUARD + "vote"),
+        (GUARD + "states", GUARD + "fault", GUARD + "places", GUARD + "vote", GUARD + "goes_on"),
     ),
     Ruled("guard", ("place_of",), (GUARD + "places",)),
     Ruled("infer", ("generate",), (INFER + "generate",)),

@@ -68,8 +68,12 @@ class Guard:
     high precision, by default with plain products of its layers. agreed: of several processes with the same weights,
     what gives each the first one's value. ValueError: the model has no layer in FP8, or one that cannot be compared.
 
-    The guard keeps three copies of the parts and three of the layers' weights, on the same device. A checkpoint does
-    not hold them: a resumed run begins a period in fp8.
+    begun: steps that were done before the first. verified: the number of steps up to the last that ended a good window,
+    or that was done in high precision behind such a one; 0 if none.
+
+    The guard keeps three copies of the parts and three of the layers' weights, on the same device. state_dict() does
+    not hold them: a run that is resumed between two windows goes on in its period, but falls back no farther than to
+    where it was resumed, and a window in which it was resumed begins again.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class Guard:
         every: int = 200,
         steps: int = 4,
         seed: int = 0,
+        begun: int = 0,
         mantissas: Tuple[int, int] = (3, 2),
         loss_of: Callable[[Any], float] = float,
         high: Optional[Callable[[], ContextManager[Any]]] = None,
@@ -101,8 +106,11 @@ class Guard:
         self._by_hand = lambda: computed(model, rounded(*mantissas), layers)
         self._period = -1  # its number, before the first
         self._votes: List[bool] = []  # which of the windows that follow each other were too far
+        self._place = self._done = 0  # where the window begins, and the steps done, in this period
         self._begin()
+        self._count, self.verified = begun, 0
         self._good: Any = None  # the end of the last good window
+        self._since = begun  # its number of steps
         self._batches: List[Any] = []  # since then
         self._losses: List[float] = []  # of these batches
         self._start: Any = None  # where the window begins
@@ -119,7 +127,9 @@ class Guard:
         self._batches.append(batch)
         result, loss = self._run(batch, self._high if self.state == "high" else self._as_it_is)
         self._losses.append(loss)
-        self._done += 1
+        self._done, self._count = self._done + 1, self._count + 1
+        if self.state == "high" and self.verified == self._count - 1:
+            self.verified = self._count
         began = time.perf_counter()
         if not math.isfinite(loss):
             if self.state == "high":
@@ -132,8 +142,31 @@ class Guard:
         self.seconds += time.perf_counter() - began
         return result
 
+    def state_dict(self) -> Dict[str, Any]:
+        """The guard's state and place in its period, for load_state_dict() after as many steps as now."""
+        names = ("state", "verified", "period", "done", "place", "votes", "every", "steps")
+        own = {**vars(self), **{name: vars(self)[f"_{name}"] for name in ("period", "done", "place", "votes")}}
+        return {name: own[name] for name in names}
+
+    def load_state_dict(self, saved: Dict[str, Any]) -> None:
+        """Go on from state_dict(); with {}, of a run without a guard, begin a period, and nothing is verified.
+
+        With another every or steps a period begins, too.
+        """
+        saved = self._agreed(saved)
+        if not saved:
+            return
+        self.state, self.verified, self._period = saved["state"], saved["verified"], saved["period"]
+        self._done, self._place, self._votes = saved["done"], saved["place"], list(saved["votes"])
+        other = (saved["every"], saved["steps"]) != (self.every, self.steps)
+        cut = self._place < self._done < self._place + self.steps  # where the window began is lost
+        if other or (cut and self._done + self.steps > self.every and not self._votes):
+            self._begin()
+        elif cut:
+            self._place = self._done
+
     def news(self) -> List[Dict[str, Any]]:
-        """The events since the last call: "kind" (good, doubt, fallback, away or return), "text", and numbers."""
+        """The events since the last call: "kind" (good, doubt, fallback, away, return), "text", "verified", numbers."""
         events, self._events = self._events, []
         return events
 
@@ -158,7 +191,7 @@ class Guard:
         if self.state == "high" and why:
             self._note("away", f"high precision goes on: {why}", **numbers)
         elif self.state == "high":
-            self.state = "fp8"
+            self.state, self.verified = "fp8", self._count
             self._take(scales)
             end = self._snapshot()
             self._note("return", "back in FP8", **numbers)
@@ -167,6 +200,7 @@ class Guard:
             self._note("doubt", f"{why or 'FP8 is near enough here'}: the next steps decide", **numbers)
             return result
         else:
+            self.verified = self._count
             self._note("good", "FP8 is as near as its format allows", **numbers)
         self._keep(end)
         return result
@@ -175,7 +209,12 @@ class Guard:
         """Do all steps since the last good window again in high precision; returns what the last step returned."""
         self._restore(self._good)
         self.state, result = "high", None
-        self._note("fallback", f"{why}: {len(self._batches)} steps are done again in high precision", **numbers)
+        text = f"{why}: {len(self._batches)} steps are done again in high precision"
+        if self.verified < self._since:
+            text += f"; the steps from {self.verified} to {self._since - 1}, which are not verified, cannot be"
+        else:
+            self.verified = self._count
+        self._note("fallback", text, **numbers)
         for batch in self._batches:
             result, loss = self._run(batch, self._high)
             if not math.isfinite(loss):
@@ -189,14 +228,15 @@ class Guard:
     def _begin(self) -> None:
         """Begin the next period."""
         self._period, self._done, self._votes = self._period + 1, 0, []
-        self._place: int = self._agreed(place_of(self.seed, self._period, self.every - self.steps))
+        self._place = self._agreed(place_of(self.seed, self._period, self.every - self.steps))
 
     def _keep(self, good: Any) -> None:
         """Keep a good state."""
         self._good, self._start, self._batches, self._losses, self._votes = good, None, [], [], []
+        self._since = self._count
 
     def _note(self, kind: str, text: str, **numbers: float) -> None:
-        self._events.append({"kind": kind, "text": text, **numbers})
+        self._events.append({"kind": kind, "text": text, "verified": self.verified, **numbers})
 
     def _run(self, batch: Any, way: Callable[[], ContextManager[Any]]) -> Tuple[Any, float]:
         try:

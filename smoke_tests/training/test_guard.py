@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
+from unittest import mock
 
 import pytest
 import torch
 
 from smoke_tests.claims import long, needs, proves
+from smoke_tests.training import checkpoint, guard_proof
 from smoke_tests.training import guard as guard_module
-from smoke_tests.training import guard_proof
 from smoke_tests.training.guard import ALL, LOSSES, WORST, Guard, Outcome, distances, place_of
 from smoke_tests.training.options import Options
 from smoke_tests.training.precision import compute_by, computed, in_fp8, plain
-from smoke_tests.training.small_runs import small
+from smoke_tests.training.small_runs import last_of, small, trained
 from smoke_tests.training.trainer import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+# What a comparison says: near enough, too far, clearly too far.
+VERDICTS: Dict[str, Any] = {"+": ({}, "", False), "-": ({}, "too far", False), "!": ({}, "too far", True)}
 
 
 @functools.lru_cache(maxsize=None)
@@ -255,13 +263,12 @@ def test_places(measured: Dict[str, Any]) -> None:
     since="2.4",
 )
 def test_vote(monkeypatch: pytest.MonkeyPatch) -> None:
-    verdicts = {"+": ({}, "", False), "-": ({}, "too far", False), "!": ({}, "too far", True)}
     layer = torch.nn.Linear(2, 2)
     compute_by([layer], plain)
     cases = (("-+++", "good"), ("-+-++", "good"), ("---", "fallback"), ("-++--", "fallback"), ("-+!", "fallback"))
     for windows, last in (*cases, ("!", "fallback")):
         sequence = iter("+" + windows)
-        monkeypatch.setattr(guard_module, "distances", lambda *_, sequence=sequence: verdicts[next(sequence)])
+        monkeypatch.setattr(guard_module, "distances", lambda *_, sequence=sequence: VERDICTS[next(sequence)])
         guard = Guard(lambda _: 1.0, torch.nn.Sequential(layer), every=3, steps=1)
         assert [place_of(0, period, 2) for period in (0, 1)] == [1, 0]
         events = []
@@ -271,6 +278,81 @@ def test_vote(monkeypatch: pytest.MonkeyPatch) -> None:
         kinds = ["good", *["doubt"] * (len(windows) - 1), last]
         assert [event[:2] for event in events] == [(kinds[0], 1), *zip(kinds[1:], range(3, 9))]
         assert f": {len(windows) + 1} steps are done again" in events[-1][2] or last == "good"
+
+
+def scripted(verdicts: str, cut: int, steps: int = 1, **others: Any) -> List[Tuple[Any, ...]]:
+    """What a guard does in 16 steps if its windows compare like that and another goes on from its state at step cut."""
+    layer, sequence, events = torch.nn.Linear(2, 2), iter(verdicts), []
+    compute_by([layer], plain)
+    with mock.patch.object(guard_module, "distances", lambda *_: VERDICTS[next(sequence)]):
+        guard = Guard(lambda _: 1.0, torch.nn.Sequential(layer), every=4, steps=steps)
+        for step in range(16):
+            if step == cut:
+                saved = {**guard.state_dict(), **others}
+                guard = Guard(lambda _: 1.0, torch.nn.Sequential(layer), every=4, steps=steps, begun=step)
+                guard.load_state_dict(saved if saved["every"] else {})
+            guard(step)
+            events += [(event["kind"], step, event["verified"], event["text"]) for event in guard.news()]
+    return events
+
+
+@proves(
+    "a guard that goes on from another's state decides what that would have decided, at the same steps, in FP8, in "
+    "high precision and in a vote; what cannot be done again is named, and without a state nothing is verified",
+    seed="C23",
+    package="torch",
+    since="2.4",
+)
+def test_goes_on() -> None:
+    for verdicts, kinds in (("+-+++++", "gdddg"), ("+!-++++", "gfar"), ("+---++++", "gddfr")):
+        whole = scripted(verdicts, 99)
+        assert "".join(kind[0] for kind, *_ in whole).startswith(kinds)
+        fell = [step for kind, step, *_ in whole if kind == "fallback"]
+        for cut in range(1, 16):
+            parts = scripted(verdicts, cut)
+            assert [event[:2] for event in parts] == [event[:2] for event in whole]
+            # Behind a good window and before the fallback, what came before the cut stays as it was.
+            spoiled = [step for step in fell if whole[0][2] < cut <= step]
+            assert ("which are not verified" in "".join(event[3] for event in parts)) == bool(spoiled)
+            assert spoiled or [event[2] for event in parts] == [event[2] for event in whole]
+    # Of two steps, a window that is cut begins again if it still fits, and the period ends if it does not.
+    assert [place_of(0, period, 2) for period in range(4)] == [1, 0, 0, 2]
+    assert [[event[1] for event in scripted("+++++", cut, steps=2)] for cut in (99, 2, 5, 9, 15)] == [
+        [2, 5, 9, 15],
+        [3, 5, 9, 15],
+        [2, 6, 9, 15],
+        [2, 5, 10, 15],
+        [2, 5, 9],
+    ]
+    (_, step, verified, _), *_ = scripted("+" * 9, 1, every=0)  # as from a checkpoint without a guard
+    assert (step, verified) == (3, 4)
+    other = Guard(lambda _: 1.0, Run(small("e8m3")).model, every=4, steps=1, begun=7)
+    assert other.verified == 0
+    other.load_state_dict({**other.state_dict(), "state": "high", "period": 5, "done": 3, "every": 9, "verified": 6})
+    assert other.state_dict() == {**other.state_dict(), "state": "high", "period": 6, "done": 0, "verified": 6}
+
+
+@proves(
+    "a resumed run goes on in the guard's period, and its checkpoints and events say up to which step FP8 is verified",
+    seed="C23",
+    package="torchao",
+)
+def test_resumes(tmp_path: Path) -> None:
+    assert [place_of(1, period, 2) for period in range(2)] == [0, 2]  # windows end behind the steps 1 and 7
+    options = small("torchao.rowwise", steps=3, guard=4, guard_steps=2, seed=1, schedule="constant", out=str(tmp_path))
+    trained(options)
+    saved = checkpoint.load(last_of(tmp_path))["guard"]
+    assert {name: saved[name] for name in ("state", "verified", "period", "done")} == {
+        "state": "fp8",
+        "verified": 2,
+        "period": 0,
+        "done": 3,
+    }
+    trained(dataclasses.replace(options, steps=8, resume=True))
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(event["step"], event["verified"]) for event in events if event["event"] == "guard"] == [(1, 2), (7, 8)]
+    checkpoints = {event["step"]: event["verified"] for event in events if event["event"] == "checkpoint begins"}
+    assert checkpoints == {2: 2, 3: 2, 4: 2, 6: 2, 8: 8}
 
 
 @proves(

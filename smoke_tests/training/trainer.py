@@ -91,6 +91,8 @@ class Run:
         self.skipped = 0  # how many of them left the weights as they were
         self.losses: List[float] = []  # of the steps before, as the log has them
         self.lock: Optional[IO[str]] = None  # of its folder
+        self.guard: Optional[Guard] = None
+        self.guarded: Dict[str, Any] = {}  # the guard's state in the checkpoint from which the run goes on
         self.writing: Optional[Tuple[int, Future[Path]]] = None  # the step whose checkpoint a thread writes
         self._graph: Any = None
 
@@ -285,6 +287,7 @@ class Run:
             "text": self.text.identity(),
             "skipped": self.skipped,
             "windows": self.windows,
+            "guard": self.guard.state_dict() if self.guard else {},
         }
         out, few = Path(options.out), (options.keep, options.keep_every)
         if self.ranks.way == "fsdp2":
@@ -315,6 +318,7 @@ class Run:
         self.optimizer.load_state_dict(moments)
         checkpoint.restore_random_state(content["random"])
         self.step, self.skipped = content["step"], content.get("skipped", 0)
+        self.guarded = content.get("guard", {})
         return "its FP8 scales start anew" if anew else ""
 
     def _refuse_other(self, path: Path, content: Dict[str, Any]) -> None:
@@ -445,20 +449,23 @@ def steps(run: Run, journal: Journal, signals: Signals, until: Optional[float]) 
 def guarded(run: Run, events: Log, say: Callable[[str], None]) -> Callable[[int], Dict[str, float]]:
     """The function that does a step of a run under the guard."""
     options = run.options
-    guard = Guard(
+    guard = run.guard = Guard(
         run.update,
         run.model,
         run.optimizer,
         every=options.guard,
         steps=options.guard_steps,
         seed=options.seed,
+        begun=run.step,
         mantissas=mantissas(options.precision),
         loss_of=lambda row: float(row["loss"]),
         agreed=run.ranks.agreed,
     )
+    guard.load_state_dict(run.guarded)
 
     def update(step: int) -> Dict[str, float]:
         row: Dict[str, float] = guard(step)
+        run.step = step + 1  # a repeated step that is not finite leaves it behind
         for event in guard.news():
             events.write(event="guard", step=step, seconds=guard.seconds, **event)
             if event["kind"] != "good":
@@ -472,7 +479,8 @@ def written(run: Run, events: Log, say: Callable[[str], None]) -> bool:
     """Write a checkpoint, or let a thread begin to; whether that succeeded. Training continues without it."""
     if not settled(run, events, say):
         return False
-    events.write(event="checkpoint begins", step=run.step, time=time.time())
+    verified = {"verified": run.guard.verified} if run.guard else {}
+    events.write(event="checkpoint begins", step=run.step, time=time.time(), **verified)
     try:
         run.save()
     except checkpoint.CheckpointError as error:
