@@ -298,6 +298,11 @@ def fallback_is_forgotten_by_a_resumed_run() -> ContextManager[Any]:
     return mock.patch.object(guard.Guard, "load_state_dict", forget)
 
 
+@trained("stale state", GUARD + "host_memory")
+def copies_in_the_host_memory_are_the_tensors() -> ContextManager[Any]:
+    return mock.patch.object(guard, "_held", lambda tensor: guard.Held(tensor.detach(), tensor.device))
+
+
 # --- Transformer Engine, in a run and over many steps ---
 
 
@@ -464,7 +469,7 @@ RULED = (
             "Guard._keep",
             "Guard._run",
             "Guard._again",
-            "Guard._weights",
+            "Guard._outcome",
             "Guard._restore",
             "Guard.load_state_dict",
         ),

@@ -52,10 +52,18 @@ TINY = 1e-12  # smaller values count as no distance
 
 
 class Outcome(NamedTuple):
-    """The result of some steps: their losses, and the matrices at their end, by name."""
+    """The result of some steps: their losses, and the matrices at their end, by name; device: where to compare them."""
 
     losses: List[float]
     weights: Dict[str, torch.Tensor]
+    device: Optional[torch.device] = None
+
+
+class Held(NamedTuple):
+    """A tensor's copy in the host's memory, and the device that it is of."""
+
+    copy: torch.Tensor
+    device: torch.device
 
 
 class Guard:
@@ -71,8 +79,9 @@ class Guard:
     begun: steps that were done before the first. verified: the number of steps up to the last that ended a good window,
     or that was done in high precision behind such a one; 0 if none.
 
-    The guard keeps three copies of the parts and three of the layers' weights, on the same device. state_dict() does
-    not hold them: a run that is resumed between two windows goes on in its period, but falls back no farther than to
+    The guard keeps up to three copies of the parts and three of the layers' weights, on the same device or, with memory
+    "host", in the host's memory, pinned where a GPU copies them; every bit stays the same. state_dict() does not hold
+    them: a run that is resumed between two windows goes on in its period, but falls back no farther than to
     where it was resumed, and a window in which it was resumed begins again.
     """
 
@@ -88,6 +97,7 @@ class Guard:
         loss_of: Callable[[Any], float] = float,
         high: Optional[Callable[[], ContextManager[Any]]] = None,
         agreed: Callable[[Any], Any] = lambda value: value,
+        memory: str = "device",
     ) -> None:
         if not 1 <= steps <= every:
             raise ValueError(f"a period of {every} steps has no {steps} to compare")
@@ -100,6 +110,7 @@ class Guard:
             )
         layers = list(self._layers.values())
         self._step, self._parts, self._loss_of, self._agreed = step, parts, loss_of, agreed
+        self._kept_copy = _held if memory == "host" else _clone
         self.every, self.steps, self.seed, self.state = every, steps, seed, "fp8"
         self._as_it_is: Callable[[], ContextManager[Any]] = contextlib.nullcontext
         self._high = high or (lambda: computed(model, plain, layers))
@@ -173,7 +184,7 @@ class Guard:
     # --- the two decisions ---
 
     def _compare(self, result: Any) -> Any:
-        end, taken = self._snapshot(), Outcome(self._losses[-self.steps :], self._weights())
+        end, taken = self._snapshot(), self._outcome(self._losses[-self.steps :])
         by_hand = self._again(self._by_hand)
         if self.state == "fp8":
             other, scales = self._again(self._high), {}
@@ -257,10 +268,10 @@ class Guard:
         self._restore(self._start)
         self._take(scales or {})
         losses = [self._run(batch, way)[1] for batch in self._batches[-self.steps :][:steps]]
-        return Outcome(losses, self._weights())
+        return self._outcome(losses)
 
     def _scales(self) -> Dict[str, torch.Tensor]:
-        state: Dict[str, torch.Tensor] = _copy(checkpoint.fp8_state_of(self._parts[0]))
+        state: Dict[str, torch.Tensor] = _mapped(checkpoint.fp8_state_of(self._parts[0]), _clone)
         return state
 
     def _take(self, scales: Dict[str, torch.Tensor]) -> None:
@@ -268,19 +279,21 @@ class Guard:
         for name, values in scales.items():
             now[name].copy_(values)
 
-    def _weights(self) -> Dict[str, torch.Tensor]:
-        return {f"{name}.weight": layer.weight.detach().clone() for name, layer in self._layers.items()}
+    def _outcome(self, losses: List[float]) -> Outcome:
+        weights = {f"{name}.weight": layer.weight for name, layer in self._layers.items()}
+        copies = _mapped(weights, self._kept_copy)
+        return Outcome(losses, _mapped(copies, _host_copy), next(iter(weights.values())).device)
 
     def _snapshot(self) -> Any:
         model, *others = self._parts
         states = checkpoint.state_of(model), [part.state_dict() for part in others]
-        return _copy(states), checkpoint.random_state()
+        return _mapped(states, self._kept_copy), checkpoint.random_state()
 
     def _restore(self, snapshot: Any) -> None:
         ((state, states), random_state), (model, *others) = snapshot, self._parts
-        checkpoint.restore(model, state)
+        checkpoint.restore(model, _mapped(state, _host_copy))
         for part, own in zip(others, states):
-            part.load_state_dict(_copy(own))  # an optimizer keeps and changes the tensors that it is given
+            part.load_state_dict(_mapped(own, _clone))  # an optimizer keeps and changes the tensors that it is given
         checkpoint.restore_random_state(random_state)
 
 
@@ -296,7 +309,8 @@ def distances(fp8: Outcome, high: Outcome, by_hand: Outcome) -> Tuple[Dict[str, 
     gaps = [sum(abs(a - b) for a, b in zip(way.losses, high.losses)) for way in (fp8, by_hand)]
     ratios = {}
     for name, truth in high.weights.items():
-        far, noise = (float((way.weights[name] - truth).norm()) for way in (fp8, by_hand))
+        truth = truth.to(high.device)
+        far, noise = (float((way.weights[name].to(high.device) - truth).norm()) for way in (fp8, by_hand))
         ratios[name] = max(far, TINY) / max(noise, TINY) if math.isfinite(far) else math.inf
     name = max(ratios, key=lambda name: ratios[name])
     mean = math.exp(statistics.mean(map(math.log, ratios.values())))
@@ -313,12 +327,32 @@ def distances(fp8: Outcome, high: Outcome, by_hand: Outcome) -> Tuple[Dict[str, 
     return numbers, reasons[0] if reasons else "", clear
 
 
-def _copy(tree: Any) -> Any:
-    """A nested state with its tensors copied."""
-    if isinstance(tree, torch.Tensor):
-        return tree.detach().clone()
+def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """A nested state with its tensors, or what is held of them, changed."""
+    if isinstance(tree, (torch.Tensor, Held)):
+        return change(tree)
     if isinstance(tree, dict):
-        return type(tree)((key, _copy(value)) for key, value in tree.items())
+        return type(tree)((key, _mapped(value, change)) for key, value in tree.items())
     if isinstance(tree, (list, tuple)):
-        return type(tree)(_copy(value) for value in tree)
+        return type(tree)(_mapped(value, change) for value in tree)
     return tree
+
+
+def _clone(tensor: Any) -> torch.Tensor:
+    """A copy on the tensor's device, or on that which a held one is of."""
+    if isinstance(tensor, Held):
+        copy: torch.Tensor = tensor.copy.to(tensor.device, copy=True)
+        return copy
+    return tensor.detach().clone()
+
+
+def _held(tensor: torch.Tensor) -> Held:
+    """A copy in the host's memory."""
+    copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False)
+    return Held(copy.copy_(tensor.detach()), tensor.device)
+
+
+def _host_copy(tensor: Any) -> torch.Tensor:
+    """What is held in the host's memory, or the tensor itself."""
+    inside: torch.Tensor = tensor.copy if isinstance(tensor, Held) else tensor
+    return inside

@@ -73,6 +73,9 @@ class Options:
     deterministic: bool = flag(False, "use only algorithms that repeat to the last bit; one thread on a CPU")
     guard: int = flag(0, "every N steps, compare FP8 with high precision and fall back if they differ; 0: off", least=0)
     guard_steps: int = flag(4, "steps per comparison", least=1)
+    guard_memory: str = flag(
+        "device", "where the guard keeps its copies of the weights and the optimizer", choices=("device", "host")
+    )
     deepspeed: str = flag("", "DeepSpeed configuration file, which overrides flags")
     eval_every: int = flag(0, "steps between losses on held-out text; 0: none", least=0)
     eval_windows: int = flag(64, "windows of held-out text, at most", least=1)
@@ -108,6 +111,7 @@ FREE = {
     "skip_spikes",
     "guard",
     "guard_steps",
+    "guard_memory",
     "deepspeed",
     "parallel",
     "out",

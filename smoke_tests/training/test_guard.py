@@ -18,7 +18,7 @@ from smoke_tests.training import checkpoint, guard_proof
 from smoke_tests.training import guard as guard_module
 from smoke_tests.training.guard import ALL, LOSSES, WORST, Guard, Outcome, distances, place_of
 from smoke_tests.training.options import Options
-from smoke_tests.training.precision import compute_by, computed, in_fp8, plain
+from smoke_tests.training.precision import compute_by, computed, in_fp8, plain, rounded
 from smoke_tests.training.small_runs import last_of, small, trained
 from smoke_tests.training.trainer import Run
 
@@ -353,6 +353,49 @@ def test_resumes(tmp_path: Path) -> None:
     assert [(event["step"], event["verified"]) for event in events if event["event"] == "guard"] == [(1, 2), (7, 8)]
     checkpoints = {event["step"]: event["verified"] for event in events if event["event"] == "checkpoint begins"}
     assert checkpoints == {2: 2, 3: 2, 4: 2, 6: 2, 8: 8}
+
+
+@proves(
+    "copies in the host's memory share none with the model or the optimizer, before or after a fallback, which has the "
+    "same bits as with copies on the device",
+    seed="C23",
+    package="torch",
+    since="2.4",
+)
+def test_host_memory() -> None:
+    losses: Dict[str, List[float]] = {}
+    for memory in ("device", "host"):
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(8, 8)
+        compute_by([layer], rounded(3, 2))
+        model = torch.nn.Sequential(layer)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        calls: List[int] = []
+
+        def step_of(step: int) -> float:
+            calls.append(step)  # noqa: B023
+            optimizer.zero_grad()  # noqa: B023
+            loss = (model(torch.randn(4, 8)) - 1).square().mean()  # noqa: B023
+            loss.backward()
+            optimizer.step()  # noqa: B023
+            return float("nan") if step == 7 and calls.count(7) == 1 else float(loss.detach())  # noqa: B023
+
+        guard = Guard(step_of, model, optimizer, every=4, steps=2, mantissas=(3, 2), memory=memory)
+        losses[memory], kinds = [], []
+        for step in range(16):
+            losses[memory].append(guard(step))
+            kinds += [event["kind"] for event in guard.news()]
+            tensors = [*model.state_dict().values(), *leaves(optimizer.state_dict())]
+            held = leaves([guard._good, guard._start])
+            assert len(held) >= (3 if step < 4 else 9)  # weight, bias, random state; then two moments and a count each
+            assert not {tensor.data_ptr() for tensor in tensors} & {tensor.data_ptr() for tensor in held}
+        assert kinds[:3] == ["good", "good", "fallback"] and set(kinds[3:]) <= {"away", "return", "good"}
+    assert losses["host"] == losses["device"]
+
+
+def leaves(tree: Any) -> List[torch.Tensor]:
+    """The tensors of a nested state."""
+    return [leaf for leaf in torch.utils._pytree.tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
 @proves(

@@ -460,6 +460,7 @@ def guarded(run: Run, events: Log, say: Callable[[str], None]) -> Callable[[int]
         mantissas=mantissas(options.precision),
         loss_of=lambda row: float(row["loss"]),
         agreed=run.ranks.agreed,
+        memory=options.guard_memory,
     )
     guard.load_state_dict(run.guarded)
 
