@@ -303,6 +303,11 @@ def copies_in_the_host_memory_are_the_tensors() -> ContextManager[Any]:
     return mock.patch.object(guard, "_held", lambda tensor: guard.Held(tensor.detach(), tensor.device))
 
 
+@trained("wrong scale", GUARD + "extremes")
+def underflow_is_that_of_one_bit_less() -> ContextManager[Any]:
+    return mock.patch.object(guard, "E4M3_HALF", 2.0**-9)
+
+
 # --- Transformer Engine, in a run and over many steps ---
 
 
@@ -475,6 +480,7 @@ RULED = (
         ),
         (GUARD + "states", GUARD + "fault", GUARD + "places", GUARD + "vote", GUARD + "goes_on"),
     ),
+    Ruled("guard", ("Extremes.note", "Extremes.worst"), (GUARD + "extremes",)),
     Ruled("guard", ("place_of",), (GUARD + "places",)),
     Ruled("infer", ("generate",), (INFER + "generate",)),
     Ruled("infer", ("perplexity",), (INFER + "perplexity_in_closed_form",)),

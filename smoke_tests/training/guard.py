@@ -48,6 +48,7 @@ LOSSES, WORST, ALL = 20.0, 4.0, 1.4
 # By chance a window of a short run is farther off (5 of 152 sound ones, up to 2.1 for all matrices and 4.5 for one), so
 # that up to so many times the limits windows vote, of which so many decide.
 CLEAR, MAJORITY = 3.0, 3
+E4M3_MAX, E4M3_HALF = 448.0, 2.0**-10  # the largest value, and half of the smallest, which rounds to 0
 TINY = 1e-12  # smaller values count as no distance
 
 
@@ -64,6 +65,41 @@ class Held(NamedTuple):
 
     copy: torch.Tensor
     device: torch.device
+
+
+class Extremes:
+    """Early warnings: what FP8 can lose of the input and the weight of each layer, with one scale for a whole tensor.
+
+    amax: the largest magnitude. underflow: the share of values that become 0 when amax is scaled to e4m3's largest.
+    saturation: the share above the amax of the first pass, which a scale as old as the window cuts off. Of several
+    passes the largest counts.
+    """
+
+    def __init__(self, layers: Dict[str, torch.nn.Module]) -> None:
+        self._names = {layer: name for name, layer in layers.items()}
+        self._first: Dict[Tuple[str, str], torch.Tensor] = {}
+        self._most: Dict[str, Dict[str, torch.Tensor]] = {}  # by measure and layer
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def note(self, layer: torch.nn.Module, x: torch.Tensor, weight: torch.Tensor) -> None:
+        """Note a pass; nothing waits for the device."""
+        name = self._names[layer]
+        for factor, values in (("input", x), ("weight", weight)):
+            size = values.abs().float()
+            amax = size.amax()
+            first = self._first.setdefault((factor, name), amax)
+            lost = (size > 0) & (size * (E4M3_MAX / E4M3_HALF) <= amax)
+            shares = {"underflow": lost.float().mean(), "saturation": (size > first).float().mean()}
+            for measure, value in {"amax": amax, **shares}.items():
+                most = self._most.setdefault(f"{factor} {measure}", {})
+                most[name] = torch.maximum(most.get(name, value), value)
+
+    def worst(self) -> Dict[str, Tuple[str, float]]:
+        """The layer with the largest value of each measure, and that value: {"input amax": ("blocks.0...", 5.1)}."""
+        numbers = {
+            measure: {name: float(value) for name, value in most.items()} for measure, most in self._most.items()
+        }
+        return {measure: max(of.items(), key=lambda pair: pair[1]) for measure, of in numbers.items()}
 
 
 class Guard:
@@ -112,9 +148,10 @@ class Guard:
         self._step, self._parts, self._loss_of, self._agreed = step, parts, loss_of, agreed
         self._kept_copy = _held if memory == "host" else _clone
         self.every, self.steps, self.seed, self.state = every, steps, seed, "fp8"
+        self._extremes = Extremes(self._layers)  # of the last window
         self._as_it_is: Callable[[], ContextManager[Any]] = contextlib.nullcontext
         self._high = high or (lambda: computed(model, plain, layers))
-        self._by_hand = lambda: computed(model, rounded(*mantissas), layers)
+        self._by_hand = lambda: computed(model, rounded(*mantissas, self._extremes.note), layers)
         self._period = -1  # its number, before the first
         self._votes: List[bool] = []  # which of the windows that follow each other were too far
         self._place = self._done = 0  # where the window begins, and the steps done, in this period
@@ -177,7 +214,10 @@ class Guard:
             self._place = self._done
 
     def news(self) -> List[Dict[str, Any]]:
-        """The events since the last call: "kind" (good, doubt, fallback, away, return), "text", "verified", numbers."""
+        """The events since the last call: "kind" (good, doubt, fallback, away, return), "text", "verified", numbers.
+
+        "extremes", of a comparison, has the worst layer of each measure (Extremes).
+        """
         events, self._events = self._events, []
         return events
 
@@ -185,6 +225,7 @@ class Guard:
 
     def _compare(self, result: Any) -> Any:
         end, taken = self._snapshot(), self._outcome(self._losses[-self.steps :])
+        self._extremes = Extremes(self._layers)
         by_hand = self._again(self._by_hand)
         if self.state == "fp8":
             other, scales = self._again(self._high), {}
@@ -194,6 +235,7 @@ class Guard:
             scales = self._scales()
         fp8, high = (taken, other) if self.state == "fp8" else (other, taken)
         numbers, why, clear = self._agreed(distances(fp8, high, by_hand))
+        numbers = {**numbers, "extremes": self._extremes.worst()}
         if self.state == "fp8":
             self._votes.append(bool(why))
             if why and (clear or sum(self._votes) == MAJORITY):
@@ -216,7 +258,7 @@ class Guard:
         self._keep(end)
         return result
 
-    def _fall_back(self, why: str, **numbers: float) -> Any:
+    def _fall_back(self, why: str, **numbers: Any) -> Any:
         """Do all steps since the last good window again in high precision; returns what the last step returned."""
         self._restore(self._good)
         self.state, result = "high", None
@@ -246,7 +288,7 @@ class Guard:
         self._good, self._start, self._batches, self._losses, self._votes = good, None, [], [], []
         self._since = self._count
 
-    def _note(self, kind: str, text: str, **numbers: float) -> None:
+    def _note(self, kind: str, text: str, **numbers: Any) -> None:
         self._events.append({"kind": kind, "text": text, "verified": self.verified, **numbers})
 
     def _run(self, batch: Any, way: Callable[[], ContextManager[Any]]) -> Tuple[Any, float]:

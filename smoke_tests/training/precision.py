@@ -136,11 +136,15 @@ def plain(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     return F.linear(*factors(layer, x))
 
 
-def rounded(forward_bits: int, backward_bits: int) -> Compute:
-    """The layer with its input and weight, and backward the gradient of its output, cut to so many bits of mantissa."""
+def rounded(forward_bits: int, backward_bits: int, note: Callable[..., None] = lambda *_: None) -> Compute:
+    """The layer with its input and weight, and backward the gradient of its output, cut to so many bits of mantissa.
+
+    note(layer, input, weight) is called before they are cut.
+    """
 
     def compute(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = factors(layer, x)
+        note(layer, x, weight)
         product: torch.Tensor = RoundedProduct.apply(x, weight, forward_bits, backward_bits)
         return product if bias is None else product + bias
 

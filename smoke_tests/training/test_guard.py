@@ -16,7 +16,7 @@ import torch
 from smoke_tests.claims import long, needs, proves
 from smoke_tests.training import checkpoint, guard_proof
 from smoke_tests.training import guard as guard_module
-from smoke_tests.training.guard import ALL, LOSSES, WORST, Guard, Outcome, distances, place_of
+from smoke_tests.training.guard import ALL, LOSSES, WORST, Extremes, Guard, Outcome, distances, place_of
 from smoke_tests.training.options import Options
 from smoke_tests.training.precision import compute_by, computed, in_fp8, plain, rounded
 from smoke_tests.training.small_runs import last_of, small, trained
@@ -396,6 +396,45 @@ def test_host_memory() -> None:
 def leaves(tree: Any) -> List[torch.Tensor]:
     """The tensors of a nested state."""
     return [leaf for leaf in torch.utils._pytree.tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+@proves(
+    "the guard logs the layer with the largest magnitude, underflow and saturation: in closed form they are what e4m3 "
+    "loses, and aligned rows of gate and up, whose product SwiGLU squares, show up in the layer behind them",
+    seed="C23",
+    package="torchao",
+)
+def test_extremes(measured: Dict[str, Any]) -> None:
+    layers = {name: torch.nn.Linear(4, 2) for name in ("a", "b")}
+    extremes, weight = Extremes(layers), torch.tensor([[2.0, 0.0], [-1.0, 1.0]])
+    # e4m3 has 448 and 2^-9; what is at most half of the latter becomes 0, and 0 itself is not lost.
+    for x in ([-448.0, 2.0**-10, 1.5 * 2.0**-10, 0.0], [449.0, -450.0, 3.0, 2.0]):
+        extremes.note(layers["a"], torch.tensor([x]), weight)
+    extremes.note(layers["b"], torch.tensor([[1.0, 3.0]]), 3 * weight)
+    assert extremes.worst() == {
+        "input amax": ("a", 450.0),
+        "input underflow": ("a", 0.25),
+        "input saturation": ("a", 0.5),
+        "weight amax": ("b", 6.0),
+        "weight underflow": ("a", 0.0),
+        "weight saturation": ("a", 0.0),
+    }
+
+    worst: Dict[bool, Any] = {}
+    for planted in (False, True):
+        run = Run(small("torchao.tensorwise"))
+        gate_up = run.model.blocks[1].feed_forward.gate_up.weight
+        if planted:  # arXiv 2409.12517: w of the gate and of up align and grow, so that silu(wx) wx is about (wx)^2
+            with torch.no_grad():
+                gate_up[3] = gate_up[3 + len(gate_up) // 2] = torch.nn.functional.normalize(gate_up[3], dim=0) * 16
+        guard = Guard(run.update, run.model, run.optimizer, every=2, steps=2, loss_of=loss_of)
+        for step in range(2):
+            guard(step)
+        worst[planted] = {name: value for event in guard.news() for name, value in event["extremes"].items()}
+    for name in ("input amax", "input underflow"):
+        layer, measured[name] = worst[True][name]
+        assert layer == guard_proof.LAYER and measured[name] > 10 * worst[False][name][1]
+    assert worst[True]["weight amax"][0] == "blocks.1.feed_forward.gate_up"
 
 
 @proves(
