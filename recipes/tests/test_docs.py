@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from functools import cache
 from pathlib import Path
 
@@ -54,6 +55,11 @@ def test_links_and_anchors_resolve(path: Path) -> None:
 
 def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_the_guarded_loop_on_the_page_is_the_one_that_a_claim_runs() -> None:
+    loop = (ROOT / "smoke_tests" / "training" / "guarded_loop.py").read_text(encoding="utf-8")
+    assert textwrap.indent(loop, "    ") in (ROOT / "docs" / "use" / "train.md").read_text(encoding="utf-8")
 
 
 def test_ids_of_the_documents_stay_on_their_page() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import runpy
 import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple
@@ -435,6 +436,28 @@ def test_extremes(measured: Dict[str, Any]) -> None:
         layer, measured[name] = worst[True][name]
         assert layer == guard_proof.LAYER and measured[name] > 10 * worst[False][name][1]
     assert worst[True]["weight amax"][0] == "blocks.1.feed_forward.gate_up"
+
+
+@proves(
+    "the loop of one's own that the documentation shows is guarded, and goes on in its period from its checkpoint",
+    seed="C23",
+    package="torchao",
+)
+def test_own_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    ends = [20 * period + place_of(0, period, 16) + 3 for period in range(3)]
+    for part in (ends[:2], ends[2:]):  # of 30 steps each
+        torch.manual_seed(0)
+        runpy.run_module("smoke_tests.training.guarded_loop")
+        lines = [line.split()[:3] for line in capsys.readouterr().out.splitlines() if line[0].isdigit()]
+        assert lines == [[str(end), "good", str(end + 1)] for end in part]
+    saved = torch.load(tmp_path / "checkpoint.pt")
+    assert ends[1] < 30 <= ends[2] and saved["step"] == 60
+    assert {name: saved["guard"][name] for name in ("state", "period", "done")} == {
+        "state": "fp8",
+        "period": 3,
+        "done": 0,
+    }
 
 
 @proves(
