@@ -275,6 +275,11 @@ def layers_in_high_precision_are_judged_and_rounded() -> ContextManager[Any]:
     return mock.patch.object(guard, "in_fp8", every)
 
 
+@trained("another kernel", GUARD + "vote")
+def first_rounding_decides_alone() -> ContextManager[Any]:
+    return mock.patch.object(guard, "SCALES", ())
+
+
 @trained("another place", GUARD + "places")
 def windows_lie_at_the_end_of_each_period() -> ContextManager[Any]:
     return mock.patch.object(guard, "place_of", lambda seed, period, last: last)

@@ -12,7 +12,8 @@ and the period's number. The guard is in one of two states:
             from high precision than the rounded steps, the window is good and its end is kept. If FP8 is far beyond
             that, or as soon as a loss is infinite or NaN, the guard goes back to the end of the last good window, does
             all steps since then again in high precision, and begins a period in the state `high`. If it is only a
-            little beyond, which chance can explain, up to four windows follow at once, and the majority decides.
+            little beyond, which chance can explain, steps rounded by hand in three other ways must agree, and up to
+            four windows follow at once, of all of which the majority decides.
     high    steps run in high precision. At the window's end they are repeated in FP8 and rounded by hand; if FP8 is
             near enough again, the state becomes `fp8`. The steps of high precision stay.
 
@@ -31,6 +32,7 @@ correct FP8 and distinguishes two bits of mantissa from three).
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 import statistics
@@ -45,9 +47,11 @@ from smoke_tests.training.precision import computed, in_fp8, plain, rounded
 # Limits in units of the noise: of the losses, which are few, so that their noise may be small by chance (8 was seen in
 # 160 sound comparisons), of the worst matrix (2.4), and of all (1.3; with two bits of mantissa 1.6 and more).
 LOSSES, WORST, ALL = 20.0, 4.0, 1.4
-# By chance a window of a short run is farther off (5 of 152 sound ones, up to 2.1 for all matrices and 4.5 for one), so
-# that up to so many times the limits windows vote, of which so many decide.
-CLEAR, MAJORITY = 3.0, 3
+# By chance a sound window of a short run is farther off (13 of 256, up to 3.2 for all matrices, 7.0 for one, 25 for the
+# losses). So up to CLEAR times the limits it is compared with steps rounded on other grids, too, which have these
+# scales (that left 3), and if it is too far from each, windows vote, of which MAJORITY decide.
+CLEAR, MAJORITY = 5.0, 3
+SCALES = (2**0.2, 2**0.4, 2**0.6)
 E4M3_MAX, E4M3_HALF = 448.0, 2.0**-10  # the largest value, and half of the smallest, which rounds to 0
 TINY = 1e-12  # smaller values count as no distance
 
@@ -152,6 +156,9 @@ class Guard:
         self._as_it_is: Callable[[], ContextManager[Any]] = contextlib.nullcontext
         self._high = high or (lambda: computed(model, plain, layers))
         self._by_hand = lambda: computed(model, rounded(*mantissas, self._extremes.note), layers)
+        self._by_other_hands = [
+            functools.partial(computed, model, rounded(*mantissas, scale=scale), layers) for scale in SCALES
+        ]
         self._period = -1  # its number, before the first
         self._votes: List[bool] = []  # which of the windows that follow each other were too far
         self._place = self._done = 0  # where the window begins, and the steps done, in this period
@@ -235,6 +242,9 @@ class Guard:
             scales = self._scales()
         fp8, high = (taken, other) if self.state == "fp8" else (other, taken)
         numbers, why, clear = self._agreed(distances(fp8, high, by_hand))
+        for other_hand in self._by_other_hands:  # the noise of one may be small by chance
+            if why and not clear:
+                numbers, why, _ = self._agreed(distances(fp8, high, self._again(other_hand)))
         numbers = {**numbers, "extremes": self._extremes.worst()}
         if self.state == "fp8":
             self._votes.append(bool(why))

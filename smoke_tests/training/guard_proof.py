@@ -27,6 +27,7 @@ from smoke_tests.training.trainer import Run
 
 EVERY, COMPARED = 20, 4
 FROM, UNTIL, STEPS = 50, 105, 160
+BATCH = 8  # windows of 64 bytes
 PRECISIONS = ("torchao.tensorwise", "torchao.rowwise")
 LAYER = "blocks.1.feed_forward.down"  # the layer that some faults affect
 
@@ -163,7 +164,14 @@ FAULTS: Dict[str, Callable[[Run], Planted]] = {
 def options(seed: int, precision: str, steps: int) -> Options:
     """The options of all runs: the tiny model on windows of 64 bytes."""
     return Options(
-        model="tiny", precision=precision, steps=steps, seed=seed, learning_rate=3e-3, schedule="constant", device="cpu"
+        model="tiny",
+        precision=precision,
+        steps=steps,
+        seed=seed,
+        learning_rate=3e-3,
+        schedule="constant",
+        batch_size=BATCH,
+        device="cpu",
     )
 
 

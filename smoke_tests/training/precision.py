@@ -136,16 +136,23 @@ def plain(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     return F.linear(*factors(layer, x))
 
 
-def rounded(forward_bits: int, backward_bits: int, note: Callable[..., None] = lambda *_: None) -> Compute:
+def rounded(
+    forward_bits: int, backward_bits: int, note: Callable[..., None] = lambda *_: None, scale: float = 1.0
+) -> Compute:
     """The layer with its input and weight, and backward the gradient of its output, cut to so many bits of mantissa.
 
-    note(layer, input, weight) is called before they are cut.
+    note(layer, input, weight) is called before they are cut. scale: by which input and weight are multiplied before
+    they are cut, and divided behind: another one that is no power of two rounds other values up, by as much.
     """
 
     def compute(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         x, weight, bias = factors(layer, x)
         note(layer, x, weight)
+        if scale != 1:
+            x, weight = x * scale, weight * scale
         product: torch.Tensor = RoundedProduct.apply(x, weight, forward_bits, backward_bits)
+        if scale != 1:
+            product = product / scale**2
         return product if bias is None else product + bias
 
     return compute

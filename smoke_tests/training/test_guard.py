@@ -26,8 +26,10 @@ from smoke_tests.training.trainer import Run
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-# What a comparison says: near enough, too far, clearly too far.
-VERDICTS: Dict[str, Any] = {"+": ({}, "", False), "-": ({}, "too far", False), "!": ({}, "too far", True)}
+# What a window's comparisons say: near enough, too far from all four roundings, from the first alone, clearly too far.
+TOO_FAR: Any = ({}, "too far", False)
+VERDICTS: Dict[str, Any] = {"+": [({}, "", False)], "-": [TOO_FAR] * 4, "~": [TOO_FAR, ({}, "", False)]}
+VERDICTS["!"] = [({}, "too far", True)]
 
 
 @functools.lru_cache(maxsize=None)
@@ -80,8 +82,8 @@ def test_distances() -> None:
         assert not clear
     assert distances(moved(float("nan"), 0.0), moved(0.0, 0.0), by_hand) == ({}, "a loss is not finite", True)
     assert distances(moved(0.0, float("nan"), 0.0), high, by_hand)[0]["one"] == float("inf")
-    # Three times a limit is no chance.
-    for losses, weight, clear in ((3 * LOSSES, 1.0, False), (3 * LOSSES + 0.1, 1.0, True), (1.0, 3.1 * ALL, True)):
+    # Five times a limit is no chance.
+    for losses, weight, clear in ((5 * LOSSES, 1.0, False), (5 * LOSSES + 0.1, 1.0, True), (1.0, 5.1 * ALL, True)):
         fp8 = moved(losses / 64, weight / 32, weight / 128)
         assert distances(fp8, high, by_hand)[2] is clear
     # Where nothing moved, nothing is too far; where what was rounded by hand did not and FP8 did, that is.
@@ -97,7 +99,7 @@ def test_distances() -> None:
     package="torchao",
 )
 def test_fault(fault: str, measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"EVERY": 4, "COMPARED": 2, "FROM": 8, "UNTIL": 99}.items():
+    for name, value in {"EVERY": 4, "COMPARED": 2, "FROM": 8, "UNTIL": 99, "BATCH": 4}.items():
         monkeypatch.setattr(guard_proof, name, value)
     # With this seed windows begin at the steps 1, 4 and 8; those that vote follow.
     assert [place_of(0, period, 2) for period in range(3)] == [1, 0, 0]
@@ -121,7 +123,7 @@ def test_fault(fault: str, measured: Dict[str, Any], monkeypatch: pytest.MonkeyP
     package="torchao",
 )
 def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"EVERY": 5, "COMPARED": 2, "FROM": 6, "UNTIL": 13}.items():
+    for name, value in {"EVERY": 5, "COMPARED": 2, "FROM": 6, "UNTIL": 13, "BATCH": 4}.items():
         monkeypatch.setattr(guard_proof, name, value)
     run = guard_proof.guarded_run(0, "torchao.rowwise", "NaN", steps=22)
     assert [place_of(0, period, 3) for period in range(5)] == [2, 1, 1, 0, 3]
@@ -257,8 +259,8 @@ def test_places(measured: Dict[str, Any]) -> None:
 
 
 @proves(
-    "where chance could explain a distance, windows follow at once until three of up to five agree; one that is far "
-    "beyond it decides alone, and a fallback does all steps since the last good window again",
+    "where chance could explain a distance, three other roundings must agree, and windows follow until three of up to "
+    "five do; one that is far beyond it decides alone, and a fallback does all steps since the last good window again",
     seed="C23",
     package="torch",
     since="2.4",
@@ -266,10 +268,17 @@ def test_places(measured: Dict[str, Any]) -> None:
 def test_vote(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = torch.nn.Linear(2, 2)
     compute_by([layer], plain)
-    cases = (("-+++", "good"), ("-+-++", "good"), ("---", "fallback"), ("-++--", "fallback"), ("-+!", "fallback"))
+    cases = (
+        ("-+++", "good"),
+        ("-+-++", "good"),
+        ("---", "fallback"),
+        ("-++--", "fallback"),
+        ("-~!", "fallback"),
+        ("~", "good"),
+    )
     for windows, last in (*cases, ("!", "fallback")):
-        sequence = iter("+" + windows)
-        monkeypatch.setattr(guard_module, "distances", lambda *_, sequence=sequence: VERDICTS[next(sequence)])
+        sequence = iter([verdict for window in "+" + windows for verdict in VERDICTS[window]])
+        monkeypatch.setattr(guard_module, "distances", lambda *_, sequence=sequence: next(sequence))
         guard = Guard(lambda _: 1.0, torch.nn.Sequential(layer), every=3, steps=1)
         assert [place_of(0, period, 2) for period in (0, 1)] == [1, 0]
         events = []
@@ -283,9 +292,10 @@ def test_vote(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def scripted(verdicts: str, cut: int, steps: int = 1, **others: Any) -> List[Tuple[Any, ...]]:
     """What a guard does in 16 steps if its windows compare like that and another goes on from its state at step cut."""
-    layer, sequence, events = torch.nn.Linear(2, 2), iter(verdicts), []
+    layer, events = torch.nn.Linear(2, 2), []
+    sequence = iter([verdict for window in verdicts for verdict in VERDICTS[window]])
     compute_by([layer], plain)
-    with mock.patch.object(guard_module, "distances", lambda *_: VERDICTS[next(sequence)]):
+    with mock.patch.object(guard_module, "distances", lambda *_: next(sequence)):
         guard = Guard(lambda _: 1.0, torch.nn.Sequential(layer), every=4, steps=steps)
         for step in range(16):
             if step == cut:

@@ -55,10 +55,16 @@ def test_rounded_layers() -> None:
     for bias in (False, True):
         layer = torch.nn.Linear(48, 40, bias=bias)
         x, gradient = torch.randn(2, 5, 48, requires_grad=True), torch.randn(2, 5, 40)
-        for compute, bits in ((rounded(3, 2), (3, 2)), (rounded(5, 4), (5, 4)), (unrounded, (23, 23))):
+        for compute, bits, scale in (
+            (rounded(3, 2), (3, 2), 1.0),
+            (rounded(3, 2, scale=1.3), (3, 2), 1.3),
+            (rounded(5, 4), (5, 4), 1.0),
+            (unrounded, (23, 23), 1.0),
+        ):
             cut = [each.detach() for each in (x, layer.weight, gradient)]
             if compute is not unrounded:
-                cut = [round_mantissa(each, n) for each, n in zip(cut, (bits[0], *bits))]
+                scales = (scale, scale, scale**-2)
+                cut = [round_mantissa(each * by, n) / by for each, n, by in zip(cut, (bits[0], *bits), scales)]
             at, weight, behind = (each.double() for each in cut)
             shift = layer.bias.detach().double() if bias else 0.0
             true = [at @ weight.t() + shift, behind @ weight, behind.flatten(0, 1).t() @ at.flatten(0, 1)]
