@@ -116,7 +116,11 @@ def test_the_room_does_not_need_the_tool(path: Path) -> None:
 
 @by_name
 def test_only_test_files_import_packages_under_test(path: Path) -> None:
-    if path not in TEST_FILES and path.name not in ("engine.py", "train.py", "guarded_loop.py"):  # those are programs of their own
+    if path not in TEST_FILES and path.name not in (
+        "engine.py",
+        "train.py",
+        "guarded_loop.py",
+    ):  # those are programs of their own
         allowed = {*sys.stdlib_module_names, "pytest", "numpy", "torch", "smoke_tests", "training"}
         assert imports_of(path, top_level_only=True) <= allowed
 
