@@ -213,7 +213,7 @@ def shell(session, target):
 
 @verb()
 def launch(session):
-    """Print what starts a run of recipes/runs.toml: -- NAME [--as slurm] [--float8 rowwise] [--hosts N] [--gpus N]."""
+    """Print the script or manifest of a run: -- NAME [--as slurm] [--float8 rowwise] [--hosts N] [--gpus N]."""
     recipes(session, "launch", *session.posargs)
 
 
@@ -236,7 +236,7 @@ def bump(session):
 
 @verb()
 def outdated(session):
-    """Ask upstream what is newer than each pin, and what limits and patches say about it; -- [TARGET] [--json FILE]."""
+    """Ask upstream for newer releases than the pins; show what limits and patches say; -- [TARGET] [--json FILE]."""
     recipes(session, "outdated", *session.posargs)
 
 

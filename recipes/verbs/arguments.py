@@ -57,9 +57,9 @@ def add_sm(parser: argparse.ArgumentParser) -> None:
 def add_trust(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Who is trusted: a key or a workflow."""
     trust = parser.add_mutually_exclusive_group(required=required)
-    trust.add_argument("--key", type=place, help="the public key of who signed it")
+    trust.add_argument("--key", type=place, help="the public key of the signer")
     trust.add_argument(
-        "--identity", help="a pattern of the workflow that signed it, such as ^https://github.com/OWNER/"
+        "--identity", help="a pattern for the workflow that signed it, such as ^https://github.com/OWNER/"
     )
 
 
@@ -76,7 +76,7 @@ def add_standin(parser: argparse.ArgumentParser) -> None:
 def standins(given: list[str]) -> dict[str, str]:
     """The images that stand in, by the name of the base; a text that is not NAME=REF is refused."""
     if wrong := [text for text in given if not all(text.partition("="))]:
-        raise Refusal(f"--standin {wrong[0]} names no image to stand in: write NAME=REF.")
+        raise Refusal(f"--standin {wrong[0]} names no substitute image: write NAME=REF.")
     named = {name: reference for name, _, reference in (text.partition("=") for text in given)}
     if wrong := [name for name in named.values() if not re.fullmatch(r"[\w.:/@-]+", name)]:
         raise Refusal(f"--standin {wrong[0]!r} is not the name of an image: correct it.")

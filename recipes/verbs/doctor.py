@@ -1,4 +1,4 @@
-"""The verb that says what is in the way: of a build or a run on this machine, or behind an error text."""
+"""The verb that finds what prevents a build or a run on this machine, and what causes an error text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def register(verbs: Verbs) -> None:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """Say what this machine has and lacks for a target, or with --error what an error text means."""
+    """Check what this machine has and lacks for a target or, with --error, explain an error text."""
     catalogue = Catalogue()
     if options.error or options.target == "-":
         target = options.target if options.target != "-" else None
@@ -65,7 +65,7 @@ def _text(path: Path | None) -> str:
 
 
 def _explain(catalogue: Catalogue, text: str, target: str | None) -> int:
-    """Print what an error text means, the likeliest cause first; what has no known cause is said to be unknown."""
+    """Print what an error text means, the likeliest cause first, or that no cause is known."""
     facts = None
     if target:
         chosen: Plan = plan(catalogue, target)

@@ -1,4 +1,4 @@
-"""The environment of the target that a verb names: made if it is missing, or as it is."""
+"""The environment of the target that a verb names, existing or made on demand."""
 
 from __future__ import annotations
 

@@ -46,11 +46,11 @@ def register(verbs: Verbs) -> None:
     locked = verbs.add("lock", lock)
     locked.add_argument("--upgrade", action="store_true", help="take the newest versions that fit")
     add_standin(locked)
-    locked.add_argument("--network", help='the network in which base images are asked, such as "host"')
+    locked.add_argument("--network", help='the network in which base images are queried, such as "host"')
     bumped = verbs.add("bump", bump, mirror=True)
     raised = bumped.add_mutually_exclusive_group(required=True)
     raised.add_argument("pin", nargs="?", metavar="PACKAGE==VERSION", help="the release to pin")
-    raised.add_argument("--bases", action="store_true", help="pin the digests that the base images' tags have now")
+    raised.add_argument("--bases", action="store_true", help="pin the current digests of the base images' tags")
     wheels = verbs.add("cache", cache, target=False)
     wheels.add_argument("action", choices=("export", "import"), help="copy the wheels to the folder, or from it")
     wheels.add_argument("folder", type=place, help="the folder of wheels")
@@ -154,7 +154,7 @@ def lock(options: argparse.Namespace) -> int:
 
 
 def bump(options: argparse.Namespace) -> int:
-    """Pin another release of a package: add it, lock the target again, and report what becomes of its patches.
+    """Pin another release of a package: add it, lock the target again, and report the state of its patches.
 
     With `--bases`, pin the base images of all targets by the digests that their tags have now.
     """

@@ -1,4 +1,4 @@
-"""Verbs that measure, recommend by what was measured, and start runs on several GPUs."""
+"""Verbs that measure, recommend from measured rows, and start runs on several GPUs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _register_bench(verbs: Verbs) -> None:
 def bench(options: argparse.Namespace) -> int:
     """Measure FP8 and fused operators in a target's environment, and write build/TARGET/bench/report.html."""
     if options.seconds is not None and not options.seconds > 0:
-        raise Refusal(f"--seconds {options.seconds:g} leaves no time for anything: give more seconds, or leave it out.")
+        raise Refusal(f"--seconds {options.seconds:g} leaves no time to measure: give more seconds, or omit it.")
     if options.list and not options.rows:
         return measuring.listed(*existing(options), options.only, options.quick)
     from recipes.measure import report  # matplotlib takes a second
@@ -149,7 +149,7 @@ def _register_launch(verbs: Verbs) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
-    """Print what starts a run on several GPUs: a script for torchrun or Slurm, or a manifest for Kubernetes."""
+    """Print the script (torchrun, Slurm) or the manifest (Kubernetes) that starts a run on several GPUs."""
     changes = {name: getattr(options, name, None) for name in runs.Run.model_fields if name != "name"}
     run = runs.chosen(options.run, changes)
     image = options.image or runs.published()

@@ -106,7 +106,7 @@ def _changed_proofs(root: Path) -> None:
 
 
 def _changed_mutants(root: Path) -> None:
-    """Count the mutants whose outcome was decided by code that has changed since."""
+    """Count the mutants whose outcome depends on code that has changed since."""
     keys = planting.Keys(root)
     for outcomes in planting.committed(root):
         name = f"mutants/{outcomes['target']}--{outcomes['hardware']['name']}"

@@ -35,7 +35,7 @@ def register(verbs: Verbs) -> None:
     published.add_argument(
         "--only",
         choices=("push", "prove", "release"),
-        help="do one step: build and push, prove what was pushed, or sign and tag it; they hand on build/TARGET/image/",
+        help="do one step: build and push, prove the pushed image, or sign and tag it; they share build/TARGET/image/",
     )
     published.add_argument("--key", type=place, help="cosign's private key; in GitHub's workflow none is needed")
     carried = verbs.add("carry", carry, target=False)
@@ -62,8 +62,8 @@ def register(verbs: Verbs) -> None:
         added.add_argument(
             "--apt",
             choices=("locked", "newest"),
-            help="install the distribution's packages by recipes/lock/apt/, or those of today (default: locked, and "
-            "newest on a stand-in)",
+            help="install the distribution's packages from recipes/lock/apt/, or its current ones (default: locked, "
+            "and newest on a substitute base)",
         )
         added.add_argument(
             "--cache", type=text, metavar="REF", help="keep the stages between runs in a registry, under this name"
@@ -100,7 +100,7 @@ def publish(options: argparse.Namespace) -> int:
 def carry(options: argparse.Namespace) -> int:
     """Write a pushed image as parts, with a script that proves it on a machine without a registry or Docker."""
     if options.mib < 1:
-        raise Refusal(f"--mib {options.mib} is no size of a part: give a positive number of MiB.")
+        raise Refusal(f"--mib {options.mib} is not a valid size of a part: give a positive number of MiB.")
     about = carrying.carry(options.image, options.into, options.mib)
     parts = about["parts"]
     say(f"{options.into}: {len(parts)} parts, {sum(part['bytes'] for part in parts) / 2**30:.2f} GiB")
@@ -109,7 +109,7 @@ def carry(options: argparse.Namespace) -> int:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Verify images or collected wheels: signature, provenance against this checkout, and claims; an image's layers."""
+    """Verify images or wheels against this checkout: signature, provenance, claims, and the layers of images."""
     catalogue, signer = Catalogue(), Signer(options.key, options.identity)
     commit = publishing.Commit.of(catalogue.root).sha
     codes = []
@@ -122,7 +122,7 @@ def verify(options: argparse.Namespace) -> int:
 
 
 def rollback(options: argparse.Namespace) -> int:
-    """Move a target's floating tag back to an image that was published before, once that is verified."""
+    """Verify an image that was published before, and move its target's floating tag back to it."""
     if _verified(Catalogue(), options.image, Signer(options.key, options.identity), None):
         return 1
     name, _, digest = options.image.partition("@")

@@ -1,4 +1,4 @@
-"""Verbs that ask upstream: what is newer than the pins, and what a new recipe begins with."""
+"""Verbs that query upstream: for releases newer than the pins, and for the data of a new recipe."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def register(verbs: Verbs) -> None:
 
 
 def outdated(options: argparse.Namespace) -> int:
-    """Show each pin's newest release, what the limits say about it, and what becomes of the pin's patches."""
+    """Show each pin's newest release, whether the limits allow it, and if its patches stay, end or retire."""
     catalogue = Catalogue()
     targets = [catalogue.target(name) for name in options.targets] or list(catalogue.targets.values())
     alone = options.json == "-"

@@ -1,4 +1,4 @@
-"""Verbs that hand out wheels: collect a target's own, make that of the claims, and an index of all of them."""
+"""Verbs about wheels: collect a target's wheels, make the wheel of the claims, and make an index of all wheels."""
 
 from __future__ import annotations
 
@@ -30,19 +30,17 @@ def register(verbs: Verbs) -> None:
         "--build", type=number, metavar="N", help="the wheels' build number, for a wheel that replaces a published one"
     )
     collected.add_argument(
-        "--lock", action="store_true", help="also write pylock.toml; pip's index is asked where each dependency is"
+        "--lock", action="store_true", help="also write pylock.toml; pip's index says where each dependency is"
     )
     collected.add_argument(
         "--key", type=place, help="sign them with this private key of cosign; in GitHub's workflow none is needed"
     )
-    collected.add_argument(
-        "--for", dest="torch", metavar="torch==VERSION", help="only say which wheels there are for this torch"
-    )
+    collected.add_argument("--for", dest="torch", metavar="torch==VERSION", help="only list the wheels for this torch")
     collected.add_argument(
         "--missing",
         type=place,
         metavar="INDEX",
-        help="only say of which targets an index lacks wheels, and which runner builds them",
+        help="only list the targets whose wheels an index lacks, and the runner of each",
     )
     collected.add_argument("--json", type=place, metavar="FILE", help="with --missing: also write it to this file")
     collected.add_argument("--python", help="with --for: for this Python, such as 3.12")
@@ -66,7 +64,7 @@ def number(value: str) -> int:
 
 
 def wheels(options: argparse.Namespace) -> int:
-    """Collect, and sign, the wheels that a target builds or patches; or say what there is, or what an index lacks."""
+    """Collect and sign the wheels that a target builds or patches, or list what exists or what an index lacks."""
     if options.missing:
         return _missing(options.missing, options.json)
     if options.torch:
@@ -126,7 +124,7 @@ def claims(_: argparse.Namespace) -> int:
 
 
 def index(options: argparse.Namespace) -> int:
-    """Make a static package index of all collected wheels; what it holds already stays."""
+    """Make a static package index of all collected wheels; wheels already in it stay."""
     catalogue, trusted = Catalogue(), Signer(options.key, options.identity)
     into = options.into or catalogue.root / "build" / "index"
     with Steps() as steps, Cache().held(steps.wait):  # as long as `wheels` writes what is read here
