@@ -1,8 +1,8 @@
 """Recipes: what each environment is made of (the TOML files), and the tool that makes it (the packages).
 
-catalogue/ reads the TOML; make/ turns pins into wheels and an environment; prove/ runs the claims and keeps what came
-of them; ship/ builds images; measure/ turns measured rows into numbers; pages/ renders all of it; verbs/ is the command
-line, `python -m recipes VERB`. Each imports those before it: docs/maintain/architecture.md has the picture.
+catalogue/ reads the TOML; make/ turns pins into wheels and an environment; prove/ runs the claims and keeps their
+outcomes; ship/ builds images; measure/ turns measured rows into numbers; pages/ renders all of it; verbs/ is the
+command line, `python -m recipes VERB`. Each imports those before it: docs/maintain/architecture.md has the picture.
 """
 
 import sys

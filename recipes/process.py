@@ -55,7 +55,7 @@ def commit_of(root: Path, *files: str) -> str:
 
 @contextlib.contextmanager
 def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """A process with all that it starts, with both outputs in one pipe; none of it outlives the block, or us.
+    """A process and everything that it starts, with both outputs in one pipe; none outlives the block or the tool.
 
     A supervisor (recipes/supervisor.py) runs the command, and also ends everything if we are killed. Until then, the
     processes inherit the locks that we hold (`close_fds`).
@@ -123,8 +123,8 @@ def _acquire(lock: TextIO, folder: Path, waiting: Callable[[str], None]) -> None
         elif time.monotonic() > patient_until:
             listed = ", ".join(f"{number} ({name})" for number, name in users.items())
             raise Refusal(
-                f"{folder} is in use by what process {holder} started before it was killed: end {listed} with `kill`, "
-                "and run again."
+                f"{folder} is in use by processes that the killed process {holder} started: "
+                f"end {listed} with `kill`, and run again."
             )
         if not announced and (not users or holder in users):
             waiting(f"waiting for process {holder}, which is using {folder}")
@@ -133,7 +133,7 @@ def _acquire(lock: TextIO, folder: Path, waiting: Callable[[str], None]) -> None
 
 
 def _users(lock: TextIO) -> dict[str, str]:
-    """Number and name of the processes that have that lock, as far as they are seen; not those that wait for it."""
+    """Number and name of the visible processes that hold that lock, without those that wait for it."""
     ours, users = os.fstat(lock.fileno()), {}
     for process in Path("/proc").glob("[0-9]*"):
         opened: list[Path] = []

@@ -51,17 +51,17 @@ class Step:
         self.note = ""
 
     def advance(self, count: int) -> None:
-        """`count` bytes have come."""
+        """Report that `count` more bytes have arrived."""
         self._progress.advance(self._task, count)
         task = self._progress.tasks[self._progress.task_ids.index(self._task)]
         self._tell(f"{size(task.completed)} of {size(task.total) if task.total else '?'}")
 
     def expect(self, total: int | None) -> None:
-        """How many bytes will come, once a server has said so."""
+        """Set the number of bytes to expect, once a server has given it."""
         self._progress.reset(self._task, total=total, bytes=True)
 
     def show(self, note: str) -> None:
-        """What is happening now, beside the step (the last line of a compiler)."""
+        """Show the current activity beside the step, such as the last line of a compiler."""
         self._progress.update(self._task, note=note.strip()[:60])
         self._tell(note.strip()[:100])
 
@@ -83,7 +83,7 @@ def _print(to: Console, verb: str, subject: str, note: str) -> None:
 
 
 class _Bytes(DownloadColumn):
-    """Bytes of bytes, for the steps that have any."""
+    """Bytes done of all bytes, for the steps that count bytes."""
 
     def render(self, task: Task) -> Text:
         return super().render(task) if task.fields["bytes"] else Text("")

@@ -1,4 +1,4 @@
-"""The images that no target declares, from recipes/bases.toml."""
+"""The images that recipes/bases.toml declares and no target does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Bases(Strict):
 
 
 def bases(root: Path = ROOT) -> Bases:
-    """Those of a checkout."""
+    """The images that recipes/bases.toml of a checkout declares."""
     path = root / "recipes" / "bases.toml"
     return validated(Bases, read_toml(path), path)
 

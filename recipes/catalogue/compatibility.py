@@ -1,9 +1,10 @@
 """Which versions fit together: a target with other versions, and every release of a package against every target.
 
 A combination is refused if a learned limit, a release's range, its requirements or its wheel's tags are against it. It
-is allowed only if, beside that, every package of the target speaks to the change: by a range with two ends, by what was
-tried, or by what a target has together already. A range with one end speaks up to what was there when it was written,
-and so as far as the versions that a target has together. Anything else is unknown, with what is not known.
+is allowed only if every package of the target also confirms the change: by a range with two ends, by what was tried,
+or by what a target has together already. A range with one end counts up to the versions that existed when it was
+written, and so up to the versions that a target combines. Any other combination is unknown, and the answer lists what
+is not known.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Knowledge:
     # --- the verdict
 
     def verdict(self, target: Target, replaced: Mapping[str, str], published: Collection[str] = ()) -> Verdict:
-        """The answer for a target with other versions; what a declared target of that name has is not asked."""
+        """The answer for a target with other versions; the declared target of that name does not count."""
         declared = self.catalogue.targets[target.name]
         others = {name: version for name, version in replaced.items() if name not in FACTS}
         target = self.changed(target, replaced)
@@ -134,7 +135,7 @@ class Knowledge:
         return what_if(target, {**changes, **({"toolkit": None} if "cuda" in given else {})})
 
     def held(self, target: Target, others: Mapping[str, str]) -> dict[str, list[str]]:
-        """What the target holds with other versions; without CUDA, nothing of a GPU."""
+        """What the target contains with other versions; without CUDA, no facts about a GPU."""
         held = limits.facts(target, None, others, self.catalogue.learned.base)
         pinned = self._pinned_by_requirements(target, held)
         own = next((version for name, version in pinned.items() if name.startswith("nvidia-cudnn-cu")), None)
@@ -144,7 +145,7 @@ class Knowledge:
         return held
 
     def _pinned_by_requirements(self, target: Target, held: limits.Facts) -> dict[str, list[str]]:
-        """The one version of what packages of the target require exactly, as torch does its triton."""
+        """The only version of a package that others in the target pin exactly, as torch pins triton."""
         pinned = {}
         for package in [name for name in held if name not in FACTS]:
             version = held[package][0]
@@ -163,7 +164,7 @@ class Knowledge:
         return self._rows_of[package, version]
 
     def obstacles(self, target: Target, held: limits.Facts, asked: Collection[str]) -> Iterator[Reason]:
-        """Why releases cannot be in the target, or what their requirements have against what is asked."""
+        """Why releases cannot be in the target, or which of their requirements conflict with the change."""
         torch = held.get("torch", [None])[0]
         for package in [name for name in held if name not in FACTS]:
             version = held[package][0]
@@ -195,7 +196,7 @@ class Knowledge:
     # --- who speaks
 
     def _pairs(self, target: Target, held: limits.Facts, thing: str) -> Iterator[tuple[str, str, str]]:
-        """Whom a change concerns: each package that depends on the thing, and what the thing itself depends on."""
+        """The packages that a change affects: those that depend on the thing, and its own dependencies."""
         without = ("cuda",) if target.cuda == "none" else ()
         for package in [name for name in held if name not in (thing, "cudnn", *without, *_LASTING)]:
             for version in held[package]:
@@ -252,7 +253,7 @@ class Knowledge:
     def speaks(
         self, target: Target, package: str, version: str, thing: str, versions: Collection[str]
     ) -> Reason | None:
-        """Who says that a version of a package fits these of a thing, or None. A refusal is not looked for here."""
+        """Who says that a package version fits these versions of a thing, or None. This finds no refusals."""
         spoken = [self._speaks(target, package, version, thing, beside) for beside in versions]
         return spoken[0] if spoken and all(spoken) else None
 
@@ -292,13 +293,13 @@ class Knowledge:
         return None
 
     def _seen(self, package: str, version: str) -> Mapping[str, set[str]]:
-        """What targets have beside a version of a package."""
+        """The versions that targets combine with a version of a package."""
         return self.together.get((package, version)) or defaultdict(set)
 
     # --- what is not known
 
     def _strangers(self, others: Mapping[str, str], published: Collection[str]) -> Iterator[Reason]:
-        """Versions of which nobody says that they exist."""
+        """Versions that no data list as existing."""
         for package, version in others.items():
             if package not in published and not self.exists(package, version):
                 listed = " of that version" if package in self.catalogue.learned.releases else ""
@@ -308,7 +309,7 @@ class Knowledge:
                 )
 
     def unlisted(self, target: Target) -> Iterator[Reason]:
-        """The GPU architectures of which nobody says that they exist."""
+        """The GPU architectures that no data list as existing."""
         known = self.catalogue.learned.releases.get("sm", target.sm)
         for architecture in [architecture for architecture in target.sm if architecture not in known]:
             yield Reason(
@@ -343,7 +344,7 @@ class Knowledge:
         return Reason("try it, and add what you learn to recipes/limits.toml", f"nothing says whether {what}")
 
     def _missing(self, target: Target, held: limits.Facts, thing: str) -> Iterator[Reason]:
-        """What limits on a thing need of the base, where neither the target nor its base says what that is."""
+        """What limits require of the base, where neither the target nor its base declares that fact."""
         for row in self.rows[thing]:
             if held.get(thing) and all(within(version, row.versions) for version in held[thing]):
                 for fact in [fact for fact in row.needs if fact in FACTS and fact not in held]:
@@ -353,7 +354,7 @@ class Knowledge:
                         yield Reason(f"give {fact} in recipes/targets.toml", here)
 
     def _absent(self, target: Target, held: limits.Facts, package: str) -> Iterator[Reason]:
-        """What a package requires of those that have a recipe, where the target has none of it."""
+        """The required packages that have a recipe but are missing from the target."""
         for version in held.get(package, []):
             for release in self.fitting(target, package, version):
                 for requirement in filter(target.applies, map(_parsed, release.needs)):
@@ -376,7 +377,7 @@ class Knowledge:
         return [release for release in self._every_release(package) if Version(release.version) == Version(version)]
 
     def fitting(self, target: Target, package: str, version: str) -> list[Release]:
-        """Those of them that the target's Python, CUDA and C library take."""
+        """The releases that fit the target's Python, CUDA and C library."""
         return [release for release in self.releases(package, version) if release.unfit(target, None) is None]
 
     def _requirements(self, package: str, release: Release) -> Iterator[Requirement]:

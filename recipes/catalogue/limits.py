@@ -29,7 +29,7 @@ Facts = Mapping[str, list[str]]
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a combination is allowed or refused: the rule by itself, and what the target has."""
+    """Why a combination is allowed or refused: the rule, and what the target has."""
 
     rule: str
     here: str

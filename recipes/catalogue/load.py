@@ -58,7 +58,7 @@ class Catalogue:
         return self.learned.limit
 
     def _part(self, name: str) -> Any:
-        """One part of the data, read once; if it is refused, the other parts are read too and all faults are told."""
+        """One part of the data, read once. If it is refused, the other parts are read too, to report all faults."""
         if isinstance(self._read(name), Refusal):
             parts = [self._read(part) for part in ("targets", "packages", "limits")]
             raise Refusal.of_all([part for part in parts if isinstance(part, Refusal)])
@@ -251,7 +251,7 @@ _Value = TypeVar("_Value")
 
 
 def _each(names: Iterable[str], make: Callable[[str], _Value]) -> dict[str, _Value]:
-    """What is made of each name; the refusals of all of them are raised together."""
+    """Apply a function to each name, and raise all refusals together."""
     made, refusals = {}, []
     for name in names:
         try:
@@ -305,7 +305,7 @@ class Incomplete(Refusal):
 
 
 def _faults(model: type[BaseModel], faults: list[Any], prefix: tuple[str, ...]) -> Iterator[str]:
-    """What is wrong, key by key; keys that are missing are told together, and not where another key is their typo."""
+    """What is wrong, key by key. Missing keys are reported together, unless another key misspells them."""
     unknown = [fault for fault in faults if fault["type"] == "extra_forbidden"]
     mistyped = {(*fault["loc"][:-1], nearest) for fault in unknown if (nearest := _nearest(model, fault["loc"]))}
     absent = [fault["loc"] for fault in faults if fault["type"] == "missing" and fault["loc"] not in mistyped]

@@ -4,7 +4,7 @@ A patch is a unified diff with a DEP-3 header (https://dep-team.pages.debian.net
 ours: X-Applies-To, a version range, with a marker for the target's Python if needed; X-Lines, where the hunks are in
 each release, if the text is the same in several; X-Needs, what else the target must have for the patch to be safe. It
 applies exactly or not at all: an offset, fuzz, no effect and "already upstream" are errors, since each means that
-nobody has looked at this patch on this version.
+nobody has checked this patch on this version.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Patch:
             return self
         if Version(version) not in self.lines:
             raise Refusal(
-                f"{self.name}: nobody has looked at this patch on {self.package} {version}, which X-Applies-To covers: "
+                f"{self.name}: nobody has checked this patch on {self.package} {version}, which X-Applies-To covers: "
                 "add the version to X-Lines with the lines of its hunks and prove it, or bound X-Applies-To."
             )
         return replace(self, diff=_moved(self.diff, self.lines[Version(version)]))
@@ -124,7 +124,7 @@ def read(path: Path, needed_by: tuple[Path, ...] = ()) -> Patch:
     """Parse a patch file; a missing, repeated or unknown field of the header is refused, as is a missing diff."""
     text = read_text(path)
     if "\r" in text:
-        raise Refusal(f"{path} has CRLF line ends, which match no source: save it with LF.")
+        raise Refusal(f"{path} has CRLF line endings, which match no source: save it with LF.")
     head, _, diff = text.partition("\n---\n")
     header = _header(path, head)
     files = _files(path, diff)
@@ -212,7 +212,7 @@ def _needs(path: Path, text: str, chain: tuple[Path, ...]) -> tuple[Requirement 
             if not other.is_file():
                 raise Refusal(f"{path}: X-Needs names {need}, which does not exist: correct the name.")
             if other in chain:
-                raise Refusal(f"{path}: X-Needs forms a circle through {need}: break it.")
+                raise Refusal(f"{path}: X-Needs forms a cycle through {need}: break it.")
             needs.append(read(other, chain))
         elif requirement := _requirement(need):
             needs.append(requirement)

@@ -160,9 +160,9 @@ class Builder:
         if not patches:
             return Wheel(pin, came, pin.release.sha256, {})
         inputs = {"package": pin.label, "wheel": pin.release.sha256, "patches": [chosen.sha256 for chosen in patches]}
-        return self._kept(pin, inputs, lambda: self._repack(pin, came, inputs))
+        return self._cached(pin, inputs, lambda: self._repack(pin, came, inputs))
 
-    def _kept(self, pin: Pin, inputs: dict[str, Any], make: Callable[[], None]) -> Wheel:
+    def _cached(self, pin: Pin, inputs: dict[str, Any], make: Callable[[], None]) -> Wheel:
         """The cache's wheel for these inputs; it is built if the cache lacks it."""
         cached = self.cache.wheel(digest_of(inputs))
         if cached is None:
@@ -191,7 +191,7 @@ class Builder:
     def _wheel(self, pin: Pin, tree: Tree, files: Mapping[str, Path], before: list[Wheel]) -> Wheel:
         compiler = self._compiler(pin) if pin.build.compiler != "none" else "none"
         inputs = self.inputs(pin, tree, compiler, f"bare, {' '.join(platform.libc_ver())}")
-        return self._kept(pin, inputs, lambda: self._build(pin, tree, inputs, files, before))
+        return self._cached(pin, inputs, lambda: self._build(pin, tree, inputs, files, before))
 
     def inputs(self, pin: Pin, tree: Tree, compiler: str, base: str) -> dict[str, Any]:
         """What decides the bytes of a wheel built by that compiler on that base; its hash is the wheel's key."""

@@ -44,7 +44,7 @@ def default_cache() -> Path:
     if len(os.path.abspath(chosen)) > LONGEST:  # noqa: PTH100, since a name that is too long cannot be resolved
         raise Refusal(
             f"The cache's folder {str(chosen)[:60]}... has a name of {len(str(chosen))} characters, and scripts in it "
-            f"do not start from more than {LONGEST}: set FUSEBOX_CACHE to a shorter one."
+            f"cannot start from a path of more than {LONGEST}: set FUSEBOX_CACHE to a shorter path."
         )
     root = Path(chosen).resolve()
     if odd := re.search(r"[\s'\",:#{}]", str(root)):

@@ -249,7 +249,7 @@ def layer(
     What the target replaces is uninstalled first. A dependency that the base has stays the base's; and the base's own
     unmet requirements (`pip check`) are no fault, but one more is.
     """
-    prefix = Path(_said(python, "import sys; print(sys.prefix)"))
+    prefix = Path(_output_of(python, "import sys; print(sys.prefix)"))
     manifest = prefix / "fusebox" / "manifest.json"
     if _is_described(manifest, _manifest(plan, wheels)):
         return prefix
@@ -285,7 +285,7 @@ def check_base(plan: Plan, python: Path, cache: Cache) -> dict[str, str]:
     return base
 
 
-def _said(python: Path, script: str) -> str:
+def _output_of(python: Path, script: str) -> str:
     command = [str(python), "-I", "-c", script]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -319,7 +319,7 @@ def describe(prefix: Path, plan: Plan, wheels: list[Wheel]) -> None:
 def module_folder(python: Path, module: str) -> Path:
     """Where that Python would import a package from."""
     script = f"import importlib.util; print(importlib.util.find_spec({module!r}).submodule_search_locations[0])"
-    return Path(_said(python, script))
+    return Path(_output_of(python, script))
 
 
 def _manifest(plan: Plan, wheels: list[Wheel]) -> dict[str, Any]:

@@ -307,18 +307,18 @@ class _Heard(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: list[str] = []
+        self._warnings: list[str] = []
         logger = logging.getLogger("unearth")
         logger.propagate = False
         logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._said.append(record.getMessage())
+        self._warnings.append(record.getMessage())
 
     def of(self, artifact: Artifact) -> str:
         """The warnings about a package, in brackets."""
         name = canonicalize_name(artifact.name)
-        messages = dict.fromkeys(text.rstrip(".") for text in self._said if f"/{name}/" in text)
+        messages = dict.fromkeys(text.rstrip(".") for text in self._warnings if f"/{name}/" in text)
         return f" ({'; '.join(messages)})" if messages else ""
 
 

@@ -56,7 +56,7 @@ class Git:
             pass
 
     def fetch_all(self, sources: Iterable[tuple[str, Source]]) -> None:
-        """Fetch several. If the network does not serve one, the refusal names all that would have to come from it."""
+        """Fetch several sources. If the network does not serve one, the refusal names all that need the network."""
         sources = list(sources)
         for index, (label, source) in enumerate(sources):
             try:

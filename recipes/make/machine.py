@@ -1,4 +1,4 @@
-"""What this machine has for building and running targets, and what is in the way."""
+"""Checks of this machine: what it has for building and running targets, and what it lacks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NEWEST_GCC = 20  # of those that a remedy may name
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: the finding, and the command or step that mends it."""
+    """One check: the finding, and the command or step that fixes a problem."""
 
     about: str
     state: Literal["pass", "warning", "failure"]
@@ -105,7 +105,7 @@ def _diagnosed(about: str, what: str, output: str, root: Path) -> Check:
 
 
 def _refused(about: str, refusal: Refusal) -> Check:
-    """A failure, from the sentence with which a build would be refused: what is wrong, and after it what to do."""
+    """A failure made from a build's refusal: what is wrong, then what to do."""
     finding, _, remedy = str(refusal).rstrip(".").rpartition(": ")
     return Check(about, "failure", finding, remedy)
 
@@ -119,7 +119,7 @@ def _compiled(plan: Plan) -> list[Pin]:
 
 
 def _compiler(plan: Plan, rows: list[Limit]) -> Check:
-    """The C++ compiler, and whether the target's nvcc takes it."""
+    """The C++ compiler, and whether the target's nvcc accepts it."""
     compiler, version = shutil.which("c++"), toolkit.gcc_of_machine()
     if not _compiled(plan):
         return Check("C++ compiler", "pass", "none is needed")
@@ -312,7 +312,7 @@ def _clock(root: Path) -> Check:
 
 
 def _asked(*command: str) -> subprocess.CompletedProcess[str]:
-    """What a program says; one that does not answer in time has failed."""
+    """The output of a program; a program that does not answer in time has failed."""
     try:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=ANSWER,

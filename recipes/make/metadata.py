@@ -1,4 +1,4 @@
-"""What a published file says of itself: its core metadata, read without running anything of it."""
+"""The core metadata of a published file, read without running any of its code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What upstream has that the pins do not: each pin's newest release, what the limits say of it, and its patches.
+"""The newest release upstream for each pin: what the limits say about it, and what happens to the pin's patches.
 
 A file is asked for on pip's configured index, a git source by the tags of its repository. Nothing is kept.
 """

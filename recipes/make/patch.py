@@ -40,7 +40,9 @@ def apply(patch: Patch, tree: Path) -> None:
     if _git_apply(patch, tree, "--reverse", "--check").returncode == 0:
         raise Refusal(f"{patch.name} is already in {tree.name}: set Applied-Upstream and bound X-Applies-To.")
     if crlf := next((file for file in patch.files if (tree / file).is_file() and _has_crlf(tree / file)), None):
-        raise Refusal(f"{patch.name} has LF line ends, and {crlf} of {tree.name} has CRLF: unpack that source again.")
+        raise Refusal(
+            f"{patch.name} has LF line endings, and {crlf} of {tree.name} has CRLF: unpack that source again."
+        )
     before = {file: _hash_or_none(tree / file) for file in patch.files}
     done = _git_apply(patch, tree, "--verbose")
     messages = done.stderr.strip().splitlines() or ["no message"]

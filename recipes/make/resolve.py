@@ -58,7 +58,7 @@ def inputs(plan: Plan) -> str:
 
 
 def check(plan: Plan) -> None:
-    """Refuse a lock that no longer fits: by the requirement that it does not meet, or else by its header's hash."""
+    """Refuse a lock that no longer fits: name the requirement that it does not meet, or else the hash of its header."""
     if plan.lock is None:
         return
     _check_requirements(plan, plan.lock)
@@ -205,7 +205,7 @@ def _resolve(
 
 
 def _unresolved(name: str, message: str, wrong: str) -> Refusal:
-    """The sentence for what uv says where it resolves nothing; `wrong` is what then needs a correction."""
+    """The sentence for uv's message if it resolves nothing; `wrong` names the data to correct."""
     reason = " ".join(message.split())
     if re.search(r"Failed to fetch|error sending request", reason):
         return Refusal(

@@ -176,7 +176,7 @@ def probe(plan: Plan, pins: Iterable[Pin], home: Path, scratch: Path) -> None:
 
 
 def _compiled(text: str, libraries: Iterable[str], target: Target, home: Path, scratch: Path) -> str:
-    """What nvcc said when it could not compile and link that text with a main function; "" when it could."""
+    """nvcc's errors if it could not compile and link that text with a main function; otherwise ""."""
     source = scratch / "probe.cu"
     source.write_text(f"{text}int main() {{ probe<<<1, 1>>>(); return 0; }}\n")
     codes = [f"-gencode=arch=compute_{sm},code=sm_{sm}" for sm in (sm.replace(".", "") for sm in target.sm)]
@@ -203,7 +203,7 @@ def _needs(pins: Iterable[Pin], kind: str) -> dict[str, list[str]]:
 def _fault(
     plan: Plan, home: Path, errors: str, headers: Mapping[str, list[str]], libraries: Mapping[str, list[str]]
 ) -> Refusal:
-    """The sentence for what nvcc said."""
+    """The sentence for nvcc's errors."""
     target = plan.target
     cure = "install the complete toolkit, or put the bin folder of a complete one first on the PATH"
     if plan.toolkit:

@@ -147,7 +147,7 @@ def _like(info: zipfile.ZipInfo, name: str) -> zipfile.ZipInfo:
 
 
 def _copy(source: BinaryIO, info: zipfile.ZipInfo, end: int, made: zipfile.ZipFile) -> None:
-    """Take over an entry as it lies in `source`, from its header to the next entry's. zipfile has no way to do so."""
+    """Copy an entry unchanged from `source`, from its header to the next entry's. zipfile has no way to do so."""
     assert made.fp
     start, info.header_offset = info.header_offset, made.start_dir
     made.fp.seek(made.start_dir)

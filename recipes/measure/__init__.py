@@ -1,1 +1,1 @@
-"""Numbers: rows that smoke_tests/bench/ measures, what they come to, and what they say of the documents."""
+"""Numbers: the rows that smoke_tests/bench/ measures, the results, and the documents' statements that they answer."""

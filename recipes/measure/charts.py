@@ -1,4 +1,4 @@
-"""The pictures that rows of numbers become. Colours are those that colour-blind readers can tell apart."""
+"""Pictures of the measured rows, in colours that colour-blind readers can tell apart."""
 
 from __future__ import annotations
 

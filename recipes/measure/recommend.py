@@ -1,4 +1,4 @@
-"""Which layers of a model gain from FP8, by rows that were measured."""
+"""Which layers of a model gain from FP8, according to measured rows."""
 
 from __future__ import annotations
 

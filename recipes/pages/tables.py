@@ -103,7 +103,7 @@ def images(facts: Facts) -> str:
 
 
 def _proved_as(facts: Facts, plan: Plan) -> str:
-    """How far evidence reaches: proved on a bare machine, in an image (its digest), else built or planned."""
+    """The last proved step: on a bare machine, in an image (its digest), or else built or planned."""
     ways = []
     for run, counts in _counts(facts, plan):
         if counts.get("proved"):

@@ -153,7 +153,7 @@ def keep(plan: Plan, path: Path) -> None:
     room = Room(plan.root)
     if not planted.get("mutants") or planted["target"] != plan.target.name or room.others_than(planted["files"]):
         raise Refusal(
-            f"{path} is not a whole run of {plan.target.name} with the tests of this checkout: run "
+            f"{path} is not a complete run of {plan.target.name} with the tests of this checkout: run "
             "`python -m smoke_tests.mutants` there, to its end and with seeds."
         )
     outcomes = json.loads(smoke.without_paths(plan, json.dumps(planted)))

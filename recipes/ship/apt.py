@@ -95,10 +95,10 @@ def _asked(image: str, packages: list[str], network: str | None) -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise Refusal(
-            "The command docker, which asks the image, is not on the PATH: install Docker's client."
+            "The command docker, which queries the image, is not on the PATH: install Docker's client."
         ) from None
     lines = sorted(set(done.stdout.splitlines()))
     if done.returncode != 0 or not lines or not all(map(_LINE.fullmatch, lines)):
         reason = " ".join(done.stderr.partition("\nRun 'docker run --help'")[0].split())[-200:].rstrip(".")
-        raise Refusal(f"{image} cannot be asked ({reason}): check that it can be pulled, its apt and the network.")
+        raise Refusal(f"{image} cannot be queried ({reason}): check that it can be pulled, its apt and the network.")
     return lines

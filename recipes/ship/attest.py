@@ -1,8 +1,8 @@
-"""Sign what is stated about a collected wheel, and verify it as a stranger would: with cosign and a public key.
+"""Sign the statements about a collected wheel, and verify them as a stranger would: with cosign and a public key.
 
 The statements lie beside the wheel in WHEEL.sigstore.jsonl, a line for each: a Sigstore bundle (v0.3), which holds the
 in-toto statement in a DSSE envelope, and what verifies it. Signed by a workflow, the provenance is also an attestation
-of PEP 740; that needs the workflow's certificate, so a key gives none.
+of PEP 740; that needs the workflow's certificate, which a key lacks.
 """
 
 from __future__ import annotations
@@ -89,9 +89,7 @@ def _signed(wheel: Path, signer: Signer) -> Iterator[tuple[str, dict[str, Any]]]
         statement = _statement(wheel, bundle)
         subject = statement["subject"][0]
         if subject["name"] != wheel.name:
-            raise Refusal(
-                f"What lies beside {wheel.name} was signed about {subject['name']}; bring its own statements."
-            )
+            raise Refusal(f"The statements beside {wheel.name} are about {subject['name']}; bring those of this wheel.")
         if subject["digest"]["sha256"] != sha256:
             raise Refusal(
                 f"{wheel.name} is not what was signed: its sha256 is {sha256}, and the statements are about "
@@ -106,7 +104,7 @@ def _signed(wheel: Path, signer: Signer) -> Iterator[tuple[str, dict[str, Any]]]
             )  # fmt: skip
         if done.returncode != 0:
             reason = last_words(done.stderr.strip().rpartition("\n")[2])
-            raise Refusal(f"{wheel.name} is signed, but not by {who} ({reason}); take one that is.")
+            raise Refusal(f"{wheel.name} is signed, but not by {who} ({reason}); use a wheel that is.")
         yield statement["predicateType"], statement["predicate"]
 
 
@@ -114,7 +112,7 @@ def bundles(wheel: Path) -> list[dict[str, Any]]:
     """The Sigstore bundles beside a wheel; a wheel without any is refused."""
     path = beside(wheel)
     if not path.is_file() or not path.stat().st_size:
-        raise Refusal(f"{wheel.name} is not signed: {path.name} is not beside it, or empty; take one that is.")
+        raise Refusal(f"{wheel.name} is not signed: {path.name} is missing or empty; use a signed wheel.")
     try:
         return [dict(json.loads(line)) for line in read_text(path).splitlines()]
     except (ValueError, TypeError):
@@ -131,7 +129,7 @@ def _statement(wheel: Path, bundle: Mapping[str, Any]) -> dict[str, Any]:
             return statement
     except (ValueError, KeyError, TypeError, IndexError):
         pass
-    raise Refusal(f"{beside(wheel)} holds something that is no in-toto statement about a file: bring it again.")
+    raise Refusal(f"{beside(wheel)} holds something other than in-toto statements about a file: bring it again.")
 
 
 def _provenance(

@@ -73,7 +73,7 @@ def carry(image: str, into: Path, mib: int) -> dict[str, Any]:
     registry.refuse_without_crane("Carrying an image needs")
     text = _asked("manifest", image)
     if f"sha256:{hashlib.sha256(text).hexdigest()}" != digest:
-        raise Refusal(f"The registry's manifest of {image} has other bytes than its digest says: push the image again.")
+        raise Refusal(f"The registry's manifest of {image} does not match its digest: push the image again.")
     manifest = json.loads(text)
     if "layers" not in manifest:
         raise Refusal(f"{image} is an index of several images: name the manifest of one platform by its digest.")

@@ -49,7 +49,7 @@ def make(root: Path, cache: Cache, into: Path) -> Path:
     commit = commit_of(root, *PARTS)
     if not commit:
         raise Refusal(
-            f"{root / 'smoke_tests'} is not as git has it: commit its changes, and run this in a git checkout."
+            f"{root / 'smoke_tests'} differs from its commit: commit its changes, and run this in a git checkout."
         )
     made = datetime.fromtimestamp(int(_git(root, "log", "-1", "--format=%ct", "--", *PARTS)), UTC)
     number = f"{made:%Y}.{made.month}.{made.day}.{made.hour * 60 + made.minute}"
@@ -62,7 +62,7 @@ def make(root: Path, cache: Cache, into: Path) -> Path:
         into.mkdir(parents=True, exist_ok=True)
         done = run_uv(cache, "build", "--offline", "--wheel", "--out-dir", str(into), folder)
     if done.returncode != 0:
-        raise Refusal(f"uv cannot build {NAME} ({' '.join(done.stderr.split())[-300:]}): mend smoke_tests/.")
+        raise Refusal(f"uv cannot build {NAME} ({' '.join(done.stderr.split())[-300:]}): correct smoke_tests/.")
     wheel = into / f"{NAME.replace('-', '_')}-{number}-py3-none-any.whl"
     write_json(into / LIST, {"wheels": [_row(wheel, number, commit)]})
     return wheel

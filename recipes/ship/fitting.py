@@ -1,4 +1,4 @@
-"""Which targets have wheels for a torch, a Python and a CUDA, and what it costs to make those that are not there."""
+"""Which targets have wheels for a torch, a Python and a CUDA, and the cost of building missing wheels."""
 
 from __future__ import annotations
 

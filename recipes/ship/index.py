@@ -201,7 +201,7 @@ def _entries(folders: Iterable[Path]) -> dict[str, tuple[Entry, Path]]:
             other = placed.get(entry.file)
             if other and other[0].sha256 != entry.sha256:
                 raise Refusal(
-                    f"{entry.file} is in the index with other bytes, and a published file never changes: run "
+                    f"{entry.file} is in the index with different bytes, and a published file never changes: run "
                     f'`nox -s "wheels({entry.target})" -- --build 2`, which gives the new one another name.'
                 )
             placed.setdefault(entry.file, (entry, path))
@@ -230,7 +230,7 @@ def _take_statements(entry: Entry, places: Iterable[Path], into: Path) -> None:
 
 
 def _signed(catalogue: Catalogue, wheel: Path, trusted: Signer | None, proof: Proof) -> str:
-    """What a page says of a wheel's signature: "verified" only if it was verified for this index."""
+    """What a page says about a wheel's signature: "verified" only if it was verified for this index."""
     if not attest.beside(wheel).exists():
         return "not signed"
     if trusted is None:
@@ -276,7 +276,7 @@ class Proofs:
         return entry.version == version_of(planned, pin) or entry.version.startswith(f"{version_of(planned, pin)}.sm")
 
     def of(self, entry: Entry) -> Proof:
-        """How the wheel is proved now. What an older index says of a wheel that is no longer current, stays."""
+        """How the wheel is proved now. A wheel that is no longer current keeps the statement of the older index."""
         planned = self.plan(entry.target) if entry.target else None
         if planned is None or not self.current(entry):
             return entry.proof
@@ -370,7 +370,7 @@ def _write_pages(into: Path, entries: list[Entry], url: str | None, current: Any
 
 
 def _link(entry: Entry, base: str, attested: bool) -> dict[str, Any]:
-    """A file as the simple API describes it; what no value is known for is left out.
+    """A file as the simple API describes it; fields without a known value are omitted.
 
     The place of a provenance object has to be a whole URL of HTTPS (PEP 740).
     """

@@ -1,6 +1,6 @@
 """Publish an image: built from a commit and pushed by digest, proved as it was pushed, signed and tagged last.
 
-The three steps may run on three machines that have the same commit: build/TARGET/image/ is what they hand on.
+The three steps may run on three machines that have the same commit: they pass build/TARGET/image/ on.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ def _unmoved(plan: Plan, name: str, commit: Commit, floating: str | None) -> dic
 
 
 def _unproven_in(target: Target, unproven: Iterable[str]) -> str | None:
-    """Why an image with these unproven claims does not get the floating tag; what the target excepts is no reason."""
+    """Why an image with these unproven claims does not get the floating tag; the target's exceptions do not count."""
     left = sorted(claim for claim in unproven if claim.split("[")[0] not in target.unproven_in_image)
     return f"{left[0]} is unproven in this image" if left else None
 

@@ -1,4 +1,4 @@
-"""What publishing and verifying ask of a registry: with crane, and for the trial of an upload by HTTP."""
+"""Registry operations for publishing and verifying, through crane; the trial upload uses HTTP."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def try_upload(name: str) -> None:
             client.delete(urljoin(place, begun.headers["Location"]), headers=headers)
         except (httpx2.HTTPError, KeyError) as error:
             raise Refusal(
-                f"{name} takes no upload ({last_words(error)}), so nothing was built: check the registry, log in with "
-                "`docker login` and check your rights there."
+                f"{name} accepts no upload ({last_words(error)}), so nothing was built: check the registry, log in "
+                "with `docker login` and check your rights there."
             ) from None
 
 

@@ -1,4 +1,4 @@
-"""Sign an image and what is stated about it, and verify both as a stranger would: with cosign and a public key."""
+"""Sign an image and the statements about it, and verify both as a stranger would: with cosign and a public key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # what cosign calls the state
 
 @dataclass(frozen=True)
 class Check:
-    """One row of the table: what was asked, and either the `finding` or, in `fault`, what is wrong."""
+    """One row of the table: the check, and either its `finding` or, in `fault`, what is wrong."""
 
     name: str
     finding: str = ""
@@ -40,7 +40,7 @@ def sign(image: str, predicates: Mapping[str, Mapping[str, Any]], signer: Signer
 
 
 def verify(plan: Plan, image: str, signer: Signer, commit: str | None) -> list[Check]:
-    """All that is wrong with an image, and what it was proved on.
+    """Everything that is wrong with an image, and the hardware that it was proved on.
 
     `commit` is the checkout's, from which the image has to be built; None accepts any. `image` is NAME@DIGEST or
     NAME:TAG@DIGEST, whose tag must then still point to the digest.
@@ -101,11 +101,11 @@ def _signature(image: str, signer: Signer) -> Check:
     digest = image.rpartition("@")[2]
     signed = _subjects(image, SIGNATURE)
     if not signed:
-        return Check("signature", fault=f"{image} is not signed; take one that is.")
+        return Check("signature", fault=f"{image} is not signed; use a signed image.")
     if digest not in signed:
-        return Check("signature", fault=f"The signature of {image} is of another image, {signed[0]}; take that one.")
+        return Check("signature", fault=f"The signature of {image} is of another image, {signed[0]}; use that image.")
     who = signer.key or signer.identity
-    return Check("signature", fault=f"{image} is signed, but not by {who}; take one that is.")
+    return Check("signature", fault=f"{image} is signed, but not by {who}; use an image that is.")
 
 
 def _predicate(image: str, digest: str, name: str, kind: str, signer: Signer) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def _predicate(image: str, digest: str, name: str, kind: str, signer: Signer) ->
         if not stated:
             raise Refusal(f"{image} has no {name} ({kind}); publish it again, with a signature.")
         if digest not in stated:
-            raise Refusal(f"The {name} of {image} is about another image, {stated[0]}; take that one.")
-        raise Refusal(f"The {name} of {image} is not signed by {signer.key or signer.identity}; take one that is.")
+            raise Refusal(f"The {name} of {image} is about another image, {stated[0]}; use that image.")
+        raise Refusal(f"The {name} of {image} is not signed by {signer.key or signer.identity}; use an image that is.")
     payloads = [json.loads(line)["payload"] for line in done.stdout.splitlines() if line.strip()]
     verified = [json.loads(base64.b64decode(payload)) for payload in payloads]
     about = [
@@ -126,7 +126,7 @@ def _predicate(image: str, digest: str, name: str, kind: str, signer: Signer) ->
         if any(f"sha256:{subject['digest'].get('sha256')}" == digest for subject in statement["subject"])
     ]
     if not about:
-        raise Refusal(f"The {name} of {image} is about another image; take the one that it names.")
+        raise Refusal(f"The {name} of {image} is about another image; use the image that it names.")
     predicate: dict[str, Any] = about[-1]["predicate"]
     return predicate
 

@@ -319,7 +319,7 @@ class _Collected:
 
 
 def _is_met_by(names: set[str], asked: Requirement) -> bool:
-    """Whether requirements on these packages stand for this one too, which may be a URL (MS-AMP's is)."""
+    """Whether requirements on these packages also cover this requirement, which may be a URL (MS-AMP's is)."""
     return canonicalize_name(asked.name) in names and "extra" not in str(asked.marker)
 
 

@@ -104,7 +104,7 @@ def test_a_wheel_without_statements_is_refused(signed: Signed) -> None:
     for empty in (True, False):
         attest.beside(wheel).write_text("") if empty else attest.beside(wheel).unlink()
         assert signed.faults(wheel) == [
-            f"{wheel.name} is not signed: {wheel.name}.sigstore.jsonl is not beside it, or empty; take one that is."
+            f"{wheel.name} is not signed: {wheel.name}.sigstore.jsonl is missing or empty; use a signed wheel."
         ]
 
 
@@ -147,7 +147,7 @@ def test_the_statements_of_another_wheel_are_refused(signed: Signed) -> None:
     wheel, other = (wheel_of(signed.shop, name) for name in ("tinypkg", "tinywheel"))
     shutil.copyfile(attest.beside(other), attest.beside(wheel))
     assert signed.faults(wheel) == [
-        f"What lies beside {wheel.name} was signed about {other.name}; bring its own statements."
+        f"The statements beside {wheel.name} are about {other.name}; bring those of this wheel."
     ]
 
 

@@ -173,7 +173,7 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
     python.write_text(PLANTING)
     python.chmod(0o755)
     (python.parent / "outcomes.json").write_text(json.dumps(outcomes()))
-    for seeds, why in ((0, "not a whole run of cpu"), (2, "code 2")):
+    for seeds, why in ((0, "not a complete run of cpu"), (2, "code 2")):
         with pytest.raises(Refusal, match=why):
             mutants.run(here, tmp_path / "env", tmp_path / "libraries", seeds)
         assert mutants.committed(tmp_path) == []
@@ -183,7 +183,7 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
     assert written == outcomes()
     (tmp_path / "smoke_tests" / "bounds.py").write_text("SLOPE = 0.4\n")
     (tmp_path / "elsewhere.json").write_text(json.dumps(outcomes() | {"files": {"bounds.py": "0" * 64}}))
-    with pytest.raises(Refusal, match="not a whole run of cpu with the tests of this checkout"):
+    with pytest.raises(Refusal, match="not a complete run of cpu with the tests of this checkout"):
         mutants.keep(here, tmp_path / "elsewhere.json")
     before = mutants.committed(tmp_path)
     for text, why in (

@@ -241,7 +241,7 @@ def test_a_new_side_is_later_by_what_earlier_hunks_added(tmp_path: Path) -> None
 def test_a_version_that_nobody_looked_at_is_refused(tmp_path: Path, version: str) -> None:
     read = patch.read(written(tmp_path, RANGED + TWICE))
     assert read.covers(version)
-    with pytest.raises(Refusal, match=rf"0001-shout.patch: nobody has looked at this patch on pkg {version}"):
+    with pytest.raises(Refusal, match=rf"0001-shout.patch: nobody has checked this patch on pkg {version}"):
         read.at(version)
 
 
@@ -290,7 +290,7 @@ def test_one_need_must_hold_in_the_target(tmp_path: Path, torch: str, pkg: str, 
         ("torch newer than 2", "is neither a requirement"),
         ("torch >=2.0, or ", "is neither a requirement"),
         ("patches/pkg/0002-gone.patch", "0002-gone.patch, which does not exist"),
-        ("patches/other/0001-guard.patch", "forms a circle"),
+        ("patches/other/0001-guard.patch", "forms a cycle"),
     ],
 )
 def test_a_need_that_cannot_be_read_is_refused(tmp_path: Path, need: str, message: str) -> None:

@@ -112,7 +112,7 @@ def test_the_registry_is_tried_before_the_build(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(publish, "_build", lambda *given: built.append(oci_image(given[-1])))
     with Registry("POST .*/blobs/uploads") as server:
         name = f"{server.host}/{repository}"
-        with pytest.raises(Refusal, match=r"takes no upload .*503.*so nothing was built: check the registry"):
+        with pytest.raises(Refusal, match=r"accepts no upload .*503.*so nothing was built: check the registry"):
             publish.push(chosen, Options({}), name)
         assert not built
         server.refused = ""
@@ -123,7 +123,7 @@ def test_the_registry_is_tried_before_the_build(tmp_path: Path, monkeypatch: pyt
             publish.push(chosen, Options({}), name)
         assert built and not list((tmp_path / "build" / "cpu" / "image").iterdir())
         server.shutdown()
-    with pytest.raises(Refusal, match="takes no upload"):
+    with pytest.raises(Refusal, match="accepts no upload"):
         registry.try_upload(f"{server.host}/{repository}")
 
 

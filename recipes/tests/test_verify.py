@@ -132,7 +132,7 @@ def yaml_jobs(path: Path) -> dict[str, str]:
 
 
 def test_an_unsigned_image_is_refused(published: Published) -> None:
-    assert published.faults() == [f"{published.image} is not signed; take one that is."]
+    assert published.faults() == [f"{published.image} is not signed; use a signed image."]
 
 
 def test_another_key_is_refused(published: Published, tmp_path: Path) -> None:
@@ -150,10 +150,10 @@ def test_a_statement_about_another_digest_is_refused(published: Published, tmp_p
     other = dataclasses.replace(published, digest=digest)
     tag = published.digest.replace(":", "-")
     registry.run_crane("copy", f"{published.name}:{tag}", f"{published.name}:{digest.replace(':', '-')}")
-    ending = f"of another image, {published.digest}; take that one."
+    ending = f"of another image, {published.digest}; use that image."
     assert other.faults() == [f"The signature of {other.image} is {ending}"]
     verify.sign(other.image, {}, Signer(published.keys[0]))
-    about = f"about another image, {published.digest}; take that one."
+    about = f"about another image, {published.digest}; use that image."
     assert other.faults() == [
         f"The {name} of {other.image} is {about}" for name in ("provenance", "SBOM", "claims", "machine")
     ]
@@ -166,7 +166,7 @@ def test_a_statement_of_another_signer_is_refused(published: Published, tmp_path
     sbom = published.predicates()[statements.SBOM]
     verify.sign(published.image, {statements.SBOM: sbom}, Signer(private))
     (fault,) = published.faults()
-    assert fault == f"The SBOM of {published.image} is not signed by {published.keys[1]}; take one that is."
+    assert fault == f"The SBOM of {published.image} is not signed by {published.keys[1]}; use an image that is."
 
 
 def test_an_image_with_refuted_claims_is_refused(published: Published) -> None:

@@ -353,7 +353,7 @@ def published(checkout: Checkout) -> Checkout:
 def test_the_claims_are_a_wheel_that_repeats_byte_for_byte(published: Checkout, tmp_path: Path) -> None:
     """Built without a network, from what is committed; it runs where only its folder is."""
     (published.root / "smoke_tests" / "untracked.log").touch()
-    published.refuse("claims", naming=("smoke_tests is not as git has it", "commit its changes"))
+    published.refuse("claims", naming=("smoke_tests differs from its commit", "commit its changes"))
     (published.root / "smoke_tests" / "untracked.log").unlink()
     folder = published.root / "build" / "claims" / "wheels"
     published.succeed("claims")
