@@ -128,11 +128,15 @@ def _state_of(facts: Facts, plan: Plan) -> str:
     """How many claims are in which state on each machine; for a target that never ran, how far it got."""
     if not any(other is plan for other, _ in facts.runs):
         rungs = {row[3] for row in _not_run(facts, plan)} - {"declared"}
-        return ", ".join([*sorted(rungs), "never run"])
-    return "; ".join(
-        f"{', '.join(f'{count} {word}' for word, count in counts.items())} on {_where(run)}"
-        for run, counts in _counts(facts, plan)
-    )
+        return "; ".join([*sorted(rungs), "never run"])
+    return "; ".join(f"{_in_words(run, counts)} on {_where(run)}" for run, counts in _counts(facts, plan))
+
+
+def _in_words(run: Mapping[str, Any], counts: Mapping[str, int]) -> str:
+    """The states of a run's claims with their numbers. A failure that no longer counts does not hide in "changed"."""
+    failed = sum(row["outcome"] == "refuted" for row in run["claims"]) - counts.get("refuted", 0)
+    had = {evidence.CHANGED: f" ({failed} had failed)"} if failed else {}
+    return ", ".join(f"{count} {word}{had.get(word, '')}" for word, count in counts.items())
 
 
 def _counts(facts: Facts, plan: Plan) -> list[tuple[dict[str, Any], dict[str, int]]]:
@@ -170,8 +174,7 @@ def _proved_on(facts: Facts, plan: Plan) -> str:
     places = []
     for run, counts in _counts(facts, plan):
         if counts.pop("proved", 0):
-            others = ", ".join(f"{count} {word}" for word, count in counts.items())
-            places.append(_where(run) + (f" (except {others})" if others else ""))
+            places.append(_where(run) + (f" (except {_in_words(run, counts)})" if counts else ""))
     return "; ".join(places)
 
 

@@ -165,8 +165,9 @@ def changes(proved: Patch, now: Code) -> list[str]:
     record, test = written(proved), test_of(proved)
     if record is None or not test.exists():
         return []
+    as_committed = patch.read(proved.path).sha256  # `proved` may have its hunks at another release's lines
     different = {
-        "the patch": record.get("patch") != proved.sha256,
+        "the patch": record.get("patch") != as_committed,
         "its proof or what runs all proofs": record.get("proof") != key(now, test),
     }
     return [part for part, is_different in different.items() if is_different]

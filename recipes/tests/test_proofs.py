@@ -143,6 +143,16 @@ def test_only_older_releases_of_unchanged_proofs_are_left_out(checkout: Checkout
     assert left_out - selection.older(catalogue) == {release for release in left_out if release[0] == changed}
 
 
+def test_a_patch_is_as_it_was_at_the_lines_of_another_release(checkout: Checkout) -> None:
+    record_anew(checkout.root)
+    now, elsewhere = proofs.code(checkout.root), 0
+    for proved in patch.every(checkout.root):
+        for version in proved.lines:
+            assert proofs.changes(proved.at(str(version)), now) == [], (proved.name, version)
+            elsewhere += proved.at(str(version)).sha256 != proved.sha256
+    assert elsewhere > 10
+
+
 def test_a_proof_is_as_it_was_after_a_module_of_the_tool_moves(spoilt: Checkout) -> None:
     for path in (spoilt.root / "patches").rglob("*.py"):
         path.write_text(path.read_text().replace("from recipes.catalogue.plan import", "from recipes.plans import"))
