@@ -12,7 +12,7 @@ from smoke_tests.claims import holds
 from smoke_tests.operators import table
 from smoke_tests.operators.table import OPERATORS
 from smoke_tests.training import ms_amp
-from smoke_tests.training.llama import NAIVE
+from smoke_tests.training.llama import MASKED, NAIVE
 from smoke_tests.training.options import Options, Refused
 from smoke_tests.training.precision import CUT, column_of
 
@@ -55,10 +55,11 @@ def repeats(name: str, column: str) -> bool:
     return table.repeats(column) if name == "attention" else (name, column) != ("rms_norm", "flash-attn")
 
 
-def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, str]:
+def columns_of(ops: str, cuda: bool, head_size: int, half: bool, masked: bool = False) -> Dict[str, str]:
     """Operator -> implementation for --ops, each proved in the dtype of its input: bfloat16 if `half`, else float32.
 
-    AdamW always gets float32. Refused names the first pair of --ops that cannot be followed.
+    AdamW always gets float32. masked: attention keeps to documents. Refused names the first pair of --ops that cannot
+    be followed.
     """
     exact = torch.are_deterministic_algorithms_enabled()
     dtypes = {name: "bfloat16" if half and name != "adamw" else "float32" for name in FUSED}
@@ -68,6 +69,8 @@ def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, st
         if column == "flash-attn" and name == "attention" and head_size not in (64, 128):
             return False
         if column == "torch.cudnn" and head_size > 128:
+            return False
+        if masked and name == "attention" and column not in MASKED:
             return False
         # Its weight is a parameter; the gradient of a parameter's cast to bfloat16 would be lost.
         if (name, column) == ("rms_norm", "transformer-engine") and half:
@@ -94,6 +97,8 @@ def columns_of(ops: str, cuda: bool, head_size: int, half: bool) -> Dict[str, st
             raise Refused(f"--ops: {pair} is not proved on a {'GPU' if cuda else 'CPU'} in {dtypes[name]}{others}")
         if exact and column != "naive" and not repeats(name, column):
             raise Refused(f"--ops: {pair} and --deterministic cannot be combined: it may differ from run to run")
+        if masked and name == "attention" and column not in MASKED:
+            raise Refused(f"--ops: {pair} takes no --document-masks: use attention={' or attention='.join(MASKED)}")
         chosen[name] = column
     if chosen["adamw"] == "naive":
         raise Refused("--ops: no fused AdamW is installed for this device")
@@ -118,6 +123,8 @@ def refuse(options: Options, on_gpu: bool) -> None:
         raise Refused("--guard and --skip-spikes cannot be combined: steps that the guard repeats would be judged anew")
     if options.graphs and (not on_gpu or options.precision in CUT):
         raise Refused("--graphs needs a GPU, and a precision that is not emulated")
+    if options.graphs and options.document_masks:
+        raise Refused("--document-masks and --graphs cannot be combined: a graph replays one number of documents")
     if options.graphs and (options.recompute or options.loss_chunks > 1):
         flag = "--recompute" if options.recompute else "--loss-chunks"
         raise Refused(f"{flag} and --graphs cannot be combined: a graph does not hold what is computed again")

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import inspect
 import math
+from functools import partial
 from types import CodeType
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Tuple
 from unittest import mock
@@ -18,8 +19,17 @@ import torch
 
 from smoke_tests.faults.planting import FAULTS, Call, Fault, patched
 from smoke_tests.faults.transformer_engine_layers import delayed_with, engine
-from smoke_tests.training import checkpoint, guard, hugging_face, model_config, schedule, trainer
-from smoke_tests.training.llama import Llama, RMSNorm, Rotary
+from smoke_tests.training import (
+    checkpoint,
+    document_masks,
+    guard,
+    hugging_face,
+    model_config,
+    schedule,
+    trainer,
+    validation,
+)
+from smoke_tests.training.llama import MASKED, Llama, RMSNorm, Rotary
 from smoke_tests.training.options import Options
 
 TRAINING = "training"
@@ -30,6 +40,7 @@ GPU_RUNS = "training/test_gpu_runs.py::test_"
 GUARD = "training/test_guard.py::test_"
 INFER = "training/test_infer.py::test_"
 LLAMA = "training/test_llama.py::test_"
+MASKS = "training/test_document_masks.py::test_"
 PARITY = "training/test_parity.py::test_"
 PRECISION = "training/test_precision.py::test_"
 PRETRAIN = "training/test_pretrain.py::test_"
@@ -169,6 +180,47 @@ def base_of_the_rotary_positions_is_always_10000() -> ContextManager[Any]:
 @trained("eps", LLAMA + "models_in_float64")
 def eps_of_the_norms_is_always_a_hundred_thousandth() -> ContextManager[Any]:
     return of_another_model(RMSNorm, lambda model: model._replace(eps=1e-5))
+
+
+# --- documents that share a window ---
+
+
+def marked_as(change: Callable[[Call, torch.Tensor], torch.Tensor]) -> ContextManager[Any]:
+    """What attention takes of documents is change(its own function, documents)."""
+    changed = {name: each._replace(marked=partial(change, each.marked)) for name, each in MASKED.items()}
+    return mock.patch.dict(MASKED, changed)
+
+
+@trained("mask", MASKS + "packed_as_alone")
+def separator_begins_the_next_document() -> ContextManager[Any]:
+    documents = lambda tokens, separator: (tokens == separator).long().cumsum(1)  # noqa: E731
+    return mock.patch.object(document_masks, "documents_of", documents)
+
+
+@trained("mask", MASKS + "documents_apart")
+def documents_attend_to_those_before_them() -> ContextManager[Any]:
+    return marked_as(lambda own, documents: own(torch.zeros_like(documents)))
+
+
+@trained("mask", MASKS + "packed_as_alone")
+def all_windows_have_the_documents_of_the_first() -> ContextManager[Any]:
+    return marked_as(lambda own, documents: own(documents[:1].expand_as(documents)))
+
+
+@trained("mask", MASKS + "documents_apart")
+def documents_behind_the_first_are_one() -> ContextManager[Any]:
+    return marked_as(lambda own, documents: own(documents.clamp(max=1)))
+
+
+@trained("mask", MASKS + "runs")
+def held_out_windows_have_no_masks() -> ContextManager[Any]:
+    own = validation.mean_loss
+
+    def unmasked(run: Any) -> float:
+        with mock.patch.object(run.model, "separator", None):
+            return own(run)
+
+    return mock.patch.object(validation, "mean_loss", unmasked)
 
 
 # --- a folder of transformers ---
@@ -437,6 +489,7 @@ RULED = (
             LLAMA + "decoder_turns_by_its_base",
             INFER + "cache",
             INFER + "cache_in_float32",
+            MASKS + "packed_as_alone",
         ),
     ),
     Ruled("llama", ("Llama._loss",), (LLAMA + "models_in_float64", TRAINER + "loss_chunks")),
@@ -444,6 +497,11 @@ RULED = (
         "llama",
         ("eager_attention", "Block.extend"),
         (LLAMA + "models_in_float64", LLAMA + "decoder_turns_by_its_base", INFER + "cache", INFER + "cache_in_float32"),
+    ),
+    Ruled(
+        "document_masks",
+        ("documents_of", "mask_of", "starts_of", "torch_attention"),
+        (MASKS + "packed_as_alone", MASKS + "documents_apart", MASKS + "places"),
     ),
     Ruled(
         "precision",
@@ -491,7 +549,7 @@ RULED = (
     Ruled("infer", ("perplexity",), (INFER + "perplexity_in_closed_form",)),
     Ruled("documents", ("documents", "_json_lines"), (TEXT + "text", TEXT + "documents")),
     Ruled("shards", ("Shards.__getitem__",), (PREPARE + "shards",)),
-    Ruled("text", ("Text.__init__", "Text.read", "Text.unseen"), (TEXT + "text",)),
+    Ruled("text", ("Text.__init__", "Text.read", "Text.unseen"), (TEXT + "text", MASKS + "separator")),
     Ruled("text", ("Text.windows", "Text._place", "Text._cut"), (TEXT + "text", TEXT + "order")),
     Ruled("hugging_face", ("parts_of", "split", "load"), (FOLDERS + "from", FOLDERS + "export", FOLDERS + "forms")),
     Ruled("memory", ("bytes_per_parameter", "held"), (TRAINER + "memory",)),

@@ -49,7 +49,7 @@ def opened(path: Path, precision: str, ops: str, device: str) -> Reader:
     options = recalled(content["options"])
     half = precision == "bf16" or (device == "cuda" and precision != "float32")
     model, dtype = model_of(options), torch.bfloat16 if half else torch.float32
-    columns = columns_of(ops, device == "cuda", model.shape.head_size, half)
+    columns = columns_of(ops, device == "cuda", model.shape.head_size, half, options.document_masks)
     with torch.device(device):
         made = Llama(model, columns, dtype)
     converted = convert(made, precision).eval()
@@ -78,7 +78,8 @@ def generate(reader: Reader, prompt: List[int], count: int, temperature: float, 
 
 
 def perplexity(reader: Reader, text: Text, windows: int) -> float:
-    """exp of the mean loss on windows that no step of training takes."""
+    """exp of the mean loss on windows that no step of training takes, with the masks that it was trained with."""
+    inner(reader.model).separator = text.separator if reader.options.document_masks else None
     tokens, targets = (each.to(reader.device) for each in text.unseen(windows))
     losses = [len(part) * float(reader(part, after)) for part, after in zip(tokens.split(8), targets.split(8))]
     return math.exp(sum(losses) / len(tokens))

@@ -6,7 +6,7 @@ Shapes: b batch, l length, w width, h heads, k key/value heads, d head size.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -14,21 +14,24 @@ from torch.utils.checkpoint import checkpoint as recomputed
 
 from smoke_tests.operators import references
 from smoke_tests.operators.table import operator
+from smoke_tests.training import document_masks
 from smoke_tests.training.models import Model
 
 Cache = List[Tuple[torch.Tensor, torch.Tensor]]  # per layer, the keys and values so far, [b, k, l, d]
 
 
-def eager_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def eager_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Optional[torch.Tensor] = None
+) -> torch.Tensor:
     """Causal attention by separate operators: query [b, h, m, d] at the last m of l positions, key and value
-    [b, k, l, d] -> [b, h, m, d]."""
+    [b, k, l, d] -> [b, h, m, d]. mask: what it sees of all positions [b, 1, l, l], in place of all earlier ones."""
     group = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(
-        1 + key.shape[2] - query.shape[2]
-    )
-    return torch.softmax(scores.float().masked_fill(later, -math.inf), dim=-1).to(value.dtype) @ value
+    if mask is None:
+        ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+        mask = ones.tril(key.shape[2] - query.shape[2])
+    return torch.softmax(scores.float().masked_fill(~mask, -math.inf), dim=-1).to(value.dtype) @ value
 
 
 # The "naive" operators: plain formulas, without a fused kernel even where torch has one.
@@ -38,6 +41,24 @@ NAIVE: Dict[str, Callable[..., Any]] = {
     "swiglu": references.swiglu,
     "rope": operator("rope", "torch"),
     "cross_entropy": lambda logits, labels, ignored: F.cross_entropy(logits.float(), labels, ignore_index=ignored),
+}
+
+
+class Masked(NamedTuple):
+    """How an implementation of attention keeps to documents.
+
+    marked: the documents of windows [b, l] -> what attend takes beside query, key and value.
+    """
+
+    marked: Callable[[torch.Tensor], torch.Tensor]
+    attend: Callable[..., torch.Tensor]
+
+
+# The implementations of attention that keep to documents.
+MASKED: Dict[str, Masked] = {
+    "naive": Masked(document_masks.mask_of, eager_attention),
+    "torch": Masked(document_masks.mask_of, document_masks.torch_attention),
+    "flash-attn": Masked(document_masks.starts_of, document_masks.flash_attention),
 }
 
 
@@ -91,15 +112,22 @@ class Attention(torch.nn.Module):  # type: ignore[misc]
         self.qkv = torch.nn.Linear(shape.width, shape.head_size * sum(self.turned), bias=False)
         self.output = torch.nn.Linear(shape.width, shape.width, bias=False)
         self.attend = implementation(columns, "attention")
+        self.masked: Any = MASKED.get(columns["attention"])
         self.rotary = rotary
 
-    def forward(self, x: torch.Tensor, past: Optional[Tuple[torch.Tensor, torch.Tensor]] = None) -> Any:
+    def forward(
+        self,
+        x: torch.Tensor,
+        past: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
+        marks: Optional[torch.Tensor] = None,
+    ) -> Any:
         # Split as the kernels write gradients, a token's heads beside each other: backward joins them in one copy.
         turned, value = self.qkv(x).unflatten(-1, (-1, self.head_size)).split(self.turned, dim=2)
         turned = self.rotary(turned.transpose(1, 2), 0 if past is None else past[0].shape[2]).transpose(1, 2)
         query, key, value = (part.transpose(1, 2) for part in (*turned.split(self.split, dim=2), value))
         if past is None:
-            return self.output(self.attend(query, key, value).transpose(1, 2).flatten(2))
+            attended = self.attend(query, key, value) if marks is None else self.masked.attend(query, key, value, marks)
+            return self.output(attended.transpose(1, 2).flatten(2))
         key, value = torch.cat([past[0], key], dim=2), torch.cat([past[1], value], dim=2)
         return self.output(eager_attention(query, key, value).transpose(1, 2).flatten(2)), (key, value)
 
@@ -126,8 +154,9 @@ class Block(torch.nn.Module):  # type: ignore[misc]
         self.attention_norm, self.attention = RMSNorm(model, columns), Attention(model, columns, rotary)
         self.feed_forward_norm, self.feed_forward = RMSNorm(model, columns), FeedForward(model, columns)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x))
+    def forward(self, x: torch.Tensor, marks: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """marks: of the documents, as the implementation of attention takes them (MASKED)."""
+        x = x + self.attention(self.attention_norm(x), marks=marks)
         out: torch.Tensor = x + self.feed_forward(self.feed_forward_norm(x))
         return out
 
@@ -144,6 +173,7 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
     columns: operator -> column of the table, or "naive". dtype: of the residual stream. recompute: the
     function that runs a block without keeping activations (torch.utils.checkpoint's or Transformer Engine's), or None.
     loss_chunks: in how many parts head and loss are computed; with several, no logits are kept for the backward pass.
+    separator: the token that ends a document, if tokens attend to their own document alone; a cache holds one document.
     Weights start normal with a standard deviation of 0.02, as Llama's do.
     """
 
@@ -160,6 +190,7 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
         self.cross_entropy = implementation(columns, "cross_entropy")
         self.recompute: Optional[Callable[..., torch.Tensor]] = None
         self.loss_chunks = 1
+        self.separator: Optional[int] = None
         for parameter in self.parameters():
             if parameter.dim() == 2:
                 torch.nn.init.normal_(parameter, std=0.02)
@@ -168,11 +199,12 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
         self, tokens: torch.Tensor, targets: Optional[torch.Tensor] = None, cache: Optional[Cache] = None
     ) -> torch.Tensor:
         x = self.embedding(tokens).to(self.dtype)
+        marks = () if self.separator is None or cache is not None else self._marks(tokens, self.separator)
         for index, block in enumerate(self.blocks):
             if cache is not None:
                 x, cache[index] = block.extend(x, cache[index])
             else:
-                x = self.recompute(block, x) if self.recompute else block(x)
+                x = self.recompute(block, x, *marks) if self.recompute else block(x, *marks)
         x = self.norm(x)
         if targets is None:
             logits: torch.Tensor = self.head(x)
@@ -182,6 +214,11 @@ class Llama(torch.nn.Module):  # type: ignore[misc]
         chunks = x.flatten(0, 1).chunk(self.loss_chunks), targets.flatten().chunk(self.loss_chunks)
         losses = [recomputed(self._loss, *part, use_reentrant=False) * len(part[1]) for part in zip(*chunks)]
         return torch.stack(losses).sum() / targets.numel()
+
+    def _marks(self, tokens: torch.Tensor, separator: int) -> Tuple[torch.Tensor, ...]:
+        """What the blocks take of the documents of tokens [b, l]."""
+        masked = self.blocks[0].attention.masked
+        return (masked.marked(document_masks.documents_of(tokens, separator)),)
 
     def _loss(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Normalized states [..., w] and targets [...] -> their mean cross entropy; every target counts."""

@@ -51,6 +51,7 @@ class Options:
         (), "a folder of prepare_data, or text files; by default the sources of the standard library"
     )
     tokenizer: str = flag("", "folder of a Hugging Face tokenizer; by default tokens are bytes")
+    document_masks: bool = flag(False, "let a token attend to its own document alone")
     learning_rate: float = flag(6e-4, "highest learning rate", above=0.0)
     schedule: str = flag(
         "cosine",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import List, Sequence, Tuple, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 import torch
@@ -24,14 +24,16 @@ def tokenizer_of(files: Sequence[str], name: str) -> Tokenizer:
 class Text:
     """Tokens [n] cut into windows, the last hundredth of them held out; the order follows from seed and step alone."""
 
-    def __init__(self, tokens: Union[torch.Tensor, Shards], length: int, seed: int) -> None:
-        """Windows of `length` tokens and the one that follows each."""
+    def __init__(
+        self, tokens: Union[torch.Tensor, Shards], length: int, seed: int, separator: Optional[int] = None
+    ) -> None:
+        """Windows of `length` tokens and the one that follows each; separator: the token that ends each document."""
         count = (len(tokens) - 1) // length
         self.held_out = max(1, count // 100)
         self.count = count - self.held_out
         if self.count < 1:
             raise TextError(f"the text has {len(tokens)} tokens, too few for two windows of {length}")
-        self.tokens, self.length, self.seed = tokens, length, seed
+        self.tokens, self.length, self.seed, self.separator = tokens, length, seed, separator
         self._epoch, self._order = -1, torch.empty(0)
 
     @classmethod
@@ -43,7 +45,7 @@ class Text:
         if prepared:
             mapped = Shards(Path(prepared[0]))
             mapped.check(vocabulary, folder)
-            return cls(mapped, length, seed)
+            return cls(mapped, length, seed, mapped.index["tokenizer"]["end"])
         tokenizer = opened(folder)
         end = np.array([tokenizer.separator])
         parts = tokenizer.encode(list(documents(files)))
@@ -53,7 +55,7 @@ class Text:
             raise TextError(
                 f"token {int(text.max())} of the tokenizer is beyond the model's vocabulary of {vocabulary}"
             )
-        return cls(torch.from_numpy(text), length, seed)
+        return cls(torch.from_numpy(text), length, seed, tokenizer.separator)
 
     def identity(self) -> str:
         """A hash of the tokens."""

@@ -74,7 +74,7 @@ class Run:
         self.half = options.precision != "float32" and (
             self.on_gpu or options.precision == "bf16" or options.precision in CUT
         )
-        self.columns = columns_of(options.ops, self.on_gpu, shape.head_size, self.half)
+        self.columns = columns_of(options.ops, self.on_gpu, shape.head_size, self.half, options.document_masks)
         if ranks.way == "fsdp2":
             self.columns["adamw"] = "torch"
         random.seed(options.seed)
@@ -121,6 +121,7 @@ class Run:
             take_te_modules(llama)
             self.columns["swiglu"] = "transformer-engine"
         llama.loss_chunks = options.loss_chunks
+        llama.separator = self.text.separator if options.document_masks else None
         if options.recompute:
             llama.recompute = _recomputing(options.precision)
         return llama
@@ -359,10 +360,10 @@ def _recomputing(precision: str) -> Callable[..., torch.Tensor]:
     if column_of(precision).startswith("transformer-engine"):  # torch's function would recompute them outside FP8
         from transformer_engine.pytorch import checkpoint as te_checkpoint
 
-        return lambda block, x: te_checkpoint(block, x, use_reentrant=False)
+        return lambda block, *given: te_checkpoint(block, *given, use_reentrant=False)
     from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
-    return lambda block, x: torch_checkpoint(block, x, use_reentrant=False)
+    return lambda block, *given: torch_checkpoint(block, *given, use_reentrant=False)
 
 
 # --- all steps ---
