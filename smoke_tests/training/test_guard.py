@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
 import json
 import runpy
 import time
@@ -32,14 +32,16 @@ VERDICTS: Dict[str, Any] = {"+": [({}, "", False)], "-": [TOO_FAR] * 4, "~": [TO
 VERDICTS["!"] = [({}, "too far", True)]
 
 
-@functools.lru_cache(maxsize=None)
-def last_loss_of_going_on() -> float:
-    """The loss of step 13 of a run that goes on in high precision from step 6."""
-    run = Run(guard_proof.options(0, "torchao.tensorwise", 14))
-    for step in range(6):
-        run.update(step)
-    with computed(run.model, plain):
-        return [run.update(step)["loss"] for step in range(6, 14)][-1]
+def losses_of_going_on(fault: str, good: int, steps: int) -> List[float]:
+    """The losses of a run that goes on in high precision after so many steps, with the fault in the last of them."""
+    run = Run(guard_proof.options(0, "torchao.tensorwise", steps))
+    planted = guard_proof.FAULTS[fault](run)
+    losses = []
+    for step in range(steps):
+        planted.each_step()
+        with computed(run.model, plain) if step >= good else planted.plant() if step >= 8 else contextlib.nullcontext():
+            losses.append(run.update(step)["loss"])
+    return losses
 
 
 def loss_of(row: Dict[str, float]) -> float:
@@ -93,25 +95,34 @@ def test_distances() -> None:
 
 @pytest.mark.parametrize("fault", list(guard_proof.FAULTS))
 @proves(
-    "the guard notices a fault in FP8 that stays, in the next window or by the vote of those after it, and falls back: "
-    "what follows has every bit of a run that went on in high precision from the last good window's end",
+    "the guard notices a fault in FP8 that stays, in one of the next two windows or by the vote of those after it, and "
+    "falls back: what follows has every bit of a run that went on in high precision from the last good window's end",
     seed="C23",
     package="torchao",
 )
 def test_fault(fault: str, measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"EVERY": 4, "COMPARED": 2, "FROM": 8, "UNTIL": 99, "BATCH": 4}.items():
         monkeypatch.setattr(guard_proof, name, value)
-    # With this seed windows begin at the steps 1, 4 and 8; those that vote follow.
-    assert [place_of(0, period, 2) for period in range(3)] == [1, 0, 0]
-    run = guard_proof.guarded_run(0, "torchao.tensorwise", fault, steps=14)
+    # With this seed windows begin at the steps 1, 4, 8 and 14; those that vote follow. A scale that has only just been
+    # frozen may be near enough in the third.
+    assert [place_of(0, period, 2) for period in range(4)] == [1, 0, 0, 2]
+    run = guard_proof.guarded_run(0, "torchao.tensorwise", fault, steps=20)
     kinds = [(event["kind"], event["step"]) for event in run["events"]]
     assert kinds[:2] == [("good", 2), ("good", 5)], "it is noticed before it is there"
-    (fallback,) = (event for event in run["events"] if event["kind"] == "fallback")
-    doubts = [step for kind, step in kinds if kind == "doubt"]
-    assert fallback["step"] <= 13 and doubts == [9, 11][: len(doubts)]
+    fallbacks = [event for event in run["events"] if event["kind"] == "fallback"]
+    assert fallbacks, kinds
+    fallback = fallbacks[0]
+    before = [(kind, step) for kind, step in kinds[2:] if step < fallback["step"]]
+    good = [step for kind, step in before if kind == "good"]
+    begins = 14 if good else 8
+    votes = [("doubt", step) for step in range(begins + 1, fallback["step"], 2)]
+    assert before == [("good", 9)] * len(good) + votes
     measured["noticed after"] = fallback["step"] - 8
     measured.update({key: fallback[key] for key in ("losses", "one", "all") if key in fallback})
-    assert run["losses"][13] == last_loss_of_going_on()
+    truth = losses_of_going_on(fault, (good or [5])[-1] + 1, 20)
+    returned = [step for kind, step in kinds if kind == "return"]
+    high = slice(fallback["step"], returned[0] + 1 if returned else 20)  # with two bits fewer it may return by chance
+    assert run["losses"][high] == truth[high]
     if fault in ("NaN", "gradient dropped"):
         assert guard_proof.LAYER in fallback["text"], "it does not name the layer"
 
