@@ -135,8 +135,8 @@ def _state_of(facts: Facts, plan: Plan) -> str:
 def _in_words(run: Mapping[str, Any], counts: Mapping[str, int]) -> str:
     """The states of a run's claims with their numbers. A failure that no longer counts does not hide in "changed"."""
     failed = sum(row["outcome"] == "refuted" for row in run["claims"]) - counts.get("refuted", 0)
-    had = {evidence.CHANGED: f" ({failed} had failed)"} if failed else {}
-    return ", ".join(f"{count} {word}{had.get(word, '')}" for word, count in counts.items())
+    notes = {evidence.CHANGED: f" ({failed} had failed)"} if failed else {}
+    return ", ".join(f"{count} {word}{notes.get(word, '')}" for word, count in counts.items())
 
 
 def _counts(facts: Facts, plan: Plan) -> list[tuple[dict[str, Any], dict[str, int]]]:

@@ -224,7 +224,7 @@ def test_the_index_refuses_a_wheel_with_false_statements_and_shows_an_unsigned_o
     shop, (wheel, other) = signed.shop, (wheel_of(signed.shop, name) for name in ("tinypkg", "tinywheel"))
     shutil.rmtree(shop.root / "build" / "index")
     shutil.copyfile(attest.beside(other), attest.beside(wheel))
-    shop.refuse("index", "--key", signed.keys[1], naming=(wheel.name, other.name, "bring its own statements"))
+    shop.refuse("index", "--key", signed.keys[1], naming=(wheel.name, other.name, "bring those of this wheel"))
     attest.beside(wheel).unlink()
     assert f"{wheel.name}: built: no claim has run with it; not signed" in shop.succeed(
         "index", "--key", signed.keys[1]

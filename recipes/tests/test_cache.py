@@ -185,7 +185,7 @@ def test_a_run_beside_an_orphan_is_refused(tiny: Tiny, place: str) -> None:
     with run:
         run.wait()
         try:
-            naming = (str(folder), f"what process {killed} started", f"end {orphan} (sleep)")
+            naming = (str(folder), f"processes that the killed process {killed} started", f"end {orphan} (sleep)")
             started = time.monotonic()
             tiny.refuse("build", "tiny", naming=naming)
             assert time.monotonic() - started < 30
