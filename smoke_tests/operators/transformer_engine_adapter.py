@@ -114,18 +114,30 @@ def te_without_fp8() -> Iterator[None]:
 
 def te_linear(model: torch.nn.Module, keep: Callable[[str], bool], recipe: str) -> torch.nn.Module:
     """Transformer Engine's linear layers in place of torch's, with their weights."""
-    from transformer_engine.pytorch import Linear
-
     for name, layer in list(model.named_modules()):
         if type(layer) is torch.nn.Linear and not keep(name):
-            weight, bias = layer.weight, layer.bias
-            ours = Linear(
-                layer.in_features, layer.out_features, bias=bias is not None, params_dtype=weight.dtype, device="cuda"
-            )
-            with torch.no_grad():
-                ours.weight.copy_(weight)
-                if bias is not None:
-                    ours.bias.copy_(bias)
             parent, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, ours)
+            setattr(model.get_submodule(parent), leaf, te_linear_of(layer))
     return InFp8(model, te_recipe(recipe))
+
+
+def te_linear_of(layer: torch.nn.Module) -> torch.nn.Module:
+    """Transformer Engine's linear layer with the parameters of one of torch's; they stay the same objects."""
+    from transformer_engine.pytorch import Linear
+
+    sizes, dtype = (layer.in_features, layer.out_features), layer.weight.dtype
+    return _with_parameters(Linear(*sizes, bias=layer.bias is not None, params_dtype=dtype, device="cuda"), layer)
+
+
+def te_norm_of(norm: torch.nn.Module, eps: float) -> torch.nn.Module:
+    """Transformer Engine's LayerNorm, or its RMSNorm if there is no bias, with the parameters of another norm."""
+    from transformer_engine.pytorch import LayerNorm, RMSNorm
+
+    kind = RMSNorm if getattr(norm, "bias", None) is None else LayerNorm
+    return _with_parameters(kind(norm.weight.shape, eps=eps, params_dtype=norm.weight.dtype), norm)
+
+
+def _with_parameters(made: torch.nn.Module, layer: torch.nn.Module) -> torch.nn.Module:
+    for name, parameter in layer.named_parameters(recurse=False):
+        setattr(made, name, parameter)
+    return made

@@ -35,6 +35,7 @@ from smoke_tests.training.options import Options
 TRAINING = "training"
 # The claims of this folder, by file.
 CHECKPOINT = "training/test_checkpoint.py::test_"
+CONVERT = "training/test_convert.py::test_"
 FOLDERS = "training/test_hugging_face.py::test_"
 GPU_RUNS = "training/test_gpu_runs.py::test_"
 GUARD = "training/test_guard.py::test_"
@@ -502,6 +503,11 @@ RULED = (
         "document_masks",
         ("documents_of", "mask_of", "starts_of", "torch_attention"),
         (MASKS + "packed_as_alone", MASKS + "documents_apart", MASKS + "places"),
+    ),
+    Ruled(
+        "convert",
+        ("to_transformer_engine", "to_torch", "epsilon", "reason_to_stay", "computes_the_same"),
+        (CONVERT + "layers", CONVERT + "layers_that_stay"),
     ),
     Ruled(
         "precision",
