@@ -23,6 +23,7 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -80,6 +81,7 @@ SHAPE = Shape(layers=1, head_size=64, hidden=832) if CUDA else Shape(layers=1)
 LONG = {"test_environment.py", "test_training.py", "test_torchtitan.py", "test_two_hosts.py"}
 CLEAN: Dict[str, Any] = {"seeds": 0, "claims": 0, "alarms": []}  # before the first seed
 ALARM = 1  # the exit code of a whole run with a false alarm
+LONGEST = 120.0  # seconds of CPU time for a mutant in training: a loop that never ends can fill the memory
 NUMERIC = sorted({path.name for path in ROOM.glob("test_*.py")} - LONG)
 
 
@@ -412,6 +414,22 @@ def lines_run() -> Iterator[Set[int]]:
         sys.settrace(None)
 
 
+@contextlib.contextmanager
+def no_longer_than(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError after so many seconds of this process's own CPU time, whatever else the machine does."""
+
+    def end(*_: Any) -> NoReturn:
+        raise TimeoutError(f"it did not end within {seconds:g} seconds")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 def outcome_of(mutant: Mutant, failing: Set[str]) -> Dict[str, Any]:
     """The outcome of a mutant: caught, survived, crashed, too loud, or left out if it changes nothing that runs.
 
@@ -427,6 +445,8 @@ def outcome_of(mutant: Mutant, failing: Set[str]) -> Dict[str, Any]:
             return judged(mutant, "left out")
         except Exception as error:
             return judged(mutant, "too loud", message=repr(error))
+        if not of_table:
+            stack.enter_context(no_longer_than(LONGEST))
         noticed = noticed_by_anybody(mutant.operator, mutant.column)
         if noticed:
             return judged(mutant, "too loud", message=noticed)

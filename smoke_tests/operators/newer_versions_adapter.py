@@ -6,8 +6,11 @@ import torch
 
 from smoke_tests.operators.implements import implements
 from smoke_tests.operators.table import FLASH_BACKWARD, FLASH_FORWARD, HALF, MIXED
-from smoke_tests.operators.transformer_engine_adapter import te_cross_entropy
+from smoke_tests.operators.torch_adapter import sdpa
+from smoke_tests.operators.transformer_engine_adapter import te_attention, te_cross_entropy
 from smoke_tests.operators.xformers_adapter import xformers_attention
+
+CUDNN_FORWARD, CUDNN_BACKWARD = "cudnn.*sdpa.*fprop", "cudnn.*sdpa.*bprop"
 
 
 @implements(
@@ -27,3 +30,29 @@ def te_cross_entropy_both_ways(logits: torch.Tensor, labels: torch.Tensor, ignor
 )  # of any head size that is a multiple of 8, by the kernels of the package flash-attn
 def xformers_attention_by_flash_attn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return xformers_attention(query, key, value, backend="flash")
+
+
+@implements(
+    "attention",
+    "torch.cudnn",
+    newer="2.15",
+    cuda=HALF,
+    forward=CUDNN_FORWARD,
+    backward=CUDNN_BACKWARD,
+    limits=("one row",),
+)  # without rows it gives none; 2.11 refuses, and nothing between the two was tried
+def torch_cudnn_attention_without_rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return sdpa(query, key, value, backend="CUDNN_ATTENTION")
+
+
+@implements(
+    "attention",
+    "transformer-engine",
+    newer="2.20",
+    cuda=HALF,
+    forward=CUDNN_FORWARD,
+    backward=CUDNN_BACKWARD,
+    limits=("no rows",),
+)  # to one token as well, with cuDNN 9.26; 2.18 with cuDNN 9.19 refuses
+def te_attention_to_one_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return te_attention(query, key, value)
