@@ -29,7 +29,7 @@ def loaded(path):
 
 
 PROJECT = loaded("pyproject.toml")
-# The verb that reads a value which is not a table, or a table that lacks a key, refuses it.
+# A value that is not a table, or a table that lacks a key, is refused by the verb that reads it.
 TARGETS = {name: table for name, table in loaded("recipes/targets.toml").items() if isinstance(table, dict)}
 
 nox.options.sessions = []  # bare `nox` runs nothing costly
@@ -37,7 +37,7 @@ nox.options.reuse_venv = "yes"
 nox.options.default_venv_backend = "virtualenv"  # its pip reads the user's pip configuration
 
 for_each_target = nox.parametrize("target", list(TARGETS), ids=list(TARGETS))
-# `nox -l --json -s publish` is CI's matrix: each image that is published, and the runner for it as its tag.
+# `nox -l --json -s publish` is CI's matrix: every image that is published, with its runner as the tag.
 for_each_published = nox.parametrize(
     "target",
     [
@@ -228,7 +228,7 @@ def bump(session):
     """Pin another release and run its patches' proofs: nox -s bump -- cpu torchao==0.19.0; or base images: --bases."""
     install(session, "tests")
     session.run("python", "-m", "recipes", "bump", *session.posargs)
-    pin = next((word for word in session.posargs if "==" in word), "")  # --help comes without a pin
+    pin = next((word for word in session.posargs if "==" in word), "")  # there is no pin with --help
     package = re.sub(r"[-_.]+", "-", pin.partition("==")[0].strip()).lower()  # as folders are named (PEP 503)
     if package and Path("patches", package).is_dir():
         session.run("python", "-m", "pytest", f"patches/{package}")

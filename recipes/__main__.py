@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one verb and return the exit code: 0 done, 1 a claim was refuted, 2 refused, 3 a what-if is unknown."""
     options = parsed(sys.argv[1:] if arguments is None else arguments)
     for sent in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(sent) is not signal.SIG_IGN:  # as under `nohup`
+        if signal.getsignal(sent) is not signal.SIG_IGN:  # ignored under `nohup`
             signal.signal(sent, signal.default_int_handler)  # like Ctrl-C: the processes that we started end with us
     try:
         return int(options.verb(options))

@@ -78,7 +78,7 @@ def group(command: list[str], folder: Path, variables: Mapping[str, str]) -> Ite
         try:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGINT)  # a process may have started others, which it then ends
+                    os.killpg(process.pid, signal.SIGINT)  # so that the process ends those that it started
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(GRACE)
         finally:  # also if a second Ctrl-C ends the wait
@@ -102,7 +102,7 @@ def held(folder: Path, waiting: Callable[[str], None]) -> Iterator[None]:
             os.set_inheritable(lock.fileno(), True)
             _acquire(lock, folder, waiting)
             is_ours = path.exists() and os.path.samestat(path.stat(), os.fstat(lock.fileno()))
-            if is_ours:  # else who used the folder has removed it
+            if is_ours:  # otherwise the run that used the folder has removed it
                 lock.seek(0)
                 lock.truncate()
                 lock.write(f"{os.getpid()}\n")
@@ -118,7 +118,7 @@ def _acquire(lock: TextIO, folder: Path, waiting: Callable[[str], None]) -> None
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         lock.seek(0)
         holder, users = lock.read().strip() or "?", _users(lock)
-        if not users or holder in users:  # it may be one that is not seen here, in a container
+        if not users or holder in users:  # the holder may be in a container and not visible here
             patient_until = time.monotonic() + GRACE
         elif time.monotonic() > patient_until:
             listed = ", ".join(f"{number} ({name})" for number, name in users.items())

@@ -18,8 +18,8 @@ from rich.text import Text
 if sys.stdout is None:  # it is closed (>&-)
     sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115, since it stays open
 if isinstance(sys.stdout, io.TextIOWrapper):
-    sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does with what the terminal's encoding lacks
-LOG_WIDTH = 160  # columns where there is no terminal to ask
+    sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does with characters that the terminal lacks
+LOG_WIDTH = 160  # columns, if there is no terminal to ask
 
 
 class _Output(Console):

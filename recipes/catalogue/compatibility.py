@@ -27,7 +27,7 @@ from recipes.catalogue.load import Catalogue, what_if
 from recipes.catalogue.lock import Lock
 from recipes.catalogue.schema import Limit, Release, Target, Tried, is_version
 
-# Newer ones keep what older ones had, so that a lower end is enough.
+# Newer versions keep what older ones have, so a lower bound is enough.
 _LASTING = ("python", "glibc", "driver", "gcc")
 _COMPILED_AGAINST = ("torch", "cuda", "cudnn", "sm")
 
@@ -107,7 +107,7 @@ class Knowledge:
         ):
             here = f"nothing says whether torch {others['torch']} can take the place of the base image's own"
             unknown.append(Reason("what the base has beside it was compiled for that", here))
-        without = [thing for thing in asked if thing not in held]  # of a GPU, in a target without CUDA
+        without = [thing for thing in asked if thing not in held]  # facts about a GPU, in a target without CUDA
         unknown += [
             Reason("choose a target with CUDA", f"{thing} says nothing of a target without CUDA") for thing in without
         ]
@@ -193,7 +193,7 @@ class Knowledge:
                         here = f"{package} {version} needs {other} {need}, and the target has {other} {theirs[0]}"
                         yield Reason(recipe, here)
 
-    # --- who speaks
+    # --- which packages a change affects
 
     def _pairs(self, target: Target, held: limits.Facts, thing: str) -> Iterator[tuple[str, str, str]]:
         """The packages that a change affects: those that depend on the thing, and its own dependencies."""
@@ -278,13 +278,13 @@ class Knowledge:
         seen = [Version(text) for text in self._seen(package, version)[thing] if is_version(text)]
         if not seen or not is_version(beside):
             return None
-        # Metadata names the oldest and newest torch or CUDA that its author knew, and not where it begins to fail.
+        # Metadata names the oldest and newest torch or CUDA that its author knew, not the first version that fails.
         mine, ends = (
             _public(beside),
             [] if thing in _COMPILED_AGAINST else [_ends(statement.need) for statement in admitting],
         )
         if thing not in (*FACTS, "torch") and any(statement.need == "" for statement in admitting):
-            ends.append((True, False))  # a requirement without a range is one of every version that was there
+            ends.append((True, False))  # a requirement without a range covers every version published until then
         lowest, highest = min(map(_public, seen)), max(map(_public, seen))
         from_below = mine >= lowest or any(low for low, _ in ends)
         from_above = mine <= highest or any(high for _, high in ends)

@@ -21,7 +21,7 @@ from recipes.catalogue.lock import Lock
 from recipes.catalogue.schema import BaseFacts, Limit, Target, is_version
 from recipes.errors import Refusal
 
-# What a limit may name beside distributions.
+# What a limit may name besides distributions.
 FACTS = ("python", "cuda", "cudnn", "driver", "gcc", "glibc", "sm")
 # What a combination holds: versions of distributions, and of python, cuda, sm, glibc; sm may have several.
 Facts = Mapping[str, list[str]]

@@ -111,7 +111,7 @@ class Catalogue:
             known |= {canonicalize_name(Requirement(text).name) for text in wanted}
         locks = self.root / "recipes" / "lock"
         if not all((locks / f"{name}.txt").exists() for name in self.targets):
-            return  # `docker build` has the lock of its target only, and others' rows name what theirs hold
+            return  # `docker build` has only its target's lock, and some rows name packages of other locks
         for path in locks.glob("*.txt"):
             known |= locked_names(path)
         rows = [(f"limit[{at}]", row, row.needs) for at, row in enumerate(learned.limit)]
@@ -233,7 +233,7 @@ def what_if(target: Target, changes: Mapping[str, Any]) -> Target:
 def substitutions(target: Target) -> dict[str, str]:
     """The values that replace "{...}" in a [build.env] value."""
     digits = ";".join(sm.replace(".", "") for sm in target.sm)
-    # {site}, the build environment's site-packages, is known when that is made.
+    # {site}, the site-packages of the build environment, is known only once that environment is made.
     return dict(zip(PLACEHOLDERS, (";".join(target.sm), digits, target.cuda, "{site}"), strict=True))
 
 
@@ -335,7 +335,7 @@ def _key(*location: int | str) -> str:
 
 def _fault(model: type[BaseModel], fault: Any, prefix: tuple[str, ...]) -> str:
     location, value = fault["loc"], fault["input"]
-    is_of_key = location[-1:] == ("[key]",)  # a name of the file's own, such as a variable's
+    is_of_key = location[-1:] == ("[key]",)  # a key that the file itself defines, such as a variable's name
     key = _key(*prefix, *(location[:-1] if is_of_key else location))
     match fault["type"]:
         case "extra_forbidden":

@@ -26,7 +26,7 @@ from recipes.files import read_text
 
 REQUIRED = ("Description", "Origin", "Forwarded", "Last-Update", "X-Applies-To")
 OURS = ("X-Applies-To", "X-Lines", "X-Needs")
-FILE = r"^--- \S.*\n\+\+\+ (\S+)"  # the two lines before a file's hunks; no removed line has the second one after it
+FILE = r"^--- \S.*\n\+\+\+ (\S+)"  # a file's two header lines; a removed line like the first never precedes the second
 HUNK = r"^@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@"
 
 
@@ -108,7 +108,7 @@ def _moved(diff: str, lines: tuple[int, ...]) -> str:
 
     def renewed(match: re.Match[str]) -> str:
         nonlocal grown
-        if match[0].startswith("---"):  # of the next file
+        if match[0].startswith("---"):  # the header of the next file
             grown = 0
             return match[0]
         old, new = (int(count or 1) for count in (match[2], match[4]))

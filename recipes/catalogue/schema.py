@@ -85,10 +85,10 @@ Pattern = Annotated[str, Field(min_length=1), _parsed_by(_compiled, "a regular e
 Text = Annotated[str, AfterValidator(_one_line)]
 Distribution = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]  # its normalized name
 Module = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")]
-Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+/-]*$")]  # of git
+Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+/-]*$")]  # a git tag
 Address = Annotated[str, Field(pattern=r"^https://[^\s/{}]+\.[^\s/{}]+(/[^\s{}]*)?$")]
 Hardware = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 -]*$")]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # of a folder, an image tag
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # for folders and image tags
 ImageName = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
 Repository = Annotated[str, Field(pattern=r"^https://[^/]+(/\w[\w.-]*)+$")]
 Variables = dict[
@@ -491,7 +491,7 @@ class Symptom(Strict):
     """
 
     pattern: Pattern
-    example: Annotated[str, Field(min_length=1)]  # of several lines, where the pattern spans them
+    example: Annotated[str, Field(min_length=1)]  # has several lines if the pattern spans them
     cause: Text
     fix: Text
     thread: Annotated[str, Field(pattern=r"^https://")]

@@ -17,7 +17,7 @@ from recipes.catalogue.limits import FACTS, built_for, within
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.schema import Target
 
-SECONDS = 4.0  # for all of it
+SECONDS = 4.0  # for the whole search
 ROUNDS = 400
 
 

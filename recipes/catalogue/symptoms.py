@@ -12,7 +12,7 @@ from recipes.catalogue.load import Catalogue, validated
 from recipes.catalogue.schema import Limit, Symptom, Symptoms
 from recipes.files import read_toml
 
-# A compiler's error, or an exception of Python, which pip's own "error: metadata-generation-failed" follows; not a
+# A compiler's error, or a Python exception, after which pip prints "error: metadata-generation-failed"; not a
 # file or an option of that name.
 ERROR = re.compile(r"(?<![\w./=-])(fatal )?error(?![\w/=-]|\.\w)|(error|exception): ", re.IGNORECASE)
 # What a program that failed may say instead.
@@ -106,5 +106,5 @@ def troubles(lines: Iterable[str]) -> Iterator[str]:
     """The lines that look like an error, or else like something that went wrong."""
     lines = list(lines)
     yield from errors(lines)
-    # What a program tells of its own steps is no trouble.
+    # Debug output about a program's own steps is not trouble.
     yield from (line.strip() for line in lines if TROUBLE.search(line) and not line.lstrip().startswith("DEBUG "))

@@ -220,7 +220,7 @@ def refuse_unportable(label: str, extension: Extension) -> None:
 
 def _refuse_unresolved(pin: Pin, compiled: Iterable[Extension], beside: Path) -> None:
     own = set().union(*(extension.defined for extension in compiled))
-    # torch's first: nearly all are there; then cuBLAS and its kin, and the libraries of packages it was built beside.
+    # torch's libraries first: they define nearly all symbols; then CUDA's and those of packages it was built beside.
     named = (path for path in beside.rglob("*.so*") if re.search(r"\.so(\.\d+)*$", path.name))
     libraries = sorted(named, key=lambda path: (path.parent != beside / "torch" / "lib", path))
     for extension in compiled:

@@ -310,7 +310,7 @@ class Builder:
         """The variables with which a package compiles through ccache; none where that is not asked for."""
         chosen = ccache.program() if pin.build.compiler != "none" else None
         links = place.folder / "compilers"
-        remove(links)  # of another wheel of the same tree
+        remove(links)  # left by another wheel of the same tree
         return ccache.settings(chosen, self.plan.root, links) if chosen else {}
 
     def _build(
@@ -385,7 +385,7 @@ class Builder:
             key: value for key, value in environment.clean_variables(scratch / "env").items() if key in INHERITED
         }
         variables |= {"CUDA_HOME": str(place.toolkit)} if place.toolkit else {}
-        if (scratch / "compilers").is_dir():  # of ccache
+        if (scratch / "compilers").is_dir():  # made for ccache
             variables["PATH"] = f"{scratch / 'compilers'}:{variables['PATH']}"
         log, tail = scratch / "build.log", list[str]()
         with log.open("w", encoding="utf-8") as file, group(command, scratch, variables) as process:

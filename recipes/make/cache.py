@@ -29,7 +29,7 @@ from recipes import process
 from recipes.errors import Refusal
 from recipes.files import disk_named, put, remove, sha256_of, write_text
 
-LONGEST = 200  # of the cache's path: Linux reads 255 bytes of a script's first line, which names a Python below it
+LONGEST = 200  # of the cache's path: Linux reads 255 bytes of a shebang line, which names a Python in the cache
 TAG = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backup tools skip such a folder, and we recognize ours by it
 
 
@@ -88,7 +88,7 @@ class Cache:
     def _claim(self) -> None:
         """Mark the folder as ours before anything in it is removed; a folder that holds other files is refused."""
         names = {path.name for path in self.root.iterdir()}
-        if TAG in names or {"lock", "partial"} <= names:  # the latter is a cache from before there was a mark
+        if TAG in names or {"lock", "partial"} <= names:  # the latter is a cache made before the mark existed
             return
         if names:
             raise Refusal(f"{self.root} holds other things ({min(names)}): choose an empty or a new folder.")

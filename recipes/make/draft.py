@@ -28,7 +28,7 @@ from recipes.make.cache import Cache
 from recipes.make.fetch import Downloads, wheels_for
 from recipes.progress import Steps
 
-COMPILED = {"nvcc": (".cu", ".cuh"), "c++": (".cpp", ".cc", ".cxx", ".c", ".pyx")}  # the first that is there counts
+COMPILED = {"nvcc": (".cu", ".cuh"), "c++": (".cpp", ".cc", ".cxx", ".c", ".pyx")}  # the first match counts
 Table = dict[str, Any]
 
 
@@ -117,7 +117,7 @@ def _release(file: Path, version: str, described: Any) -> Table:
     """The [[release]] of a file."""
     wheel = file.suffix == ".whl"
     dynamic = {value.lower() for value in described.get_all("Dynamic", [])}
-    # A wheel without a requirement has none; of an sdist, that may be known only after its build.
+    # A wheel that lists no requirements has none; those of an sdist may be known only after its build.
     requires = metadata.requires(described) or ([] if wheel else None)
     torch = next(
         (

@@ -160,7 +160,7 @@ def _uv_variables() -> dict[str, str]:
     )
     apart = ("UV_", "VIRTUAL_ENV", "PYTHON")
     ours = {key: text for key, text in os.environ.items() if key.startswith(prefixes) or not key.startswith(apart)}
-    # It holds times: without it the same wheels are the same environment.
+    # This metadata holds times; without it, the same wheels give the same environment.
     return {**ours, "UV_NO_INSTALLER_METADATA": "1"}
 
 
@@ -193,10 +193,10 @@ def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel]
             fault = _fault(plan, final, locked, wheels)
             if fault not in ("", OTHER):
                 steps.say("repair", plan.target.name, fault)
-            if fault:  # else another run has made it meanwhile
+            if fault:  # otherwise another run has made it meanwhile
                 _make(plan, final, locked, wheels, cache, steps)
             if fault and _fault(plan, final, locked, wheels):
-                # uv links to what it unpacked once: who changed a file in an environment changed it there too.
+                # uv links to the files that it unpacked once, so a file changed in an environment changed there too.
                 remove(cache.root / "uv")
                 _make(plan, final, locked, wheels, cache, steps)
     return final
@@ -215,7 +215,7 @@ def _make(
     plan: Plan, final: Path, locked: list[tuple[Artifact, Path]], wheels: list[Wheel], cache: Cache, steps: Steps
 ) -> None:
     """Make the environment beside its place, and give it its name when it is whole."""
-    for left in final.parent.glob(".env.*"):  # of a killed run; the lock says that nobody works on it
+    for left in final.parent.glob(".env.*"):  # left by a killed run; the lock shows that nobody uses it
         shutil.rmtree(left)
     partial = final.with_name(f".env.{os.getpid()}")
     with steps.step("install", f"{plan.target.name}: {len(locked) + len(wheels)} wheels") as step:

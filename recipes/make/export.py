@@ -67,6 +67,6 @@ def check_exported(folder: Path) -> None:
             f"record says {sha256}: export it again."
         )
     if "wheel" in inputs:
-        return  # repacked: its objects are the publisher's, whose hash is in the key
+        return  # repacked: its objects come from the publisher's wheel, whose hash is in the key
     for extension in audit.extensions(wheel):
         audit.refuse_unportable(label, extension)

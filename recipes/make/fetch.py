@@ -221,7 +221,7 @@ class Downloads:
     ) -> list[Package]:  # fmt: skip
         """What unearth finds on these indexes and in these folders: every file, or the wheels that fit the target."""
         if not indexes and not find_links:
-            return []  # unearth would ask an index of its own choice
+            return []  # otherwise unearth would ask an index of its own choice
 
         def ask() -> list[Package]:
             finder = PackageFinder(
@@ -237,7 +237,7 @@ class Downloads:
 
         try:
             return self._patiently(artifact, ask)
-        except (UnpackError, OSError, ValueError) as error:  # a file: index that is not there, a URL that is none
+        except (UnpackError, OSError, ValueError) as error:  # a missing index at a file: URL, or an invalid URL
             raise self._unreachable(artifact, error) from None
 
     def _find(self, artifact: Artifact) -> Link:
@@ -286,7 +286,7 @@ class Downloads:
         return path
 
     def _stream(self, url: str, partial: Path, step: Step) -> None:
-        identity = {"Accept-Encoding": "identity"}  # the file's own bytes: a .tar.gz is not to be unpacked on the way
+        identity = {"Accept-Encoding": "identity"}  # the file's own bytes: a .tar.gz must not be unpacked on the way
         with self._session.get_stream(url, headers=identity) as answer, partial.open("wb") as file:
             answer.raise_for_status()
             length = answer.headers.get("content-length")

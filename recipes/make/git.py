@@ -142,7 +142,7 @@ class Git:
         place = self._place(repository)
         source = str((self.mirror / place).resolve()) if self.mirror and (self.mirror / place).is_dir() else repository
         cure = "check the version and the network, or pass --mirror DIR"
-        refs = (f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}")  # the second of an annotated tag, and then the last
+        refs = (f"refs/tags/{tag}", f"refs/tags/{tag}^{{}}")  # the second is for annotated tags only, and comes last
         lines = self._git(label, "ls-remote", source, *refs, cure=cure).splitlines()
         if not lines:
             raise Refusal(f"{label}: {source} has no tag {tag}: check the version.")
@@ -192,7 +192,7 @@ class Git:
 
     def _check_out(self, part: _Part, bare: Path, into: Path) -> None:
         into.mkdir(parents=True, exist_ok=True)
-        # Not `git archive`, which leaves out and fills in what .gitattributes says; and no filters of the user's.
+        # Not `git archive`, which omits and substitutes what .gitattributes says; and without the user's filters.
         with self.cache.scratch("index") as folder:
             alone = GIT_ALONE | {"GIT_INDEX_FILE": str(folder / "index")}
             excluded = [f":(exclude){folder}" for folder in part.without]
@@ -224,10 +224,10 @@ class Git:
             source = str(mirrored)
         refs = [f"+refs/tags/{tag}:refs/tags/{tag}"] if tag else []
         settings = ("protocol.version=2", "http.lowSpeedLimit=1000", "http.lowSpeedTime=30")
-        alone = ("gc.auto=0", "maintenance.auto=false")  # nothing goes on in the background
+        alone = ("gc.auto=0", "maintenance.auto=false")  # nothing runs in the background
         options = [word for setting in (*settings, *alone) for word in ("-c", setting)]
         with self.steps.step("fetch", label), self.cache.scratch("git") as folder:
-            # Into a copy, since a killed `git fetch` leaves its locks; objects are linked, for git rewrites none.
+            # Into a copy, since a killed `git fetch` leaves its locks; objects are linked, as git never rewrites them.
             bare = folder / "new.git"
             if cached.is_dir():
                 shutil.copytree(cached, bare, ignore=shutil.ignore_patterns("FETCH_HEAD"), copy_function=os.link)

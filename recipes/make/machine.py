@@ -33,7 +33,7 @@ from recipes.progress import size
 
 ANSWER = 10  # seconds that a program or a server may take to answer
 LIBRARY = re.compile(r"lib(cuda|cudart|cublas\w*|cudnn\w*|cusparse|nvJitLink|nccl|stdc\+\+)\.so")  # torch has its own
-NEWEST_GCC = 20  # of those that a remedy may name
+NEWEST_GCC = 20  # the newest that a remedy may name
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def _compiler(plan: Plan, rows: list[Limit]) -> Check:
     if rule := limits.barred(rows, plan.target.cuda, "gcc", version):
         taken = [major for major in range(NEWEST_GCC) if not limits.barred(rows, plan.target.cuda, "gcc", f"{major}.1")]
         remedy = f"apt-get install g++-{max(taken)}, and put it first on the PATH as c++"
-        # A toolkit of this machine may be newer than the target's: its probe decides.
+        # This machine's toolkit may be newer than the target's, so its probe decides.
         return Check("C++ compiler", "failure" if plan.toolkit else "warning", f"g++ {version}: {rule}", remedy)
     return Check("C++ compiler", "pass", f"g++ {version}")
 

@@ -35,7 +35,7 @@ class Question(NamedTuple):
     repository: str | None
 
 
-# The files of each release by its version, or without any those that tags name; or why nobody answered.
+# The files of each release, by version (no files where tags name the releases); or why nobody answered.
 Answer = Mapping[str, list[Link]] | Refusal
 
 
@@ -90,7 +90,7 @@ def _answers(catalogue: Catalogue, questions: set[Question], cache: Cache, steps
     downloads = Downloads(cache, steps, None, next(iter(catalogue.targets.values())))
     git = Git(cache, steps)
     if any(question.package for question in questions):
-        _ = downloads.settings  # read once, before threads do
+        _ = downloads.settings  # read once, before the threads read it
     pool = ThreadPoolExecutor(WORKERS)
     jobs = {pool.submit(_answer, question, downloads, git): question for question in sorted(questions, key=str)}
     answers: dict[Question, Answer] = {}
@@ -173,7 +173,7 @@ def _verdict(
     if pin.release.file and (obstacle := _obstacle(pin, target, links)):
         return "refused", (f"{pin.name} {version} {obstacle}",)
     verdict = consider(catalogue, target, {pin.name: version}, published=(pin.name,))
-    known = verdict.reasons if verdict.word != "unknown" else ()  # what is not known is `plan --with`'s to tell
+    known = verdict.reasons if verdict.word != "unknown" else ()  # `plan --with` lists what is not known
     return verdict.word, tuple(map(str, known))
 
 

@@ -25,7 +25,7 @@ from recipes.make.fetch import Downloads
 from recipes.progress import Steps
 
 TOOL_PYTHON = "3.11"  # the oldest that runs the tool
-# Of the distribution cuda-toolkit, beside what torch asks for: the compiler and headers.
+# Extras of the distribution cuda-toolkit, besides those that torch requires: the compiler and headers.
 EXTRAS = ("cccl", "crt", "nvcc", "nvvm", "profiler")
 
 
@@ -112,7 +112,7 @@ def write(plan: Plan, cache: Cache, steps: Steps, upgrade: bool = False) -> Path
         earlier = None if upgrade else plan.lock
         locked = _resolve(plan, downloads, requirements(plan), kept_to, earlier)
         toolkit = []
-        if plan.target.toolkit:  # its wheels keep to what the environment has, and are apart from it
+        if plan.target.toolkit:  # its wheels match the environment's versions but are kept apart from it
             pinned = [f"{name}=={version}" for name, version in locked]
             earlier = None if upgrade else plan.toolkit_lock
             beside = _resolve(plan, downloads, [_toolkit(plan)], pinned, earlier)

@@ -169,7 +169,7 @@ def probe(plan: Plan, pins: Iterable[Pin], home: Path, scratch: Path) -> None:
         + "__global__ void probe() {}\n"
     )
     errors = _compiled(includes, libraries, plan.target, home, scratch)
-    if "#error lacks" in errors:  # then nothing was linked; name what is missing there as well
+    if "#error lacks" in errors:  # then nothing was linked: link now, to name the missing libraries as well
         errors += _compiled("__global__ void probe() {}\n", libraries, plan.target, home, scratch)
     if errors:
         raise _fault(plan, home, errors, headers, libraries)

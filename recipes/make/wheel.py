@@ -52,7 +52,7 @@ def relabel(wheel: Path, final: Path, renamed: Callable[[str], str], changed: Ma
     """
     with opened(wheel) as archive, wheel.open("rb") as source, zipfile.ZipFile(final, "w") as made:
         record = record_of(wheel, archive)
-        signatures = {f"{record}.jws", f"{record}.p7s"}  # of the old RECORD
+        signatures = {f"{record}.jws", f"{record}.p7s"}  # signatures of the old RECORD
         rows = csv.reader(archive.read(record).decode("utf-8").splitlines())
         listed = {name: digest for name, digest, _ in rows if digest.startswith("sha256=")}
         ends = _ends(archive)

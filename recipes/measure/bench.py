@@ -33,7 +33,7 @@ def measure(plan: Plan, env: Path, only: list[str], seconds: float | None, quick
         code = process.wait()
     if code == 130:
         raise KeyboardInterrupt
-    if code not in (0, 4):  # 4: the time was over
+    if code not in (0, 4):  # 4: time ran out
         raise _refused(plan, last, code)
     return out
 

@@ -14,7 +14,7 @@ from matplotlib.colors import TwoSlopeNorm
 from recipes.measure.results import Row, of, shares, valid
 
 matplotlib.use("agg")
-# Okabe and Ito's palette, but for its yellow, which is hardly seen on white.
+# Okabe and Ito's palette without its yellow, which is hard to see on white.
 ORANGE, SKY, GREEN, BLACK, BLUE, RED, PURPLE, GREY = (
     "#E69F00", "#56B4E9", "#009E73", "#000000", "#0072B2", "#D55E00", "#CC79A7", "#777777",
 )  # fmt: skip

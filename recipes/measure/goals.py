@@ -43,7 +43,7 @@ SINGLE = (
         "FP8 over bf16, a Linear of 16384 × 8192 × 8192", 1.65, "linear/seed/large/both",
         "transformer-engine.delayed graph",
     ),
-    # The block of Transformer Engine's quickstart, by which the article measured.
+    # The block of Transformer Engine's quickstart, with which the article measured.
     Goal("FP8 over bf16, one block", 1.65, "block/core/6.7B/2048x4", "fp8 graph", grid=("block/*", "fp8*")),
     Goal(f"{STEP} in bf16, MFU by torchtitan's count", 0.6, "ablation/step/te", "fused te graph 8", "mfu"),
     Goal(f"`pretrain`: {STEP} in bf16, the same", 0.6, "ablation/step/pretrain-bf16", "pretrain bf16 8", "mfu"),

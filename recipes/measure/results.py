@@ -14,8 +14,8 @@ from recipes.errors import Refusal
 from recipes.prove.evidence import Brought, Hardware, fault_of, imported
 
 Row = dict[str, Any]
-Number = tuple[float, float, float]  # the median over pairs, and the ends of its interval of 95 %
-FEWEST = 5  # samples that a number needs to have an interval
+Number = tuple[float, float, float]  # the median over pairs, and the ends of its 95 % interval
+FEWEST = 5  # the fewest samples for which a number has an interval
 PICTURES = ("block", "ablation", "crossover", "scaling")  # those of docs/status/numbers.md
 
 

@@ -25,14 +25,14 @@ Count = Annotated[int, Field(ge=1)]
 Float8 = Literal["none", "tensorwise", "tensorwise-gathered", "rowwise"]
 Launcher = Literal["torchrun", "slurm", "jobset", "pytorchjob"]
 TARGET = "cu13.0-torch2.11-dist"
-ENGINE = "smoke_tests.training.distributed.engine"  # a module, which each process finds by its PYTHONPATH
-IMAGE_FOLDER = "/opt/fusebox"  # of smoke_tests/ in an image
+ENGINE = "smoke_tests.training.distributed.engine"  # a module that each process finds through its PYTHONPATH
+IMAGE_FOLDER = "/opt/fusebox"  # contains smoke_tests/ in an image
 PORT = 29400
 RESTARTS = 3  # of the whole job, each from the last checkpoint
-GPUS = (2, 4, 8)  # of one host, on which the runs of these shapes can be measured
+GPUS = (2, 4, 8)  # numbers of GPUs of one host on which the runs of these shapes can be measured
 MEASURED = ("1.8B", "8B")
 SHARED = "/out"  # in a container: the storage that all hosts share
-MOUNT = f'--container-mounts="$out:{SHARED}"'  # pyxis's, of what the script makes
+MOUNT = f'--container-mounts="$out:{SHARED}"'  # for pyxis: the folder that the script makes
 
 
 def _float8(**settings: Any) -> dict[str, dict[str, Any]]:
@@ -138,7 +138,7 @@ class Run(Strict):
 
     def settings(self, out: str) -> dict[str, dict[str, Any]]:
         """What the engine is told, table by table; checkpoints and numbers go to the folder `out`."""
-        piped = self.pipeline > 1  # then the engine's batch is all that goes through the pipeline in a step
+        piped = self.pipeline > 1  # then the engine's batch is all that passes through the pipeline in a step
         settings: dict[str, dict[str, Any]] = {
             "job": {"description": self.name, "dump_folder": out},
             "model": {"name": "fusebox", "flavor": self.shape, "hf_assets_path": "."},
@@ -159,7 +159,7 @@ class Run(Strict):
             "activation_checkpoint": {"mode": self.checkpointing},
             "compile": {"enable": self.compiled},
             "checkpoint": {"enable": True, "interval": self.interval, "last_save_model_only": False},
-            "comm": {"train_timeout_seconds": 50},  # a rank that is gone ends the job within a minute
+            "comm": {"train_timeout_seconds": 50},  # a lost rank ends the job within a minute
             "metrics": {"log_freq": 1, "disable_color_printing": True},
             "debug": {"seed": 0},
         }
@@ -268,7 +268,7 @@ def _shell(command: list[str]) -> str:
 def torchrun(run: Run, out: str) -> str:
     """A script to run on every host, with the name of one of them as its argument."""
     command = run.command(f'"${{1:?the host where all meet}}:{PORT}"', out)
-    command.append('"${@:2}"')  # more of the engine's arguments; of what comes twice it takes the last
+    command.append('"${@:2}"')  # more arguments for the engine, which takes the last of a repeated one
     return (
         f"#!/usr/bin/env bash\n# {run.name}: on each of {run.hosts} hosts, in the target's environment and in the\n"
         "# checkout: bash SCRIPT FIRST_HOST. Started again, it goes on from the last checkpoint.\n"
@@ -283,7 +283,7 @@ def slurm(run: Run, image: str, out: str) -> str:
     asked = {"job-name": run.name, "nodes": run.hosts, "ntasks-per-node": 1, "gpus-per-node": run.gpus}
     lines = ["#!/usr/bin/env bash", *(f"#SBATCH --{key}={value}" for key, value in asked.items())]
     lines += ["#SBATCH --exclusive", "#SBATCH --requeue", "#SBATCH --open-mode=append", "set -euo pipefail"]
-    # "| head -n 1" would end the job by SIGPIPE where it is done before scontrol has written all names
+    # "| head -n 1" would end the job by SIGPIPE if it exits before scontrol has written all names
     lines += ['hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")', "first=${hosts%%$'\\n'*}"]
     lines += ["# pyxis mounts what is there and has a whole path", f"out=$(realpath -m -- {shlex.quote(out)})"]
     lines += ['mkdir -p "$out"']
@@ -352,7 +352,7 @@ def jobset(run: Run, image: str, out: str, fabric: Fabric | None = None) -> dict
 def pytorchjob(run: Run, image: str, out: str, fabric: Fabric | None = None) -> dict[str, Any]:
     """A master and the other hosts as workers; the operator's own rendezvous variables give way to the arguments."""
     pod = _pod(run, image, out, f"{run.name}-master-0:{PORT}", "pytorch", fabric)
-    del pod["spec"]["restartPolicy"]  # the replica's
+    del pod["spec"]["restartPolicy"]  # the replica sets it
     replicas = {"Master": 1, "Worker": run.hosts - 1}
     specs = {
         role: {"replicas": count, "restartPolicy": "OnFailure", "template": pod}

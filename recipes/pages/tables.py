@@ -442,7 +442,7 @@ def goals_reached(facts: Facts) -> str:
         runs, cells = read(path)
         place = path.relative_to(root)
         parts.append(f"## `{runs[0]['target']}` on {runs[0]['machine']['name']}\n\n[All rows]({place})")
-        missing = {row["key"] for row in cells if row.get("unfinished")}  # in some of its arms
+        missing = {row["key"] for row in cells if row.get("unfinished")}  # unfinished in some of its arms
         header = "| Goal | At least | Measured (95 %, samples) | Arm | Cell | Of all alike |"
         lines = [header, "|---|---|---|---|---|---|"]
         goals = answered(cells)

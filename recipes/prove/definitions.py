@@ -17,7 +17,7 @@ from pathlib import Path
 from recipes.files import digest_of
 from recipes.prove.parsing import MARKS, TOP, Definition, Place, binding, hash_of, split, text_of
 
-Recorded = tuple[tuple[Place, str], ...]  # definitions that were there when something ran, and their digests then
+Recorded = tuple[tuple[Place, str], ...]  # the definitions that existed when something ran, with their digests
 
 
 class Code:
@@ -192,7 +192,7 @@ class Code:
         """The definitions that a dotted name refers to in a file, and the name without the modules in it."""
         asked = (file, name)
         if asked not in self._resolved:
-            self._resolved[asked] = (name, frozenset())  # imports form a circle
+            self._resolved[asked] = (name, frozenset())  # in case imports form a cycle
             self._resolved[asked] = self._resolve(file, name)
         return self._resolved[asked]
 

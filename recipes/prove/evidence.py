@@ -36,7 +36,7 @@ class Brought(BaseModel):
 
 
 class Machine(Brought):
-    name: Annotated[str, Field(pattern=r"^\w[\w .+-]*$")]  # it becomes the name of a file
+    name: Annotated[str, Field(pattern=r"^\w[\w .+-]*$")]  # it becomes part of a file name
     cpu: str
 
 

@@ -31,7 +31,7 @@ from recipes.prove.parsing import Place
 
 Row = dict[str, Any]
 COUNTED = ("caught", "survived", "crashed")
-REASONS = "faults/survivors.py"  # says why a mutant survived, which decides no outcome
+REASONS = "faults/survivors.py"  # says why mutants survived, which affects no outcome
 
 
 class CompiledFault(Strict):
@@ -227,7 +227,7 @@ class Planting:
         """The function that plants a fault, or a table that names it, or the function that a rule changed."""
         name = row["name"].partition(" ")[0] if row["origin"] == "rule" else row["name"].replace(" ", "_")
         if row["origin"] == "rule" and row["column"] == "training":
-            module, _, name = name.partition(".")  # "guard.Guard._compare" is of training/guard.py
+            module, _, name = name.partition(".")  # "guard.Guard._compare" is in training/guard.py
             changed = [(f"training/{module}.py", part) for part in (name, name.rpartition(".")[0])]
             return [place for place in changed if place in self.code.definitions][:1]
         return [*self.named.get(name, []), *self.holding.get(row["name"], [])]

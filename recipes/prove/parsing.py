@@ -18,8 +18,8 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 CACHED = {"lru_cache", "cache", "fixture"}  # decorators of functions that may run for one claim and serve the next
 TOP = "<module>"  # the statements of a module that bind no name
 MARKS = "pytestmark"  # what marks every test of a module
-TOOL = "recipes"  # a key holds what code imports from the tool, and not the module that it is in
-DIGITS = 16  # of a sha256, in hexadecimal: 64 bits
+TOOL = "recipes"  # a key holds the names that code imports from the tool, not their modules
+DIGITS = 16  # hexadecimal digits of a sha256: 64 bits
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def split(text: str, path: str, file: str, local: frozenset[str]) -> Module:
     }
     _divide(module, file, tree.body, "", modules)
     _add_unmentioned_imports(module, file, local)
-    # Also if there are none yet, so that an added one is noticed.
+    # Even if the module has none yet, so that an added one is noticed.
     for name in (TOP, MARKS) if file.rpartition("/")[2].startswith("test_") else (TOP,):
         if name not in module.definitions:
             _add(module, file, name, "data", [], _Own(set()))

@@ -124,7 +124,7 @@ def key(every: Code, test: Path) -> str:
     file = test.relative_to(every.folder).as_posix()
     module = every.modules[file]
     roots = {definition.place for definition in module.definitions.values()}
-    for name in module.imports:  # tests that several proofs share are imported and not mentioned
+    for name in module.imports:  # tests that several proofs share are imported but not mentioned
         roots |= every.resolve(file, name)[1]
     return every.key(every.floor(roots))
 

@@ -20,8 +20,8 @@ from recipes.files import read_text, write_text
 from recipes.progress import Steps
 
 _PACKAGES = "# packages: "
-# Run in the image: the line of each package, with an empty record of what is installed, and with its own: what depends
-# on the very version that it has is renewed together with it.
+# Runs in the image: the line of each package, as if nothing were installed and with what is installed; packages that
+# depend on an exact installed version are renewed together with it.
 _LIST = r"""
 apt-get update -qq >&2
 bare=$(apt-get install --simulate --no-install-recommends -o Dir::State::status=/dev/null "$@")

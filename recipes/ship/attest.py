@@ -150,7 +150,7 @@ def pep740(wheel: Path) -> dict[str, Any] | None:
         if "certificate" not in material or statement["predicateType"] != statements.PROVENANCE:
             continue
         envelope = bundle["dsseEnvelope"]
-        # An entry of Rekor's second version has no time of its own: the signed timestamps say when it was made.
+        # A Rekor v2 entry has no time of its own; the signed timestamps say when it was made.
         timestamps = material.get("timestampVerificationData", {}).get("rfc3161Timestamps", [])
         attestations.append(
             {

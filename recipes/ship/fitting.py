@@ -19,7 +19,7 @@ from recipes.ship.wheels import LIST, folder, own, version_of
 
 HOSTED = "ubuntu-24.04"  # GitHub's runner for public repositories, as its documentation describes it
 HOSTED_MACHINE, HOSTED_DISK = costs.Machine(cores=4, memory=16 * 2**30), 14 * 2**30
-HOSTED_MINUTES = 360  # after that, GitHub ends a job
+HOSTED_MINUTES = 360  # GitHub ends a job after that
 
 
 @dataclass(frozen=True)

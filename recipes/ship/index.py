@@ -111,7 +111,7 @@ def write(
     partial, replaced = (into.with_name(f".{into.name}.{os.getpid()}{end}") for end in ("", ".old"))
     with disk_named(into):
         into.parent.mkdir(parents=True, exist_ok=True)
-        for left in into.parent.glob(f".{into.name}.*"):  # of a killed run
+        for left in into.parent.glob(f".{into.name}.*"):  # left by a killed run
             remove(left)
         try:
             partial.mkdir()
@@ -262,7 +262,7 @@ class Proofs:
     def _plan(self, target: str) -> Plan | None:
         try:
             return plan(self.catalogue, target)
-        except Refusal:  # the target is gone, or cannot be built any more
+        except Refusal:  # the target is gone or can no longer be built
             return None
 
     def current(self, entry: Entry) -> bool:

@@ -19,8 +19,8 @@ from recipes.catalogue.schema import Target
 from recipes.errors import Refusal
 from recipes.ship import registry
 
-SLACK = 1.05  # of a bound: what a new release of a package may add
-LISTED = 5  # files that a refusal names
+SLACK = 1.05  # factor on a bound: what a new release of a package may add
+LISTED = 5  # how many files a refusal names
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-# What the toolkit (libnvidia-container) mounts for the capabilities "compute" and "utility", as far as it is there.
+# What the toolkit (libnvidia-container) mounts, where it exists, for the capabilities "compute" and "utility".
 LIBRARIES = (
     *("libcuda.so", "libcudadebugger.so", "libnvidia-opencl.so", "libnvidia-gpucomp.so", "libnvidia-nvvm.so"),
     *("libnvidia-ptxjitcompiler.so", "libnvidia-allocator.so", "libnvidia-compiler.so", "libnvidia-pkcs11.so"),
@@ -47,7 +47,7 @@ PROGRAMS = (
 )
 LIBRARY_PLACE, PROGRAM_PLACE = "usr/lib/x86_64-linux-gnu", "usr/bin"
 BLOCK = 1 << 20
-# The trial that a runtime must pass: the user, a root that cannot be written, a /tmp that can, OUT, and the GPUs.
+# The trial that a runtime must pass: the user, a read-only root, a writable /tmp, OUT, and the GPUs.
 TRIAL = """
 import ctypes, os
 assert (os.getuid(), os.getgid()) == (%d, %d), (os.getuid(), os.getgid())
@@ -353,7 +353,7 @@ class Container:
             return place
         if brought.exists():
             missing = [path for path in (self.tools / "lib").glob("*.so*") if not _is_library(path.name)]
-            for path in missing:  # where runc, which starts itself anew without variables, finds them
+            for path in missing:  # to where runc, which restarts itself without environment variables, finds them
                 shutil.copyfile(str(path), "/usr/lib/x86_64-linux-gnu/" + path.name)
             if missing:
                 subprocess.run(["ldconfig"], check=False)
@@ -429,7 +429,7 @@ def bubblewrap(container: Container, command: Sequence[str], output: int | None)
     for device in container.driver.devices:
         run += ["--dev-bind", str(device), str(device)]
     run += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--cap-drop", "ALL"]
-    for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):  # for the change of the user, which drops them
+    for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP"):  # needed to change the user, which drops them
         run += ["--cap-add", capability]
     return _run([*run, *container.in_environment(command)], output)
 

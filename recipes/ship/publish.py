@@ -36,10 +36,10 @@ OCI = "org.opencontainers.image."
 ANNOTATED = (
     "manifest",
     "manifest-descriptor",
-)  # what gets the annotations: the manifest, and where the layout lists it
+)  # what gets the annotations: the manifest, and its entry in the layout
 UNSIGNED = "it is not signed: pass --key, or publish it in GitHub's workflow"
 PROVING = "fusebox.proving"  # the label of a container that proves an image, with the target
-EPOCH = 315532800  # 1980-01-01, the time of every file in a layer, as docker/build-wheel.sh has it for wheels
+EPOCH = 315532800  # 1980-01-01, the time of every file in a layer, as docker/build-wheel.sh sets it in wheels
 PARTS = ("docker", "patches", "pyproject.toml", "recipes", "smoke_tests")  # what an image is made from
 
 
@@ -119,7 +119,7 @@ def push(plan: Plan, options: Options, host: str) -> Path:
             standins=options.standins,
         )
         _describe(plan, folder, image, contents, stated, _unpublishable(options, name))
-    finally:  # the registry has the image, or nobody wants it
+    finally:  # the registry has the image, or nobody needs it
         if (folder / "oci" / "index.json").exists():
             pulled = f"{name}@{registry.digest_in(folder / 'oci')}"
             subprocess.run(["docker", "image", "rm", pulled], capture_output=True, check=False)

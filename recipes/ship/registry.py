@@ -19,7 +19,7 @@ from recipes.errors import Refusal
 from recipes.process import ends_with_us
 from recipes.ship.image import last_words
 
-# HOST[:PORT][/PATH]; a first part without a dot or a port is a path, which has small letters only.
+# HOST[:PORT][/PATH]; a first part without a dot or a port is a path, which is lowercase.
 REGISTRY = r"([A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+|[A-Za-z0-9-]+(?=:)|[a-z0-9-]+)(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
 
 
@@ -35,7 +35,7 @@ def try_upload(name: str) -> None:
     if not re.search(r"[.:]|^localhost$", host):
         host, path = "index.docker.io", name
     place = f"http{'' if is_local(name) else 's'}://{host}/v2/{path}/blobs/uploads/"
-    token = run_crane("auth", "token", "--push", "--header", name)  # no registry without accounts gives any
+    token = run_crane("auth", "token", "--push", "--header", name)  # a registry without accounts gives no token
     kind, _, header = token.stdout.strip().partition(": ") if token.returncode == 0 else ("", "", "")
     headers = {kind: header} if header else {}
     with httpx2.Client(timeout=60, follow_redirects=True, auth=_account(host) if not header else None) as client:

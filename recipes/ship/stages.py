@@ -76,7 +76,7 @@ def lay_out(
             builder.steps.say("cached", pin.label, f"{exported.name[:12]}, {inputs.get('base', 'any base')}")
 
 
-ELSEWHERE = ("compiler", "base")  # the inputs in which a wheel that was compiled elsewhere may differ
+ELSEWHERE = ("compiler", "base")  # the inputs that may differ for a wheel compiled elsewhere
 
 
 def _made_elsewhere(pin: Pin, inputs: dict[str, Any], wheelcache: Path) -> tuple[Path | None, dict[str, Any]]:
@@ -178,7 +178,7 @@ def _audited(plan: Plan, pin: Pin, out: Path, built: Path, beside: Path | None, 
                 f"{pin.label}: its stage left {len(wheels)} wheels, and one was expected: read its build.log."
             )
         path = wheels[0]
-    audit.check_metadata(path, pin, plan.target)  # before another package's wheel is judged and kept as this one's
+    audit.check_metadata(path, pin, plan.target)  # first: another package's wheel must not be kept as this one's
     compiled, glibc = pin.build.compiler != "none", plan.target.base.glibc or plan.target.glibc
     checked = audit.audit(path, pin, plan.target, beside, glibc)
     if not cached:

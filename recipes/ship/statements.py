@@ -36,9 +36,9 @@ TESTS = "https://in-toto.io/attestation/test-result/v0.1"
 ATTRIBUTES = "https://in-toto.io/attestation/scai/v0.3"
 STATEMENT = "https://in-toto.io/Statement/v1"
 VEX = "https://openvex.dev/ns/v0.2.0"
-# What externalParameters mean: the target, of a wheel its package too, and the GPU architectures if not all.
+# What externalParameters mean: the target, for a wheel also its package, and the GPU architectures if not all.
 IMAGE_BUILD, WHEEL_BUILD = "fusebox/publish/v1", "fusebox/wheels/v1"
-# Run in an image: its distributions, its Debian packages and the name of its system.
+# Runs in an image: lists its distributions, its Debian packages and the name of its system.
 _LIST = r"""
 import importlib.metadata as metadata, json, re, subprocess
 python = {re.sub("[-_.]+", "-", each.metadata["Name"]).lower(): each.version for each in metadata.distributions()}

@@ -18,7 +18,7 @@ from recipes.ship.cosign import Signer
 from recipes.ship.image import last_words
 
 DIGEST = re.compile(r"(?P<name>.+?)(:(?P<tag>[\w.-]+))?@(?P<digest>sha256:[0-9a-f]{64})")
-SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # what cosign calls the statement that is a signature
+SIGNATURE = "https://sigstore.dev/cosign/sign/v1"  # cosign's name for a statement that is a signature
 
 
 @dataclass(frozen=True)

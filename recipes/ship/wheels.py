@@ -38,7 +38,7 @@ from recipes.ship import locks, sbom
 
 LIST = "wheels.json"  # beside the wheels: what each was made from
 DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")  # come with NVIDIA's driver
-# The local parts of PyTorch's own builds: a requirement "==2.11.0" alone would take any of them.
+# The local version labels of PyTorch's own builds: the requirement "==2.11.0" alone would match any of them.
 BUILDS = (
     *("cpu", "cpu.cxx11.abi", "xpu", "cu102", "cu113", "cu115", "cu116", "cu117", "cu118", "cu121", "cu124", "cu126"),
     *("cu128", "cu129", "cu130", "cu132", "rocm5.2", "rocm5.3", "rocm5.4.2", "rocm5.6", "rocm5.7", "rocm6.0"),

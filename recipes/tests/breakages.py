@@ -437,7 +437,7 @@ def _(folder: Path) -> str:
 
 @quick("a proxy that asks for a password", "proxy")
 def _(folder: Path) -> str:
-    with Index(folder) as proxy:  # which knows no CONNECT
+    with Index(folder) as proxy:  # which does not support CONNECT
         text = pip(folder, "--retries", "1", "--index-url", "https://127.0.0.1:9/simple", "tiny", https_proxy=proxy.url)
         proxy.ended.set()
         proxy.shutdown()
@@ -579,7 +579,7 @@ def mounted_noexec(folder: Path) -> str:
     return mounted(folder, "noexec", f'cp ../extension.so . && {sys.executable} -c "{text}"')
 
 
-# What needs a user namespace, in which a user may mount.
+# Cases that need a user namespace, in which a user may mount file systems.
 NEEDS_MOUNTS: dict[str, Case] = {
     "a file system that is full": Case(
         lambda folder: mounted(folder, "size=64k", "head -c 1000000 /dev/zero > wheel"), "disk is full"
@@ -762,7 +762,7 @@ def _(folder: Path, shelf: Shelf) -> str:
     cicc.unlink()
     cicc.write_text("#!/bin/sh\nkill -9 $$\n")
     cicc.chmod(0o755)
-    nvcc_itself = folder / "toolkit" / "bin" / "nvcc"  # it finds the toolkit from where it lies
+    nvcc_itself = folder / "toolkit" / "bin" / "nvcc"  # copied, because it finds the toolkit relative to itself
     nvcc_itself.unlink()
     shutil.copy2(shelf.toolkit / "bin" / "nvcc", nvcc_itself)
     return nvcc(folder, shelf, "__global__ void f() {}\n", toolkit=folder / "toolkit")

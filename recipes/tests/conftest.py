@@ -49,8 +49,8 @@ COPIED = ("recipes", "patches", "docker", "smoke_tests", "pyproject.toml", "READ
 UNSHARED = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode == 0
 NOWHERE = [f"{name}=http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "all_proxy")]
 OFFLINE = ("unshare", "--net") if UNSHARED else ("env", *NOWHERE)
-REGISTRY = "127.0.0.1:5000"  # the one that runs beside the engine, if it runs
-# A refusal says what to do next: it holds one of these.
+REGISTRY = "127.0.0.1:5000"  # the registry that runs beside the engine, if there is one
+# A refusal says what to do next, in one of these words.
 NEXT_STEP = re.compile(
     r"\b(add|apt-get|ask|bound|break it|build it|build target|change|check|choose|constrain|correct|delete|export it|"
     r"find out|flatten|free|install|mend|name one|narrow|pass|raise|read|remove|rename|renew|replace|report|run|save|"
@@ -106,7 +106,7 @@ class Checkout:
             [*before, sys.executable, "-m", "recipes", *map(str, arguments)],
             cwd=self.root, env=self.variables | variables, text=True, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            # What runs in the background ignores Ctrl-C, and hands that down.
+            # A background process ignores Ctrl-C, and its children inherit that.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
@@ -245,7 +245,7 @@ def wheel(
     return path
 
 
-# A build backend in the source itself: no setuptools is needed. TINY_SECONDS is how long it takes.
+# A build backend in the source itself, so that setuptools is not needed. TINY_SECONDS sets how long it takes.
 BACKEND = """
 import os, pathlib, time, zipfile
 

@@ -51,7 +51,7 @@ def _verb(root: Path, arguments: list[str], variables: dict[str, str], outputs: 
             os.dup2(file.fileno(), number)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process ignores it
     os.environ.clear()
     os.environ.update(variables)
     tempfile.tempdir = None

@@ -30,7 +30,7 @@ static PyMethodDef methods[] = {{"answer", answer, METH_NOARGS, "42"}, {NULL}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "tinypkg", 0, -1, methods};
 PyMODINIT_FUNC PyInit_tinypkg(void) { return PyModule_Create(&definition); }
 """
-# torch loads its libraries before anything that needs them, as the real one does.
+# Like the real torch, it loads its libraries before anything that needs them.
 TORCH = b"""import ctypes, pathlib
 site = pathlib.Path(__file__).parents[1]
 for name in ("torch/lib/libtorch.so", "nvidia/lib/libtinyrt.so.13"):

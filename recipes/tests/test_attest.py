@@ -32,7 +32,7 @@ from recipes.ship.cosign import Signer
 from recipes.tests.conftest import Tiny, made_key, spoil
 from recipes.tests.shop import folder, run_of, shop_in, wheel_of
 
-pytestmark = pytest.mark.xdist_group("a shop with signed wheels")  # which takes long to make, so one process does it
+pytestmark = pytest.mark.xdist_group("a shop with signed wheels")  # slow to make, so only one process makes it
 
 LOCAL = "cputorch1.0.tiny"
 BUILDER = "https://github.com/owner/fusebox/.github/workflows/wheels.yml@refs/heads/main"
@@ -215,7 +215,7 @@ def test_the_index_says_which_wheels_it_verified(signed: Signed) -> None:
     wheel = f"tinywheel-1.0%2B{LOCAL}-py3-none-any.whl"
     assert f'<a href="../files/{wheel}.sigstore.jsonl">verified</a>: commit' in page(shop, "tinywheel")
     (file,) = json.loads((shop.root / "build/index/simple/tinywheel/index.json").read_text())["files"]
-    assert "provenance" not in file  # a key is no identity that PEP 740 knows
+    assert "provenance" not in file  # PEP 740 does not know a key as an identity
     shutil.rmtree(folder(shop))
     assert output == shop.succeed("index", *key)  # the index has the statements itself
 
@@ -254,7 +254,7 @@ def keyless(wheel: Path) -> Provenance:
     attest.beside(wheel).write_text(f"{json.dumps(first)}\n")
     written: Any = attest.pep740(wheel)
     material = written["attestation_bundles"][0]["attestations"][0]["verification_material"]
-    assert material["timestamps"] == ["AAAA"]  # which the library does not know yet
+    assert material["timestamps"] == ["AAAA"]  # the library does not know them yet
     provenance = Provenance.model_validate(written)
     (bundle,) = provenance.attestation_bundles
     assert bundle.attestations[0].verification_material.certificate == certificate
@@ -291,7 +291,7 @@ def test_the_index_links_provenance_where_it_has_an_address(signed: Signed) -> N
     assert "provenance" not in file
 
 
-# What stands for two programs of the workflow: `gh`, whose release `wheels` is a folder here, and `nox`.
+# Stand-ins for two programs of the workflow: `gh`, whose release `wheels` is a folder here, and `nox`.
 GH = """#!/bin/bash
 set -euo pipefail
 release="$RELEASES/wheels" verb=$2
@@ -342,7 +342,7 @@ class Runner:
         temp.mkdir()
         if folder(self.shop).exists():
             shutil.copytree(folder(self.shop), temp / "collected" / "wheels-tiny")
-            shutil.rmtree(folder(self.shop))  # as an artifact, and not in the checkout
+            shutil.rmtree(folder(self.shop))  # the wheels are in an artifact, not in the checkout
         variables = self.shop.variables | {
             "PATH": f"{self.scratch / 'bin'}:{os.environ['PATH']}", "PYTHON": sys.executable,
             "RELEASES": str(self.scratch / "releases"), "RUNNER_TEMP": str(temp), "GITHUB_OUTPUT": str(temp / "output"),
@@ -368,7 +368,7 @@ class Runner:
 
 def test_the_workflow_publishes_what_is_missing_and_keeps_what_there_was(signed: Signed, tmp_path: Path) -> None:
     runner, shop = Runner(signed.shop, tmp_path, signed.keys[1]), signed.shop
-    only_tiny = shop.targets.read_text().partition("[tiny]\n")  # the others want another torch than this checkout has
+    only_tiny = shop.targets.read_text().partition("[tiny]\n")  # the others need a torch that this checkout lacks
     shop.targets.write_text("".join(only_tiny[1:]))
     collected = folder(shop).rename(tmp_path / "wheels-of-tiny")
     assert runner.listed() == [("tiny", "ubuntu-24.04")]
@@ -380,7 +380,7 @@ def test_the_workflow_publishes_what_is_missing_and_keeps_what_there_was(signed:
     assert all((runner.release / f"{name}{end}").exists() for name in wheels for end in (".metadata", attest.SUFFIX))
     assert not (shop.root / "build" / "index" / "files").exists() and "verified" in page(shop, "tinywheel")
     assert runner.listed() == []
-    shop.edit(shop.targets, 'tinywheel = "1.0"\n', "")  # the target has it no more
+    shop.edit(shop.targets, 'tinywheel = "1.0"\n', "")  # the target no longer has it
     shop.edit(shop.recipe("tinypkg"), '"tinywheel"', '"tinydep"')
     done = runner.job("publish")
     assert done.returncode == 0, done.stderr

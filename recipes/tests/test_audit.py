@@ -57,7 +57,7 @@ def beside(tmp_path: Path) -> Path:
 def test_a_portable_extension_passes(tmp_path: Path, pin: Pin, beside: Path) -> None:
     code = "void at_work(); void multiply(); void op() { at_work(); multiply(); }"
     made = library(tmp_path, "op", code, *PORTABLE)
-    (beside / "rows.some.parquet").write_bytes(b"PAR1")  # pyarrow's tests hold such names
+    (beside / "rows.some.parquet").write_bytes(b"PAR1")  # pyarrow's tests have files with such names
     report = audit.audit(wheel(tmp_path, made), pin, CPU, beside, "2.36")
     assert report == {"extensions": ["deepspeed/op.so"], "march": ["x86-64-v3"], "glibc": report["glibc"]}
 
@@ -159,7 +159,7 @@ def test_what_nvcc_writes_is_read(tmp_path: Path, code: str, has: set[str]) -> N
     assert [extension.gpus for extension in audit.extensions(wheel(tmp_path, made))] == [has]
 
 
-# --- what it says of itself
+# --- what a wheel says about itself
 
 
 def metadata(pin: Pin, *extra: str, version: str = "0.19.8") -> str:

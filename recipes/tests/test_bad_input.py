@@ -102,7 +102,7 @@ MODULE = """
 static struct PyModuleDef module = { PyModuleDef_HEAD_INIT, "tinypkg", NULL, -1, NULL };
 PyMODINIT_FUNC PyInit_tinypkg(void) { return PyModule_Create(&module); }
 """
-# A compiler that adds the flag where no log shows it.
+# A compiler that adds the flag without any log showing it.
 WRAPPER = """
 import os, pathlib
 pathlib.Path("cc.sh").write_text('#!/bin/sh\\nexec gcc "$@" -march=native\\n')

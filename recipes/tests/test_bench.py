@@ -142,7 +142,7 @@ def test_a_block_is_held_to_what_recommend_says_of_its_layers() -> None:
     assert goals._least_gain(cells[1:]) == []
 
 
-# --- what may be believed ---
+# --- which rows are valid ---
 
 
 def test_a_sound_row_is_valid() -> None:

@@ -84,7 +84,7 @@ def test_a_plan_forecasts_the_jobs_that_the_script_starts(tiny: Tiny) -> None:
         source.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {"VIRTUAL_ENV": sys.prefix}
         command = [str(ROOT / "docker" / "build-wheel.sh"), str(settings), str(source), str(tiny.root / "made")]
-        subprocess.run(command, env=environment, capture_output=True, check=False)  # nothing is there to build
+        subprocess.run(command, env=environment, capture_output=True, check=False)  # there is nothing to build
         assert int((source.parent / "jobs").read_text()) == jobs(pin)
 
 

@@ -113,7 +113,7 @@ def test_a_killed_build_goes_on_to_the_same_result(tiny: Tiny, index: Index, tmp
             shutil.rmtree(copy.cache, ignore_errors=True)
             shutil.rmtree(copy.root / "build", ignore_errors=True)
             code, _ = lines_of(copy, phase, delay)
-            delay /= 2  # where it was done before
+            delay /= 2  # in case the run ended before the kill
         assert code == -signal.SIGKILL
         copy.check_whole()
         copy.succeed("build", "tiny")
@@ -128,7 +128,7 @@ def test_a_killed_build_goes_on_to_the_same_result(tiny: Tiny, index: Index, tmp
 def test_a_stopped_build_ends_cleanly(tiny: Tiny, undisturbed: Tiny, sent: signal.Signals) -> None:
     """Ctrl-C while it compiles: one line, exit code 130, nothing left running or lying about; then it goes on."""
     slow(tiny, 20)
-    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what `nohup` has started would ignore it
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under `nohup`, the build would ignore it
     process = tiny.start("build", "tiny")
     signal.signal(signal.SIGHUP, hangup)
     while not any(tiny.cache.glob("partial/build/*/building")):
@@ -345,7 +345,7 @@ def test_a_folder_that_holds_other_things_is_not_taken_for_a_cache(tiny: Tiny) -
     tiny.refuse("build", "tiny", naming=named, FUSEBOX_CACHE=str(theirs))
     assert [path.name for path in theirs.rglob("*")] == ["partial", "thesis.tex"]
     tiny.succeed("fetch", "tiny")
-    (tiny.cache / "CACHEDIR.TAG").unlink()  # one from before there was a mark
+    (tiny.cache / "CACHEDIR.TAG").unlink()  # as in a cache made before the mark existed
     tiny.succeed("fetch", "tiny")
 
 

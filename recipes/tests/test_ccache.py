@@ -13,7 +13,7 @@ from recipes.files import ROOT
 from recipes.make import ccache
 from recipes.tests.conftest import Tiny
 
-# Says where it keeps objects, notes each compilation beside itself, and compiles.
+# Says where it keeps objects, logs each compilation beside itself, and compiles.
 STANDIN = """#!/bin/sh
 if [ "$1" = --get-config ]; then echo /objects; exit; fi
 echo "$CCACHE_DIR $CCACHE_MAXSIZE $*" >> "$(dirname "$0")/calls"

@@ -25,7 +25,7 @@ PAGES = sorted(
 COMMAND = re.compile(r"\bnox -s (\"[^\"]+\"|[\w-]+)([^`\n]*)")
 # Sessions whose arguments pytest or pre-commit parse, not a verb.
 OTHERS = {"tests", "lint", "docs"}
-# What stands for a name of the reader's own choice.
+# Placeholders for names that readers choose themselves.
 PLACEHOLDERS = {"TARGET": "cpu", "NAME": "cpu", "RUN": "llama-8b", "cpu-small": "cpu"}
 
 

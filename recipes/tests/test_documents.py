@@ -20,7 +20,7 @@ from recipes.tests.conftest import Checkout
 from recipes.tests.rows import SHARD, arm, fast, row
 
 CELLS = ["linear/sweep/*/both"]
-LOW, HIGH = "0.50 (0.49 to 0.51)", "1.50 (1.49 to 1.51)"  # what fast(0.5) and fast(1.5) are told as
+LOW, HIGH = "0.50 (0.49 to 0.51)", "1.50 (1.49 to 1.51)"  # how fast(0.5) and fast(1.5) are written
 SLOW, FAST = "linear/sweep/1024x1024x1024/both", "linear/sweep/16384x8192x8192/both"
 
 

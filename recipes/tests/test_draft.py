@@ -45,7 +45,7 @@ def test_a_wheel_says_nearly_all_of_its_recipe(tiny: Tiny, index: Index) -> None
     assert (release.mib.download, release.mib.installed) == (1, 1)
     assert "add where it needs them: cuda" in output and "add to" not in output
     tiny.targets.write_text(tiny.targets.read_text() + 'fresh = "2.0"\n')
-    # Its recipe is whole, so that `plan` goes on to the lock.
+    # Its recipe is complete, so `plan` goes on to the lock.
     tiny.refuse("plan", "tiny", naming=("tiny.txt has no torch", "fresh 2.0 needs torch<3,>=2.1", "nox -s lock"))
 
 
@@ -55,7 +55,7 @@ def test_a_wheel_says_nearly_all_of_its_recipe(tiny: Tiny, index: Index) -> None
 )
 def test_the_tags_of_a_wheel_bound_its_python(tiny: Tiny, index: Index, tags: str, python: str) -> None:
     tagged(tiny, tags, Summary="x", Requires_Python=">=3.9")
-    tiny.succeed("new-package", "fresh==2.0")  # of the target cpu, which has Python 3.11
+    tiny.succeed("new-package", "fresh==2.0")  # for the target cpu, which has Python 3.11
     (release,) = Catalogue(tiny.root).packages["fresh"].release
     assert release.python == python
 

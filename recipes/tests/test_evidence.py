@@ -225,7 +225,7 @@ def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Pa
         (tmp_path / "away" / name).write_text(text)
         with pytest.raises(Refusal, match=rf"{name} is {why}"):
             smoke.bring(here, tmp_path / "away")
-    assert json.loads(path.read_text())["claims"][0]["measured"] == measured  # what was there is there
+    assert json.loads(path.read_text())["claims"][0]["measured"] == measured  # the earlier evidence is unchanged
 
 
 def test_a_run_in_an_image_names_it_and_what_ran_it(chosen: Plan, tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_run_in_an_image_names_it_and_what_ran_it(chosen: Plan, tmp_path: Path
     smoke.bring(here, away)
     (path,) = (tmp_path / "build").rglob("*.json")
     run = json.loads(path.read_text())
-    assert path.name == "cpu--x86-64--image.json"  # beside that of the bare machine
+    assert path.name == "cpu--x86-64--image.json"  # beside the evidence of the bare machine
     assert (run["image"], run["runtime"]["name"], run["base"]) == (image, "crun", "debian@sha256:1")
     assert run["refused"] == {"enroot": "it is not installed"}
     for changes, why in (
@@ -283,7 +283,7 @@ def test_a_run_elsewhere_is_kept_if_only_a_docstring_has_changed_since(
     ran = references.read_text()
     references.write_text(ran.replace(*edit, 1))
     with pytest.raises(Refusal, match=r"come from other tests than .* \(operators/references\.py\)"):
-        smoke.bring(here, tmp_path)  # git has no text of it
+        smoke.bring(here, tmp_path)  # git does not have its text
     references.write_text(ran)
     committed(tmp_path)
     references.write_text(ran.replace(*edit, 1))
@@ -526,7 +526,7 @@ def test_a_floating_tag_moves_only_where_every_claim_is_proved(
     assert reason is None if why is None else reason and why in reason
     whole = {**run, "name": "cpu--2xH200", "claims": [row | {"outcome": "proved"} for row in rows]}
     monkeypatch.setattr(evidence, "promoted", lambda root, target: [run, whole])
-    if change == {"outcome": "unproven"}:  # what one run could not show, another shows
+    if change == {"outcome": "unproven"}:  # another run shows what this one could not
         assert evidence.against_moving(chosen) is None
     else:
         assert evidence.against_moving(chosen) == reason
@@ -535,7 +535,7 @@ def test_a_floating_tag_moves_only_where_every_claim_is_proved(
 
 
 def test_wheels_of_some_architectures_alone_move_no_tag() -> None:
-    chosen = plan(Catalogue(), "cu12.1-torch2.1")  # its committed run has those of sm 9.0, the image those of 8.0 too
+    chosen = plan(Catalogue(), "cu12.1-torch2.1")  # its committed run has wheels for sm 9.0, the image also for 8.0
     reason = evidence.against_moving(chosen)
     assert reason and reason.endswith("H200, compiled for some of its GPUs only")
 

@@ -302,7 +302,7 @@ def test_a_wheel_compiled_on_a_standin_has_another_key(tiny: Tiny, tmp_path: Pat
     tiny.succeed(*audited(tmp_path / "standin", tmp_path))
     manifest = json.loads((tmp_path / "install" / "fusebox" / "manifest.json").read_text())
     assert manifest["packages"]["tinypkg"]["built_with"]["where"] == "here/base@sha256:0"
-    # An image takes it only where that is asked for, and then under the key and the record that it has.
+    # An image takes this wheel only on request, and then with the wheel's own key and record.
     exported = tmp_path / "install" / "wheels"
     for name, options in {"strict": (), "elsewhere": ("--elsewhere", "yes")}.items():
         tiny.succeed("patch", "tiny", "--into", tmp_path / name, "--wheelcache", exported, *options)
@@ -332,7 +332,7 @@ def test_what_was_built_is_audited_and_described(tiny: Tiny, laid_out: tuple[Pla
     constraints = (tmp_path / "install" / "fusebox" / "constraints.txt").read_text().splitlines()
     assert {"tinydep==1.0", "tinypkg==1.0", "tinywheel==1.0"} < set(constraints)
     assert f"tinypkg==1.0 --hash=sha256:{sha256_of(built)}" in (tmp_path / "install" / "requirements.txt").read_text()
-    # It is kept as a wheel cache keeps it, and taken from there in place of a second build.
+    # The wheel is kept as in a wheel cache, and taken from there instead of being built again.
     again = tmp_path / "again"
     tiny.succeed("patch", "tiny", "--into", again, "--wheelcache", tmp_path / "install" / "wheels")
     assert sha256_of(again / "packages" / "tinypkg" / "wheel" / built.name) == sha256_of(built)
@@ -652,7 +652,7 @@ def test_a_cache_folder_of_roots_is_caught(on_top: Callable[[str], str]) -> None
     assert bad.returncode == 1 and "refuted  torchao" in bad.stdout, bad.stdout + bad.stderr
 
 
-# Run in the image: bytes of its environment, of the files that torch alone needs, and by wheel.
+# Runs in the image: the bytes of its environment, of the files that only torch needs, and of each wheel.
 MEASURE = """
 import importlib.metadata, json, pathlib, re, sys
 from packaging.requirements import Requirement

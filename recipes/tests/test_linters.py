@@ -22,7 +22,7 @@ HADOLINT, ZIZMOR = ("hadolint", "--no-color"), ("zizmor", "--offline", "--no-pro
 CHECKOUT = "actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1"
 APT_LISTS = "--mount=type=tmpfs,target=/var/lib/apt/lists "
 
-# (the linter, the file, a text of it, what stands there instead, the rule that must say so)
+# (the linter, the file, a text in it, the text's replacement, the rule that must report it)
 FAULTS = {
     "action-by-tag": (ZIZMOR, CHECK, CHECKOUT, "actions/checkout@v7", "unpinned-uses"),
     "template-injection": (

@@ -20,7 +20,7 @@ from recipes.tests.conftest import Checkout, Tiny
 TARGETS, RECIPE = "recipes/targets.toml", "recipes/packages/deepspeed.toml"
 LIMITS = "recipes/limits.toml"
 
-# (the file, a text of it, what stands there instead, what the sentence must name)
+# (the file, a text in it, the text's replacement, what the sentence must name)
 TEXTS = {
     "syntax-error": (TARGETS, 'python = "3.11"', 'python = "3.11', ("targets.toml", "line 6")),
     "syntax-error-in-recipe": (RECIPE, 'module = "deepspeed"', "module = deepspeed", ("deepspeed.toml", "line 1")),
@@ -273,7 +273,7 @@ def test_a_what_if_with_a_wrong_architecture_is_refused(tiny: Tiny) -> None:
     tiny.refuse("plan", "tiny", "--sm", "sm_90", naming=("command line", "sm[0]", "sm_90"))
 
 
-# 200 generated files. In this process, because a subprocess each would take minutes; the cases above are subprocesses.
+# 200 generated files, all in this process: a subprocess for each, as in the cases above, would take minutes.
 VALUES = [
     "nan", "inf", "-1", "0", "1e400", "99999999999999999999", "true", '""', '"\\u0000"', "[]", "{}",
     "[[[]]]", "1979-05-27",

@@ -76,7 +76,7 @@ def test_the_exit_code_of_a_command_in_the_shell_is_ours(tiny: Tiny) -> None:
     assert "no command" in tiny.refuse("shell", "tiny", "--", "no-such-command")
     assert "cannot be run (Permission denied)" in tiny.refuse("shell", "tiny", "--", str(tiny.root))
     assert "a -- b" in tiny.succeed("shell", "tiny", "--", "echo", "a", "--", "b")
-    assert "--sm" in tiny.refuse("shell", "tiny", "--sm", "9.0", "echo", "a")  # as nox has it: behind the target
+    assert "--sm" in tiny.refuse("shell", "tiny", "--sm", "9.0", "echo", "a")  # as nox passes it: after the target
     assert "b --sm=8.0" in tiny.succeed("shell", "tiny", f"--mirror={tiny.root}", "echo", "b", "--sm=8.0")
 
 
@@ -111,4 +111,4 @@ def test_a_reader_that_has_enough_ends_it_quietly(checkout: Checkout) -> None:
         ["bash", "-c", command], cwd=checkout.root, env=checkout.variables, capture_output=True, text=True, check=True
     )
     assert "Traceback" not in done.stderr
-    assert done.stdout.splitlines()[-1] in ("0", "141")  # 0 where all was written before `head` ended
+    assert done.stdout.splitlines()[-1] in ("0", "141")  # 0 if everything was written before `head` ended

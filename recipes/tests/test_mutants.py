@@ -44,7 +44,7 @@ def test_every_planted_fault_names_a_claim_that_exists() -> None:
         planted = [each for place, each in room.code.definitions.items() if place[0].startswith(where)]
         strings = {text for each in planted for text in each.strings}
         named = {match[1] for text in strings if (match := re.search(r"(?:^|::)(test_\w*)$", text))}
-        parts = {name for name in named if name.endswith("_")}  # the rest of the name is put together
+        parts = {name for name in named if name.endswith("_")}  # code adds the rest of the name
         assert named and named - parts <= known, named - known
         assert all(any(name.startswith(part) for name in known) for part in parts), parts
 
@@ -156,7 +156,7 @@ def test_a_mutant_whose_claim_or_fault_changed_is_counted(
     assert (sentence in faults.text(tmp_path)) == changed
 
 
-# Stands for an environment's Python: it writes outcomes, except with 0 seeds, and ends with the number of seeds.
+# A stand-in for an environment's Python: writes outcomes, except with 0 seeds, and exits with the number of seeds.
 PLANTING = """#!/bin/sh
 test "$2" = smoke_tests.mutants && test "$3" = --out && test "$5" = --seeds && test "$7" = --compiled || exit 3
 mkdir -p "$(dirname "$4")"

@@ -216,9 +216,9 @@ RANGED = HEADER.replace("==1.0", ">=1.0,<2\nX-Lines: 1.0 9 15 4\n 1.1 10 17 6\n 
 def test_hunks_are_where_x_lines_says_for_the_release(tmp_path: Path, tree: Path) -> None:
     read = patch.read(written(tmp_path, RANGED + TWICE))
     assert read.at("1.0").diff == TWICE
-    assert "@@ -10,3 +10,3 @@" in read.at("1.1.0").diff  # the same version, written otherwise
+    assert "@@ -10,3 +10,3 @@" in read.at("1.1.0").diff  # the same version, written differently
     assert "@@ -17,3 +17,4 @@" in read.at("1.1").diff
-    assert "@@ -6,3 +6,3 @@" in read.at("1.1").diff  # of another file, which did not grow before it
+    assert "@@ -6,3 +6,3 @@" in read.at("1.1").diff  # in another file, where no lines were added before it
     lines = SOURCE.splitlines(keepends=True)
     (tree / "pkg" / "code.py").write_text("".join(["new\n", *lines[:12], "new\n", *lines[12:]]))
     (tree / "pkg" / "other.py").write_text("new\nnew\n" + SOURCE)

@@ -142,12 +142,12 @@ def test_costs_are_what_was_measured() -> None:
     count = 0
     for path in (catalogue.root / "smoke_tests" / "evidence").rglob("*.json"):
         packages = json.loads(path.read_text()).get("packages")
-        if not isinstance(packages, dict):  # of mutants, of trainings
+        if not isinstance(packages, dict):  # evidence of mutants or training
             continue
         held = {pin.label: pin for pin in plan(catalogue, path.stem.partition("--")[0]).pins}
         for name, row in packages.items():
             built, pin = row["built_with"], held.get(f"{name} {row['release']}")
-            if "cpu_seconds" in built and pin:  # of an older stack the costs may be others
+            if "cpu_seconds" in built and pin:  # an older stack may have other costs
                 count += 1
                 estimate = pin.build.core_seconds * len(built.get("sm", [""]))
                 assert 1 / 1.5 < built["cpu_seconds"] / estimate < 2.4, (path.name, name)

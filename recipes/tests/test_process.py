@@ -36,7 +36,7 @@ def test_a_second_signal_does_not_spare_what_ignores_the_first() -> None:
         run.send_signal(signal.SIGINT)
         time.sleep(0.5)
         run.send_signal(signal.SIGTERM)
-        run.wait(4)  # less than the time that it has after one
+        run.wait(4)  # less than the time that it has after a single signal
     assert not Path("/proc", str(child)).exists()
 
 

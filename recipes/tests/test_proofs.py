@@ -57,14 +57,14 @@ def moved(checkout: Checkout, path: Path) -> Path:
 
 @pytest.mark.parametrize("package", ["torch", "deepspeed", "transformers"])
 def test_a_patch_that_is_gone_is_missed(checkout: Checkout, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = "docs/status/patches.md"  # it alone says which patches there are, without any evidence
+    page = "docs/status/patches.md"  # the only page that lists the patches without any evidence
     monkeypatch.setattr(render, "PAGES", {page: render.PAGES[page]})
     checkout.forget_evidence()
     assert render.check(Catalogue(checkout.root)) == 0
     proved = next(each for each in PATCHES if each.package == package)
     for path in (proved.path, proofs.test_of(proved), proofs.record_of(proved)):
         moved(checkout, path).unlink()
-    # Where another patch needs it, or a document's statement names it, that is refused before the page is made.
+    # If another patch needs it or a document's statement names it, that is refused before the page is rendered.
     with pytest.raises(Refusal, match=rf"^patches\.md does not match|{re.escape(proved.path.name)}"):
         render.check(Catalogue(checkout.root))
 
@@ -136,7 +136,7 @@ def test_only_older_releases_of_unchanged_proofs_are_left_out(checkout: Checkout
     for proved in patch.every(checkout.root):
         ran = [case.source.identity for case in proofs.cases(catalogue, plans, proved)]
         chosen = [identity for identity in ran if (proved.path, identity) not in left_out]
-        assert chosen == [proofs.ran(proved)[-1]["source"]], proved.name  # a record has the newest release last
+        assert chosen == [proofs.ran(proved)[-1]["source"]], proved.name  # a record lists the newest release last
     changed = next(path for path, _ in left_out)
     test = proofs.test_of(patch.read(changed))
     checkout.edit(test, "-> None:\n", "-> None:\n    assert True\n")

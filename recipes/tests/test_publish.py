@@ -217,7 +217,7 @@ def test_the_tag_of_a_commit_never_moves(tmp_path: Path) -> None:
     name = f"{REGISTRY}/fusebox/{uuid.uuid4().hex[:8]}"
     (first, digest), (_, other) = oci_image(tmp_path / "first"), oci_image(tmp_path / "second")
     registry.push(first, name, digest)
-    registry.refuse_moving(name, "cpu-0123", digest)  # there is none yet
+    registry.refuse_moving(name, "cpu-0123", digest)  # there is no such tag yet
     registry.set_tags(name, digest, ["cpu-0123"])
     registry.refuse_moving(name, "cpu-0123", digest)
     with pytest.raises(Refusal, match=f"cpu-0123 is {digest}, and this build of the same commit is {other}"):

@@ -158,11 +158,11 @@ def test_ranges(ids: str, text: str) -> None:
 def test_an_id_is_answered_by_the_best_that_there_is_for_it() -> None:
     answered = tables.ids_by_answer(tables.Facts.of(Catalogue()))
     proved, measured, claimed, beyond, left = answered.values()
-    assert {"A12", "A13"} <= {*proved, *claimed}  # claims of an H200; proved while what they ran is what it was
+    assert {"A12", "A13"} <= {*proved, *claimed}  # claims of an H200, proved as long as what they ran is unchanged
     assert "A06" in measured  # the proof of a patch
     assert not {*claimed} & {*proved, *measured}
-    assert "D12" in beyond  # 512 GPUs
-    assert "E08" in left  # four GPUs
+    assert "D12" in beyond  # needs 512 GPUs
+    assert "E08" in left  # needs four GPUs
 
 
 @pytest.mark.parametrize("report", sorted(TRAINING.glob("*--*--*.json")), ids=lambda path: path.stem)

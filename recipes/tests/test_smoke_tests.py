@@ -104,7 +104,7 @@ def test_every_claim_is_about_a_package_with_a_recipe(path: Path) -> None:
         if "package" not in [argument.arg for argument in test.args.args]:
             module = path.stem.removeprefix("test_")
             package = arguments_of(test)[1].get("package")
-            # One that runs once per implementation is about the package of each.
+            # A claim that runs once per implementation is about each implementation's package.
             marks = {ast.unparse(mark.func) for mark in test.decorator_list if isinstance(mark, ast.Call)}
             assert package in recipes if package else "every" in marks or {module, module.replace("_", "-")} & known
 
@@ -120,7 +120,7 @@ def test_only_test_files_import_packages_under_test(path: Path) -> None:
         "engine.py",
         "train.py",
         "guarded_loop.py",
-    ):  # those are programs of their own
+    ):  # these are standalone programs
         allowed = {*sys.stdlib_module_names, "pytest", "numpy", "torch", "smoke_tests", "training"}
         assert imports_of(path, top_level_only=True) <= allowed
 

@@ -21,7 +21,7 @@ from recipes.files import sha256_of
 from recipes.make import toolkit
 from recipes.tests.conftest import Tiny, entry, one_sentence
 
-# `--dryrun` and `--version` as nvcc has them; else the source's directives and the libraries, by the C++ compiler.
+# `--dryrun` and `--version` as in nvcc; otherwise the C++ compiler checks the source's directives and the libraries.
 NVCC = """\
 #!/bin/sh
 here=$(dirname "$0")
@@ -37,7 +37,7 @@ c++ -x c++ -E -I "$here/../include" "$source" -o "$source.ii" || exit 1
 echo "int main() {{}}" > "$source.cpp"
 c++ "$source.cpp" -o "$source.out" -L "$here/../lib64" $libraries
 """
-# What the header of another toolkit says of a newer C++ compiler.
+# What the header of another toolkit says about a newer C++ compiler.
 TOO_NEW = "echo '#error -- unsupported GNU version! gcc versions later than 15 are not supported!' >&2; exit 1"
 
 
@@ -103,7 +103,7 @@ def test_wheels_become_one_folder(tmp_path: Path) -> None:
             (site / "nvidia" / part / name).parent.mkdir(parents=True, exist_ok=True)
             (site / "nvidia" / part / name).write_text(name)
     target = Catalogue().target("cu13.0-torch2.11")
-    for _ in range(2):  # an environment that has it already is left as it is
+    for _ in range(2):  # an environment that already has it is left unchanged
         home = toolkit.assemble(site, target)
     assert home == site / "nvidia" / "cu13"
     assert (home / "lib64" / "libcublas.so").read_text() == "cu13/lib/libcublas.so.13"

@@ -33,7 +33,7 @@ from recipes.ship import wheels as collecting
 from recipes.tests.conftest import PYTHON, Checkout, Tiny, entry, spoil
 from recipes.tests.shop import SHOPPED, folder, run_of, shop_in, wheel_of
 
-pytestmark = pytest.mark.xdist_group("a shop with wheels")  # which takes long to make, so one process does it
+pytestmark = pytest.mark.xdist_group("a shop with wheels")  # slow to make, so only one process makes it
 
 LOCAL = "cputorch1.0.tiny"
 
@@ -133,7 +133,7 @@ def test_the_sboms_of_all_sources_are_valid() -> None:
 
 def test_the_same_wheels_give_the_same_bytes(shop: Tiny) -> None:
     first = hashes(shop)
-    time.sleep(2.1)  # a zip archive counts two seconds at a time
+    time.sleep(2.1)  # zip archives store times in steps of two seconds
     shutil.rmtree(shop.root / "build")
     shop.succeed("wheels", "tiny", TZ="Asia/Tokyo")
     assert hashes(shop) == first
@@ -252,7 +252,7 @@ def test_a_refuted_wheel_is_yanked_with_the_reason_and_stays_so(shop: Tiny) -> N
     assert f'data-yanked="{file["yanked"]}"' in (index(shop) / "simple" / "tinywheel" / "index.html").read_text()
     assert "yanked: refuted" in (index(shop) / "packages" / "tinywheel.html").read_text()
     assert page(shop, "tinypkg")["files"][0]["yanked"] is False
-    shop.edit(shop.targets, 'tinywheel = "1.0"\n', "")  # the target has it no more
+    shop.edit(shop.targets, 'tinywheel = "1.0"\n', "")  # the target no longer has it
     shop.edit(shop.recipe("tinypkg"), '"tinywheel"', '"tinydep"')
     shop.succeed("index")
     assert page(shop, "tinywheel")["files"][0]["yanked"] == file["yanked"]
@@ -268,7 +268,7 @@ def test_what_is_in_the_index_stays_and_never_changes(shop: Tiny) -> None:
     rows = json.loads((folder(shop) / "wheels.json").read_text())
     path = wheel_of(shop, "tinywheel")
     other = path.read_bytes() + b"\0"
-    path.unlink()  # of which the index has a link
+    path.unlink()  # the index has a link to it
     path.write_bytes(other)
     next(row for row in rows["wheels"] if row["file"] == path.name)["sha256"] = sha256_of(path)
     write_json(folder(shop) / "wheels.json", rows)

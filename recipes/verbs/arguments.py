@@ -86,7 +86,7 @@ def standins(given: list[str]) -> dict[str, str]:
 def listed(value: str) -> list[str]:
     """The parts of a comma-separated list; a list of commas only is refused."""
     parts = [part for part in value.split(",") if part]
-    if value and not parts:  # empty where an image's build argument is not given: the target's architectures
+    if value and not parts:  # an empty value, from an image's unset build argument, means the target's architectures
         raise argparse.ArgumentTypeError("names no GPU architecture")
     return parts
 

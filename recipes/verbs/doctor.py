@@ -20,7 +20,7 @@ from recipes.progress import console, say
 from recipes.verbs.arguments import Verbs, place
 
 COLOURS = {"pass": "green", "warning": "yellow", "failure": "red"}
-UNKNOWN = 3  # the exit code where no cause is known, as of a what-if
+UNKNOWN = 3  # the exit code if no cause is known, as for a what-if
 
 
 def register(verbs: Verbs) -> None:

@@ -158,7 +158,7 @@ def bump(options: argparse.Namespace) -> int:
 
     With `--bases`, pin the base images of all targets by the digests that their tags have now.
     """
-    from recipes.pages import render  # with all that the pages show, which no other verb here needs
+    from recipes.pages import render  # imports all that the pages show, which no other verb here needs
 
     if options.bases:
         for line in bases.raise_digests(Catalogue()):

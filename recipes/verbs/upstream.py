@@ -45,7 +45,7 @@ def outdated(options: argparse.Namespace) -> int:
     targets = [catalogue.target(name) for name in options.targets] or list(catalogue.targets.values())
     alone = options.json == "-"
     with tempfile.TemporaryDirectory() as folder, Steps(errors if alone else console) as steps:
-        cache = Cache(Path(folder).resolve())  # nothing is kept, and so no run is waited for
+        cache = Cache(Path(folder).resolve())  # nothing is kept, so there is no other run to wait for
         with cache.held(steps.wait):
             rows = asking.standings(catalogue, targets, cache, steps)
     as_json = {"pins": [row.as_json() for row in rows]}

@@ -127,7 +127,7 @@ def index(options: argparse.Namespace) -> int:
     """Make a static package index of all collected wheels; wheels already in it stay."""
     catalogue, trusted = Catalogue(), Signer(options.key, options.identity)
     into = options.into or catalogue.root / "build" / "index"
-    with Steps() as steps, Cache().held(steps.wait):  # as long as `wheels` writes what is read here
+    with Steps() as steps, Cache().held(steps.wait):  # wait while `wheels` writes what is read here
         sources = [*indexing.collected_in(catalogue.root), *options.folders]
         entries = indexing.write(catalogue, into, sources, options.files_url, trusted if trusted.named else None)
     for entry in entries:
