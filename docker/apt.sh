@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Packages of the distribution, exactly those of the lock of a base image; after `apt-get update`:
+# Install packages of the distribution exactly as locked for a base image; run `apt-get update` first:
 #
 #   apt.sh LOCK PACKAGE...
 #
-# LOCK (recipes/lock/apt/) has a line NAME=VERSION --hash=sha256:HASH for each package that may come with them; what the
-# base already has, stays. APT=newest in the environment takes what the distribution has today, whatever the lock says.
+# LOCK (recipes/lock/apt/) has a line NAME=VERSION --hash=sha256:HASH for each package that may be installed; packages of
+# the base stay as they are. APT=newest in the environment ignores the lock and takes what the distribution has today.
 set -euo pipefail
 lock=${1:?the lock}
 shift

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# An environment of checked wheels, offline: a virtual environment at PREFIX, or a layer on the Python that is there.
+# Make an environment of checked wheels, offline: a virtual environment at PREFIX, or a layer on the base's Python.
 #
 #   make-environment.sh PREFIX IN WHEELHOUSE...
 #
 # IN holds requirements.txt (one hash each), python (its version), options (of `uv venv`), what to copy into the
-# environment (fusebox/, if it is there: then it is to run, not to build in, and what dependencies test themselves with
-# stays out), and `replaced` (if it is there): then the base image provides packages, those named are uninstalled first,
-# what the base has of the rest stays, and its `pip check` may not get worse. Where IN holds toolkit.txt and its wheels
-# (toolkit/), the environment is also the CUDA toolkit to build with.
+# environment (fusebox/, optional: the environment is then for running, not building, and the tests of dependencies are
+# left out), and `replaced` (optional: the base image then provides packages; those named are uninstalled first, the
+# others stay, and `pip check` must not get worse). If IN holds toolkit.txt and its wheels (toolkit/), the environment is
+# also the CUDA toolkit to build with.
 set -euo pipefail
 prefix=${1:?the environment} in=${2:?what it is made of}
 shift 2

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prove this image on the machine that runs it: every claim about its packages, and what came of it. Arguments are
+# Prove this image on the machine that runs it: every claim about its packages, with its outcome. Arguments are
 # pytest's: smoke -k fused, smoke --evidence /out/outcomes.json.
 set -euo pipefail
 if ! probe=$(mktemp "${TMPDIR:-/tmp}/smoke.XXXXXX" 2> /dev/null); then
@@ -7,7 +7,7 @@ if ! probe=$(mktemp "${TMPDIR:-/tmp}/smoke.XXXXXX" 2> /dev/null); then
   exit 2
 fi
 rm "$probe"
-# What was installed over the image, by whoever built on it: the claims are about the image's own packages.
+# List what others have installed on top of the image, since the claims are about the image's own packages.
 python - /opt/fusebox/constraints.txt << 'END'
 import importlib.metadata, re, sys
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# An environment becomes a folder for each layer of the image, by how seldom its files change:
+# Split an environment into a folder for each layer of the image, by how rarely its files change:
 #
 #   split-layers.sh PREFIX OUT
 #
@@ -18,7 +18,7 @@ for record in "$site"/*.dist-info/RECORD; do
     torch) layer=torch ;;
     *) if [ -e "$prefix/fusebox/$name.RECORD" ]; then layer=packages; else continue; fi ;;
   esac
-  # A path with a comma stands in quotes.
+  # RECORD quotes a path that contains a comma.
   sed -E 's/,[^,]*,[^,]*$//; s/^"(.*)"$/\1/' "$record" |
     (cd "$site" && xargs --delimiter='\n' realpath --no-symlinks --relative-to=/) >> "$out/$layer.files"
 done

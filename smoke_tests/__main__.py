@@ -32,7 +32,7 @@ ROOM = Path(__file__).resolve().parent
 PROVED, REFUTED, UNUSABLE, NOTHING, INTERRUPTED = 0, 1, 2, 3, 130
 OLDEST_PYTEST = (8, 0)
 GPU_SECONDS, CPU_SECONDS = 50, 600  # by default, after which no claim begins
-GRACE = 8  # seconds that a claim which runs then may still take
+GRACE = 8  # seconds that a claim still running then may take
 WORKERS, MIB_PER_WORKER = 14, 5000  # on a GPU: how many processes at most, and the memory that one may need
 COLOURS = {"proved": "32", "refuted": "31", "unproven": "33"}
 
@@ -158,7 +158,7 @@ class Run:
         variables = {**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         variables.pop("PYTEST_ADDOPTS", None)
         variables.setdefault("OMP_NUM_THREADS", "1")
-        # A compilation that is ended leaves a lock, for which later programs of the user would wait without end.
+        # A killed compilation leaves a lock, on which the user's later programs would wait forever.
         variables["TORCH_EXTENSIONS_DIR"] = str(self.folder / "extensions")
         log = self.folder / "{}.log".format(len(self.logs))
         with open(str(log), "wb") as file:

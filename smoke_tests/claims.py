@@ -91,7 +91,7 @@ def claim_of(item: pytest.Item, manifest: Dict[str, Any]) -> Claim:
     row = item.callspec.params if hasattr(item, "callspec") else {}
     package = row.get("package", named)
     if "column" in row:
-        # If the target has no implementation, pytest keeps an item without values, which is about nothing.
+        # If the target has no implementation, pytest keeps an item without values, which concerns no package.
         package = row["column"].partition(".")[0] if isinstance(row["column"], str) else ""
     return Claim(mark.args[0], (seed,) if isinstance(seed, str) else tuple(seed), package, since, until)
 

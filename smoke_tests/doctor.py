@@ -30,7 +30,7 @@ SHARED = re.compile(r"\.so(\.\d+)*$")
 OF_CUDA = re.compile(r"lib(cudnn|cublas|cublasLt|nccl|cudart|cusparse|nvJitLink|nvrtc)\.so\.(\d+)$")
 # A mangled name in one of torch's namespaces: a function, a method, a type's information or its table of methods.
 OF_TORCH = re.compile(rb"_Z(?:T[A-Z]|GV)?N[rVK]*[RO]?(?:2at|3c10|5torch|6caffe2)")
-OLD_STRING, NEW_STRING = "std::string", "__cxx11"  # in the name of a function that takes a text, by each C++ ABI
+OLD_STRING, NEW_STRING = "std::string", "__cxx11"  # in the mangled name of a function that takes a string, by C++ ABI
 # The oldest driver for each CUDA (NVIDIA's compatibility page: minor versions share the driver).
 DRIVERS = {11: 450, 12: 525, 13: 580}
 SHOWN = 4  # files or symbols that a finding names

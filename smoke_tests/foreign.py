@@ -18,7 +18,7 @@ import pytest
 from smoke_tests import claims
 from smoke_tests.distributions import MODULES, UNPINNED
 
-# Claims that compare the environment with a manifest: here there is none.
+# Claims that compare the environment with its manifest, which does not exist here.
 IDENTITY = (
     "test_version_is_pinned",
     "test_module_is_inside_the_environment",
@@ -28,7 +28,7 @@ IDENTITY = (
 )
 IS_UNPINNED = UNPINNED + ": no manifest says which one belongs here"
 ROOM = Path(__file__).resolve().parent
-LOADERS = ("importlib", "metadata", "assertion")  # folders of what imports a module: Python's own, and pytest's
+LOADERS = ("importlib", "metadata", "assertion")  # folders of the code that imports modules: Python's and pytest's
 LONG = "takes long: --long runs it"
 
 
@@ -138,7 +138,7 @@ class Share:
             lacking = needed(error, self.ledger.manifest["packages"])
             if lacking:
                 report.outcome, report.longrepr = "skipped", (str(item.path), 0, lacking)
-                error.msg = lacking  # what str() of it gives, and so the reason in the evidence
+                error.msg = lacking  # str(error) returns this, and thus it is the reason in the evidence
         return report
 
     @pytest.hookimpl(trylast=True)

@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 # The vector and matrix features on which compiled kernels depend, in the spelling of /proc/cpuinfo.
 ISA = ("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve")
-# Dense bfloat16 products, operations per second, by NVIDIA's data sheets; MFU is the share of it.
+# Peak operations per second of dense bfloat16 products in NVIDIA's data sheets; MFU is the share of it that is reached.
 PEAK = {"A100": 312e12, "A800": 312e12, "H100": 989e12, "H800": 989e12, "H200": 989e12}
 
 

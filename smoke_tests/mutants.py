@@ -76,8 +76,8 @@ VERSIONS = {name: entry["version"] for name, entry in MANIFEST["packages"].items
 CUDA = MANIFEST["cuda"] != "none"
 DEVICE = "cuda" if CUDA else "cpu"
 SHAPE = Shape(layers=1, head_size=64, hidden=832) if CUDA else Shape(layers=1)
-# What 100 seeds can run: not the bytes of files or the names of kernels (*_ran*), which no seed changes, nor the
-# training, which takes minutes, nor what is marked as long in other files.
+# 100 seeds leave out claims about the bytes of files and the names of kernels (*_ran*), which no seed changes, about
+# training, which takes minutes, and those marked as long in other files.
 LONG = {"test_environment.py", "test_training.py", "test_torchtitan.py", "test_two_hosts.py"}
 CLEAN: Dict[str, Any] = {"seeds": 0, "claims": 0, "alarms": []}  # before the first seed
 ALARM = 1  # the exit code of a whole run with a false alarm
@@ -499,7 +499,7 @@ def try_mutants(outcomes: Dict[str, Any], mutants: List[Mutant], options: argpar
         print("{outcome:9} {column:20} {operator:14} {name}: {by} {said}".format(**row), flush=True)
         outcomes["mutants"].append(row)
         keep(options.out, outcomes)
-        # The first asking clears what can be cleared.
+        # The first call clears the errors that can be cleared.
         if options.out and CUDA and kernels.cuda_errors() and kernels.cuda_errors():
             os.execv(sys.executable, THIS)  # the next process goes on
 
@@ -582,7 +582,7 @@ def main() -> int:
     parser.add_argument("--compiled", type=Path, help="the folder of the compiled faults, with their list faults.json")
     parser.add_argument("--claims", type=Path, help="what a run of the claims wrote, in place of a run before all else")
     parser.add_argument("--processes", type=int, default=min(cores, 12), help="with --out; by default %(default)s")
-    parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)  # the part of one of them
+    parser.add_argument("--share", default="0/1", help=argparse.SUPPRESS)  # one process's part
     parser.add_argument("--name", default="", help=argparse.SUPPRESS)  # the one compiled fault of this process
     options = parser.parse_args()
     if options.compiled and not (options.compiled / "faults.json").is_file():  # before the seeds, which take minutes

@@ -36,7 +36,7 @@ patch = _exit
 sigterm = true
 disable_warnings = no-data-collected, module-not-measured, module-not-imported, already-imported
 """
-RUNNING: List[Any] = []  # what records in this process
+RUNNING: List[Any] = []  # the recorders of this process
 
 
 class Monitor:
@@ -49,7 +49,7 @@ class Monitor:
         monitoring.use_tool_id(TOOL, "fusebox")
         monitoring.register_callback(TOOL, monitoring.events.PY_START, self.note)
         monitoring.set_events(TOOL, monitoring.events.PY_START)
-        atexit.register(monitoring.set_events, TOOL, 0)  # what runs later finds no modules any more
+        atexit.register(monitoring.set_events, TOOL, 0)  # code that runs later finds no modules
 
     def note(self, code: Any, _: int) -> Any:
         path = os.path.abspath(code.co_filename)
@@ -65,7 +65,7 @@ class Monitor:
 
     def write(self, claim: str, path: str, name: str) -> None:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limits[1], limits[1]))  # a claim may play a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits[1], limits[1]))  # a claim may simulate a full disk
         try:
             os.write(self.file, "{}\t{}\t{}\n".format(claim, path, name).encode())
         finally:

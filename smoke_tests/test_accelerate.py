@@ -54,7 +54,7 @@ def test_gradients_are_accumulated(device: str, measured: Dict[str, Any]) -> Non
     assert exact.weight.grad is not None
     step = (start - model.weight.detach().cpu()).double()
     measured["error"] = bounds.relative_error(step, exact.weight.grad)
-    # float32: sums of so many rows and features, and of the batches; the weight is rounded before it is subtracted.
+    # In float32: sums over the rows, features and batches; the weight is rounded before the subtraction.
     most = bounds.ceiling(torch.float32, 3, terms=STEPS * ROWS + FEATURES)
     rounded = 2.0**-24 * float(start.double().norm() / exact.weight.grad.norm())
     assert measured["error"] <= most + rounded
@@ -81,7 +81,7 @@ def test_mixed_precision(device: str, measured: Dict[str, Any]) -> None:
     assert weight.grad is not None and exact.weight.grad is not None and weight.grad.dtype == torch.float32
     assert torch.equal(output, output.to(torch.bfloat16).float()), "the product has bits that bfloat16 cannot hold"
     least, most = bounds.rounding_noise(bounds.MANTISSA[torch.bfloat16])
-    # Rounded: the weight and the product, each to bfloat16; of the gradient, which needs no weight, itself alone.
+    # Rounded to bfloat16: the weight and the product; for the gradient, which needs no weight, only the result.
     pairs = {"output": (output, true.detach(), 2), "gradient": (weight.grad, exact.weight.grad, 1)}
     for name, (computed, truth, roundings) in pairs.items():
         error = bounds.relative_error(computed.detach().cpu(), truth)

@@ -29,7 +29,7 @@ def test_dropout(device: str, measured: Dict[str, Any]) -> None:
         x, residual, weight, None, DROPPED, 1e-5, prenorm=True, return_dropout_mask=True
     )
     measured["dropped"] = 1 - float(mask.float().mean())
-    # Of 65536 draws the share strays by 0.0017 in root mean square.
+    # The standard deviation of this share over 65536 draws is 0.0017.
     assert measured["dropped"] == pytest.approx(DROPPED, abs=0.01)
     truth = (x * mask / (1 - DROPPED) + residual).double().cpu()
     most = bounds.ceiling(torch.float32, 4)

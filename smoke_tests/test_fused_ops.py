@@ -117,7 +117,7 @@ def test_long_attention(column: str, dtype: torch.dtype, count: int, device: str
 )
 def test_attention_is_causal(column: str, dtype: torch.dtype, device: str) -> None:
     attention, length = operator("attention", column), 1025
-    # What comes first of the future, in a batch of its own each: a token, the first of a tile, the second, any.
+    # The first token of the future, one batch each: an early one, the first or second of a tile, or any.
     edges = range(64, length, 64)
     second = [edge + 1 for edge in edges if edge % 128 == 0 and edge + 1 < length]
     nows = sorted({2, 19, *edges, *second, *random.sample(range(3, length), 4)})
@@ -149,8 +149,8 @@ def test_equal_maxima_have_no_bias(column: str, dtype: torch.dtype, device: str,
     attended = operator("attention", column)(*[tensor.to(device) for tensor in inputs]).cpu().double()
     truth = references.attention(*[tensor.double() for tensor in inputs])
     measured["bias"] = float((attended / truth - 1).mean())
-    # A row's probabilities and each result are rounded; what the first costs is common to a row. Four times what the
-    # mean of so many rows scatters by, if each rounding is as often up as down.
+    # A row's probabilities and each result are rounded; the error of the former is common to a row. The bound is four
+    # times the scatter of the mean over these rows, if each rounding is as often up as down.
     most = 4 * bounds.ceiling(dtype, 2, terms=count) / math.sqrt(truth[..., 0].numel())
     assert abs(measured["bias"]) <= most, f"off by {measured['bias']:.3g} on average, which {most:.3g} would explain"
 
@@ -182,8 +182,8 @@ def test_rms_norm_rounds_in_its_order(column: str, device: str, measured: Dict[s
     own, other = (early, late) if OPERATORS["rms_norm"][column].early else (late, early)
     measured["own"], measured["other"] = (float((normalized == rounded).double().mean()) for rounded in (own, other))
     assert (early != late).double().mean() > 0.1, "the two orders give the same: this measures nothing"
-    # float32 is off by up to 40 of its roundings (a sum of 73 squares, a root), twice: that much of a spacing of
-    # bfloat16, 2^-8 at least, decides otherwise. Doubled for a row that has fewer bits left.
+    # float32 is off by up to 40 roundings (a sum of 73 squares, a root), twice: in that share of a bfloat16 spacing,
+    # 2^-8 at least, it rounds the other way. Doubled for a row that has fewer bits left.
     assert measured["own"] >= 1 - 2 * 2 * 40 * 2.0**-24 / 2.0**-8 * (x.shape[1] / 73), "not in the order it is said to"
 
 
@@ -319,8 +319,8 @@ def test_one_row(name: str, column: str, dtype: torch.dtype, device: str, measur
         given.bind(operator(name, column), device), given.inputs, given.gradient, device
     )
     truth = bounds.in_float64(given.bind(getattr(references, name)), given.inputs, given.gradient)
-    # Of attention to a single token some gradients are zero, so what is measured against is the largest result; or
-    # input, for a loss, which is the difference of two logits and no more exact than those.
+    # With attention to a single token, some gradients are zero, so errors are relative to the largest result, or to the
+    # largest input for a loss, which is the difference of two logits and no more exact than they are.
     of_loss = given.inputs if truth[0].dim() == 0 else []
     largest = max([float(tensor.norm()) for tensor in truth] + [float(tensor.abs().max()) for tensor in of_loss])
     ceiling = bounds.ceiling(dtype, given.roundings, max(tensor.numel() for tensor in truth))
@@ -394,10 +394,10 @@ def test_runs_are_bit_equal(
 ) -> None:
     attends = name == "attention"
     given = sample_for(name, column, dtype, count=2051)
-    if attends and device == "cpu":  # which would take four times as long for all
+    if attends and device == "cpu":  # all of it would take four times as long
         given = of_one_text(given)
     call = given.bind(operator(name, column), device)
-    # What blocks add up as each ends, in a random order unless told otherwise, is the gradient of queries.
+    # Blocks add to the gradient of queries as each finishes, in a random order unless told otherwise.
     ordered = not attends or fused_ops.repeats(column)
     monkeypatch.setenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "0")  # Transformer Engine's own way to be told
     torch.use_deterministic_algorithms(attends and ordered)
@@ -450,7 +450,7 @@ def test_memory_is_written_before_it_is_read(
     name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]
 ) -> None:
     given = sample_for(name, column, dtype)
-    # What was never written could hold what the same call left there.
+    # Memory that is never written could hold what an earlier identical call left there.
     bounds.forward_and_backward(given.bind(operator(name, column), device), given.inputs, given.gradient, device)
     poison(given, device)
     assert_equals_float64(results_of(name, column, given, device), given, dtype, device, measured)
@@ -464,7 +464,7 @@ def test_memory_is_written_before_it_is_read(
 def test_results_are_there_at_once(name: str, column: str, dtype: torch.dtype, device: str) -> None:
     given = sample_for(name, column, dtype)
     call = given.bind(operator(name, column), device)
-    bounds.forward_and_backward(call, given.inputs, given.gradient, device)  # what is compiled or tuned, is now
+    bounds.forward_and_backward(call, given.inputs, given.gradient, device)  # compile and tune now
     leaves = [torch.nn.Parameter(tensor.to(device)) for tensor in given.inputs]
     gradient = given.gradient.to(device)
     torch.cuda.synchronize()
@@ -514,7 +514,7 @@ def test_linear_takes_the_place(column: str, dtype: torch.dtype, device: str) ->
 def test_own_kernels_ran(name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     entry, given = OPERATORS[name][column], sample_for(name, column, dtype)
     call = given.bind(entry.call, device)
-    bounds.forward_and_backward(call, given.inputs, given.gradient, device)  # what is compiled or tuned, is now
+    bounds.forward_and_backward(call, given.inputs, given.gradient, device)  # compile and tune now
     leaves = [torch.nn.Parameter(tensor.to(device)) for tensor in given.inputs]
     outputs: List[torch.Tensor] = []
     forward = gpu_kernels_run(lambda: outputs.append(call(*leaves)))
@@ -530,8 +530,8 @@ def test_own_rope_ran(column: str, dtype: torch.dtype, device: str, measured: Di
     entry, rotate = OPERATORS["rope"][column], operator("rope", column)(24, 10000.0)
     x = torch.nn.Parameter(torch.randn(2, 3, 37, 24, device=device).to(dtype))
     if column == "torch.compile":
-        torch._dynamo.reset()  # it compiles a function for so many cases, then no more, without a word
-    rotate(x, 0).sum().backward()  # what is compiled or tuned, is now
+        torch._dynamo.reset()  # beyond a limit of cases, it silently stops compiling a function
+    rotate(x, 0).sum().backward()  # compile and tune now
     outputs: List[torch.Tensor] = []
     forward = gpu_kernels_run(lambda: outputs.append(rotate(x, 0)))
     backward = gpu_kernels_run(outputs[0].sum().backward)

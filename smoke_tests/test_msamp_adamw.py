@@ -33,8 +33,8 @@ def test_steps(device: str, measured: Dict[str, Any]) -> None:
         error = relative_error(parameter.detach().cpu() - start.double(), truth - start)
         measured[f"update {step}"] = error
         if step == 1:
-            assert error <= 2e-5  # of numbers near 1, whose rounding is 6e-8, an update is a hundredth
-        else:  # two thirds of a moment or more were rounded before, of all updates but the first
+            assert error <= 2e-5  # an update is a hundredth of numbers near 1, whose rounding is 6e-8
+        else:  # in all updates but the first, at least two thirds of a moment were rounded before
             assert least / 4 <= error <= 2 * least, f"the update of step {step} is off by {error:.3g}"
         first = beta1 * first + (1 - beta1) * gradient.double()
         second = beta2 * second + (1 - beta2) * gradient.double() ** 2

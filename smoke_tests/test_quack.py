@@ -22,7 +22,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.exp(x - torch.logsumexp(x, dim=-1, keepdim=True))
 
 
-# The longer the rows, the wider the logits are spread: the largest probabilities stay normal numbers of float16.
+# Longer rows have a wider spread of logits, so that the largest probabilities stay normal numbers in float16.
 @needs(cuda=True)
 @half
 @pytest.mark.parametrize(("features", "spread"), [(88, 1), (1000, 2), (32008, 4)])
@@ -55,7 +55,7 @@ def ran(call: Any) -> List[str]:
 def test_own_softmax_ran(device: str, measured: Dict[str, Any]) -> None:
     x = torch.nn.Parameter(torch.randn(37, 1000, device=device).to(torch.bfloat16))
     gradient = torch.randn(37, 1000, device=device).to(torch.bfloat16)
-    quack.softmax(x).backward(gradient)  # what is compiled, is now
+    quack.softmax(x).backward(gradient)  # compile now
     outputs: List[torch.Tensor] = []
     (forward,) = ran(lambda: outputs.append(quack.softmax(x)))
     (backward,) = ran(lambda: outputs[0].backward(gradient))

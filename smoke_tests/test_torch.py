@@ -146,7 +146,7 @@ def test_scaled_mm_multiplies_codes(
     ceiling = ceiling if dtype is torch.bfloat16 else ceiling * math.sqrt(272)
     rows = slice(None, -1 if per_row else None)
     measured["error"] = bounds.assert_rounded_like(product[rows], truth[rows], floor, ceiling)
-    # Next to the last row, which may be thousands of times larger, the others would not matter.
+    # Checked apart: next to the last row, which may be thousands of times larger, the others would not matter.
     bounds.assert_rounded_like(product[-1:], truth[-1:], floor / 2, ceiling * (1 + bounds.scatter(144)))
 
 
@@ -168,17 +168,17 @@ def test_scaled_mm_of_one_sign(
         sizes = [torch.exp2(torch.rand(count, 1)) for count in (160, 144)]
         a, b = ((torch.rand(len(size), terms) * 224 * size).to(torch.float8_e4m3fn) for size in sizes)
         scale = torch.tensor(2.0**-10)
-        # The wrapper's own product: without fast accumulation, as torch has it by default.
+        # The wrapper itself uses torch's default, without fast accumulation.
         more = {"use_fast_accum": True} if fast else {}
         given = [tensor.to(device) for tensor in (a, b, scale, scale)]
         product = operator("scaled_mm", column)(*given, dtype, **more).cpu()
         truth = (a.double() @ b.double().t()) * 2.0**-20
         measured[f"bias of {terms}"] = bias = float((product.double() / truth - 1).mean())
-        # Where the sum moves on to float32 every 128 terms, it is truncated four times between; and each of the results
-        # is rounded, the mean of which scatters, and float32 adds the sums of 128 terms: four times that.
+        # Where the sum moves to float32 every 128 terms, it is truncated four times in between. Each result is rounded,
+        # and float32 adds the sums of 128 terms: four times the scatter of the mean of these errors.
         rounding = 4 * bounds.ceiling(dtype, 1, terms=terms // 128) / math.sqrt(160 + 144)
-        # Fast: one instruction adds 32 terms, in parts whose sizes are nowhere told; an H200 loses 0.045 in all of
-        # 8,192.
+        # Fast: one instruction adds 32 terms, in parts of undocumented size; over 8,192 terms, an H200 loses 0.045 in
+        # all.
         most = (terms // 8 if fast else 4) * TRUNCATION
         assert -most - rounding <= bias <= rounding, f"off by {bias:.3g} on average over {terms} terms"
 

@@ -14,7 +14,7 @@ from smoke_tests.operators.bounds import E4M3, E5M2
 from smoke_tests.operators.kernels import assert_float8_products
 from smoke_tests.operators.table import operator
 
-# What each recipe rounds the two factors of a product to; None: the product stays in high precision.
+# The formats to which each recipe rounds the factors of a product; None: the product stays in high precision.
 RECIPES: Dict[str, Dict[str, Optional[Tuple[int, int]]]] = {
     "tensorwise": {"output": (E4M3, E4M3), "input": (E5M2, E4M3), "weight": (E5M2, E4M3)},
     "rowwise": {"output": (E4M3, E4M3), "input": (E4M3, E4M3), "weight": (E4M3, E4M3)},
@@ -84,7 +84,7 @@ def test_linear(column: str, dtype: torch.dtype, device: str, measured: Dict[str
 )
 def test_scales_follow_the_input(column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     layer, truth = layers(column, dtype, device)
-    for module in (layer, truth):  # next to small products, a bias would leave only the rounding of their sum
+    for module in (layer, truth):  # a bias would drown small products in the rounding of the sum
         torch.nn.init.zeros_(module.bias)
     x = torch.randn(7, ROWS // 7, FEATURES).to(dtype)
     for size in (1, 1024, 1 / 1024):  # largest values far above and far below 448, the largest code
@@ -117,7 +117,7 @@ def test_products_ran_in_fp8(column: str, dtype: torch.dtype, device: str, measu
     plain = torch.nn.Linear(FEATURES, OUTPUTS, dtype=dtype, device=device)
     x, gradient = torch.randn(ROWS, FEATURES).to(dtype), torch.randn(ROWS, OUTPUTS)
     for layer in (float8, plain):
-        run(layer, x, gradient)  # what is tuned, is now
+        run(layer, x, gradient)  # tune now
     mixed = RECIPES[recipe_of(column)]["weight"] is None
     step = lambda on: run(float8 if on else plain, x, gradient)  # noqa: E731
     measured.update(assert_float8_products(step, exactly=2 if mixed else 3, mixed=mixed))
@@ -178,7 +178,7 @@ def test_largest_values_become_the_largest_code(
             casts = casts_of(layer, draw(FEATURES, power), draw(OUTPUTS, power), patch)
         assert len(casts) == (4 if RECIPES[recipe_of(column)]["weight"] is None else 6)
         for index, (values, form) in enumerate(casts):
-            # Scales of its rows or columns, whichever a product sums over; one recipe's last weight has one.
+            # A scale per row or column, whichever a product sums over; one recipe's last weight has a single scale.
             whole = not rowwise or (len(casts) == 4 and index == 3)
             largest = [values.abs().amax(dim) / torch.finfo(form).max for dim in ([(0, 1)] if whole else [0, 1])]
             # A scale is rounded to float32 and so is its product: two roundings of 2^-24 and their own.

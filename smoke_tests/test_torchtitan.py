@@ -20,7 +20,7 @@ from smoke_tests.training import prepare_data
 from smoke_tests.training.distributed import jobs
 from smoke_tests.training.distributed.engine_arguments import ARGUMENTS, FLOAT8, RUNS
 
-DEVICE: List[str] = []  # "--cpu" here trains over gloo: how these tests are tried without a GPU
+DEVICE: List[str] = []  # put "--cpu" here to train over gloo, and so to try these tests without a GPU
 START, STEPS = 10, 60
 
 

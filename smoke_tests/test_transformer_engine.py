@@ -17,7 +17,7 @@ from smoke_tests.operators.kernels import FLOAT8, assert_float8_products, gpu_ke
 from smoke_tests.operators.table import te_recipes
 from smoke_tests.operators.transformer_engine_adapter import te_autocast, te_recipe, te_without_fp8
 
-# What each recipe rounds the factors of the products to: of the output, and of the gradients.
+# The formats to which each recipe rounds the factors of the products, for the output and for the gradients.
 RECIPES: Dict[str, Tuple[Tuple[int, int], Tuple[int, int]]] = {
     "delayed": ((E4M3, E4M3), (E5M2, E4M3)),
     "current": ((E4M3, E4M3), (E5M2, E4M3)),
@@ -49,7 +49,7 @@ def linear(x: torch.Tensor, parameters: Dict[str, torch.Tensor]) -> torch.Tensor
 
 
 Truth = Callable[[torch.Tensor, Dict[str, torch.Tensor]], torch.Tensor]
-# Layer, what it computes, and how many FP8 products lie behind each other in it.
+# Layer, what it computes, and how many FP8 products it has in a row.
 LAYERS: Dict[str, Tuple[Callable[[], torch.nn.Module], Truth, int]] = {
     "Linear": (lambda: te.Linear(FEATURES, OUTPUTS, bias=False, params_dtype=BF16), linear, 1),
     "LayerNormLinear": (
@@ -196,8 +196,8 @@ def test_transformer_layer(recipe: str, device: str, measured: Dict[str, Any]) -
     true = in_float64(in_formulas, layer, x, gradient)
     errors = [bounds.relative_error(result, exact) for result, exact in zip(computed, true)]
     measured["output"], measured["gradient"] = errors[0], max(errors[1:])
-    # From the least noise of one product to that of all in a row, which adds in quadrature: the two of attention, and
-    # three of the gate, up and down. A gradient meets that of the products forward as well.
+    # From the least noise of one product to that of all five in a row, added in quadrature: two in attention, and three
+    # in gate, up and down. A gradient also carries the noise of the forward products.
     (least, forward), (_, backward) = (bounds.rounding_noise(*formats) for formats in RECIPES[recipe])
     most = [5**0.5 * forward, *[(5 * (forward**2 + backward**2)) ** 0.5] * (len(errors) - 1)]
     assert len(computed) == len(true) == 10
@@ -246,8 +246,8 @@ def scales_of(layer: torch.nn.Module) -> Tuple[torch.Tensor, torch.Tensor]:
 
 WINDOW = 16  # steps
 # The input's size in each step, as a power of two, exact in bfloat16: it grows for 5 steps, then shrinks for 20. So do
-# the weight's, which begins near 0.1, and the gradient's: each is below 448 and above in turn, and the gradient above
-# 57,344 as well, the largest number of its format.
+# the sizes of the weight, which begins near 0.1, and the gradient. Each is sometimes below and sometimes above 448, and
+# the gradient also above 57,344, the largest number of its format.
 SIZES = [0, 4, 8, 12, 14, *range(13, -7, -1)]
 
 
@@ -255,7 +255,7 @@ SIZES = [0, 4, 8, 12, 14, *range(13, -7, -1)]
 @proves(
     "delayed scaling: the first scale is 1, then in each step the largest number of the format over the largest value "
     "of the last 16 steps, of an input, weight and gradient that grow far beyond that number and shrink again",
-    since="1.6",  # before that the next step computes it, when it begins
+    since="1.6",  # older versions compute it when the next step begins
 )
 def test_amax_history(device: str, measured: Dict[str, Any]) -> None:
     layer, chosen = LAYERS["Linear"][0](), te_recipe("delayed")
@@ -264,7 +264,7 @@ def test_amax_history(device: str, measured: Dict[str, Any]) -> None:
     in_e4m3 = [tensor.to(torch.float8_e4m3fn).double() for tensor in (x, weight)]
     first = run(layer, chosen, x, gradient)[0].double()
     measured["scale 1"] = bounds.relative_error(first, in_e4m3[0] @ in_e4m3[1].t())
-    # Of the same codes: only the result is rounded, to 8 bits, and the sum in FP8's accumulator, to more than that.
+    # The codes are the same: only the result is rounded, to 8 bits, and the sum in FP8's accumulator, to more bits.
     assert measured["scale 1"] <= 2 * 2.0**-8 < bounds.rounding_noise(E4M3)[0]
     for step in range(len(SIZES)):
         factor = 2.0 ** SIZES[step]
@@ -290,7 +290,7 @@ def test_amax_history_is_as_long_as_asked(device: str, measured: Dict[str, Any])
     settle(layer, chosen, x, gradient)
     _, before = scales_of(layer)
     run(layer, chosen, 16 * x, gradient)
-    if float(scales_of(layer)[1][0]) == float(before[0]):  # before 1.6 the next step computes it, when it begins
+    if float(scales_of(layer)[1][0]) == float(before[0]):  # before 1.6, it is computed when the next step begins
         run(layer, chosen, x, gradient)
     _, small = scales_of(layer)
     assert float(before[0] / small[0]) == pytest.approx(16, rel=1e-6)
@@ -299,7 +299,7 @@ def test_amax_history_is_as_long_as_asked(device: str, measured: Dict[str, Any])
         run(layer, chosen, x, gradient)
         steps += 1
     measured["steps"] = steps
-    # The step that saw it is one of 16 that count; after 15 more it still does, after 16 no longer.
+    # 16 steps count: the one that saw the value still does after 15 more, but not after 16.
     assert steps == 16
     assert float(scales_of(layer)[1][0]) == float(before[0])
 
@@ -331,12 +331,12 @@ def test_products_of_one_sign(recipe: str, device: str, measured: Dict[str, Any]
         product = run(layer, chosen, x, gradient)[0].cpu().double()
         bias = float((product / (x.double() @ layer.weight.detach().double().t()).cpu() - 1).mean())
         measured[f"bias of {terms}"] = bias
-        # A tensor core of Hopper's keeps 13 bits behind the point of a sum and truncates. A split one moves on to
-        # float32 every 128 terms, truncated four times between. Each of the results is rounded, the mean of which
-        # scatters.
+        # A Hopper tensor core keeps 13 fraction bits of a sum and truncates the rest. A split sum moves to float32
+        # every 128 terms and is truncated four times in between. Each result is rounded, and the mean of these
+        # roundings scatters.
         rounding = 4 * bounds.ceiling(BF16, 1) / (ROWS + OUTPUTS) ** 0.5
-        # One that is not split adds 32 terms at once, in parts whose sizes are nowhere told; an H200 loses 0.045 in
-        # all of 8,192.
+        # A sum that is not split adds 32 terms at once, in parts of undocumented size; over 8,192 terms, an H200 loses
+        # 0.045 in all.
         most = (4 if split else terms // 8) * 2.0**-13
         assert -most - rounding <= bias <= rounding, f"off by {bias:.3g} on average over {terms} terms"
 
@@ -435,7 +435,7 @@ def test_recompute(ahead: int, device: str) -> None:
     for layer in (plain, Recomputed(other)):  # one after the other: scales of all layers are updated together
         steps, linears = [], [part for part in layer.modules() if isinstance(part, te.Linear)]
         under_way: List[Tuple[torch.Tensor, ...]] = []
-        for factor in (1.0, 3.0, 0.7, 11.0, 0.3, 5.0):  # no powers of two, between which the codes are the same
+        for factor in (1.0, 3.0, 0.7, 11.0, 0.3, 5.0):  # not powers of two, which would give the same codes
             leaf = (x * factor).requires_grad_()
             with te_autocast(chosen):
                 under_way.append((leaf, layer(leaf), gradient / factor))

@@ -154,14 +154,14 @@ def test_a_model_in_fp8_is_saved_and_loaded(
     model.save_pretrained(tmp_path, safe_serialization=safetensors)
     loaded = MistralOfTransformerEngine.from_pretrained(tmp_path).to(device)
     assert_bit_equal(tensors_of(loaded), tensors_of(model))
-    loaded.train()  # as what trained is
+    loaded.train()  # in training mode, like the trained model
     for _ in range(2):  # the first step after loading has scales of 1, and measures those of the next
         step_in_fp8(loaded, tokens)
     trained, resumed = (step_in_fp8(network, tokens) for network in (model, loaded))
     measured["loss"], measured["loaded"] = (float(output.loss.detach()) for output in (trained, resumed))
     for output in (trained, resumed):
         assert float(output.loss.detach()) == pytest.approx(loss_by_hand(output.logits, tokens), rel=96 * 2.0**-24)
-    # Of the same weights and with the same scales a product has the same codes; only what float32 does may differ.
+    # With the same weights and scales, a product has the same codes; only float32 arithmetic may differ.
     apart = bounds.relative_error(resumed.logits.detach().cpu(), trained.logits.detach().cpu().double())
     assert apart <= bounds.rounding_noise(bounds.E4M3)[0] / 8, f"logits are {apart:.3g} apart"
     with torch.no_grad():  # the contrast, so that this could fail: in high precision they are farther off
@@ -212,10 +212,10 @@ def test_a_model_in_fp8_is_loaded_with_its_scales(
     monkeypatch.setenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")
     loaded = MistralMadeInFp8.from_pretrained(tmp_path).to(device)
     assert_bit_equal(dict(loaded.named_parameters()), dict(model.named_parameters()))
-    loaded.train()  # as what trained is
+    loaded.train()  # in training mode, like the trained model
     trained, resumed = (step_in_fp8(network, tokens) for network in (model, loaded))
     measured["loss"], measured["loaded"] = (float(output.loss.detach()) for output in (trained, resumed))
-    # Of the same weights and with the same scales a product has the same codes; only what float32 does may differ.
+    # With the same weights and scales, a product has the same codes; only float32 arithmetic may differ.
     apart = bounds.relative_error(resumed.logits.detach().cpu(), trained.logits.detach().cpu().double())
     assert apart <= bounds.rounding_noise(bounds.E4M3)[0] / 8, f"logits are {apart:.3g} apart"
     with torch.no_grad():  # the contrast, so that this could fail: in high precision they are farther off

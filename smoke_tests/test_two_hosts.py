@@ -57,5 +57,5 @@ def test_a_host_is_lost_and_returns(tmp_path: Path, measured: Dict[str, Any]) ->
     truth, resumed = jobs.losses(alone), jobs.losses(shared)
     assert sorted(resumed) == sorted(truth) == list(range(1, STEPS + 1))
     measured["apart"] = max(abs(resumed[step] - truth[step]) for step in truth)
-    # Both compute in float32 and differ in the order of sums alone; what one batch in another place does is 0.1 nats.
+    # Both compute in float32 and differ only in the order of sums; a batch in the wrong place would change 0.1 nats.
     assert measured["apart"] < 1e-3, measured["apart"]

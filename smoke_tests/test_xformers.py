@@ -15,7 +15,7 @@ from smoke_tests.operators.samples import assert_refused, sample
 from smoke_tests.operators.table import operator
 
 BF16 = torch.bfloat16
-# As mixed precision has it, and as a model that is bfloat16 throughout.
+# Weights as in mixed precision, and as in a model that is bfloat16 throughout.
 WEIGHTS = {"autocast": torch.float32, "weights": BF16}
 
 bfloat16_gpu = needs(sm=(8, 0))

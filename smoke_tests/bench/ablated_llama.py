@@ -110,7 +110,7 @@ def chosen(name: str, column: str, head_size: int) -> Callable[..., torch.Tensor
     return rope.rotate if hasattr(rope, "rotate") else lambda x, *tables: rope(x, 0)
 
 
-CHUNK = 512  # tokens whose logits are held at a time: as few as a product computes at full speed
+CHUNK = 512  # tokens whose logits are held at a time: the fewest at which a product runs at full speed
 
 
 class ChunkedLoss(torch.autograd.Function):  # type: ignore[misc]

@@ -28,7 +28,7 @@ from smoke_tests.training.trainer import Run
 
 TOKENS = 65536  # of a step
 PRETRAIN = ("pretrain bf16", "pretrain fp8")
-# Relative error of the first block's down projection's gradient, which comes through all layers, against float32.
+# Relative error, against float32, of the gradient of the first block's down projection: it passes through all layers.
 BOUNDS = {"bf16": (1e-4, 0.1), "fp8": (0.01, 0.5)}
 Makers = Dict[str, Callable[[], Arm]]
 

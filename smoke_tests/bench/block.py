@@ -21,7 +21,7 @@ SIZES: Dict[str, Tuple[int, int]] = {
     "6.7B": (4096, 32),
     "13B": (5120, 40),
 }
-# Of what the block adds to its input, against float32 over the first positions; a block rounds some ten times.
+# Error of what the block adds to its input, against float32 at the first positions; a block rounds about ten times.
 BOUNDS = {"bf16": (1e-4, 0.03), "fp8": (0.01, 0.25)}
 POSITIONS = 256  # the mask is causal: the first positions are the same whatever follows
 

@@ -25,7 +25,7 @@ SEED: Dict[str, Size] = {
     "A19": (16384, 2048, 2048),
     "A20": (16384, 2048, 32),
 }
-# Blockwise scaling and rowwise with a bfloat16 weight gradient are made for other GPUs, or for accuracy.
+# The recipes left out, blockwise and rowwise with a bfloat16 weight gradient, are made for other GPUs or for accuracy.
 COLUMNS = ("transformer-engine.delayed", "transformer-engine.current", "torchao.tensorwise", "torchao.rowwise")
 LARGE: Size = (16384, 8192, 8192)
 # Least and greatest error of the same product in float64, by format: of e4m3 times e4m3 to e5m2 times e4m3 (one of the
@@ -42,7 +42,7 @@ def cells(releases: Dict[str, str], cuda: bool, quick: bool) -> List[Cell]:
     """The articles' shapes forward and with gradients, the large one, and the sweep that finds the crossover."""
     columns = [row.column for row in rows("linear", releases, cuda) if row.column in COLUMNS]
     if not cuda:
-        columns = columns[:1]  # what is only emulated need not be emulated twice
+        columns = columns[:1]  # one emulated recipe is enough
         small: Dict[str, Size] = {"A18": SEED["A18"], "wide": (256, 1024, 2048)}
         seeds = {name: size for name, size in small.items() if not (quick and name == "wide")}
         sweep = [(256, k, k) for k in (256, 512, 1024)]

@@ -178,13 +178,13 @@ class Problem:
             reference = getattr(references, case.name)
             make = (lambda d, base: lambda x, start: reference(x, start, base)) if case.name == "rope" else reference
             truth = bind(case.name, make, case, rows, str(self.original[0].device))(*leaves)
-        # Of a row's gradient the label's entry is nearly all, and that is hardly rounded.
+        # The label's entry makes up nearly all of a row's gradient, and it is hardly rounded.
         exact = dtype is torch.float32 or case.name == "cross_entropy"
         floor = 0.0 if exact else bounds.rounding_noise(bounds.MANTISSA[dtype])[0]
         most = bounds.ceiling(dtype, ROUNDINGS)
         checks = []
         scale = 1.0
-        if truth.dim() == 0:  # the mean over the rows that are looked at; theirs is a part of the mean over all
+        if truth.dim() == 0:  # the mean over the checked rows; their gradient is part of that of the mean over all
             scale = len(rows) / len(self.labels)
         else:
             checks.append(Check(bounds.relative_error(results[0].detach()[place[0]], truth.detach()), floor, most))
@@ -224,7 +224,7 @@ def _optimizers(columns: List[str], count: int, device: str) -> Dict[str, Callab
         optimizer.step()
 
         def check(_: Any) -> List[Check]:
-            # After that step and the one that was just called.
+            # The parameters after the step above and the one just called.
             start, updated = starts[0][:64].double(), parameters[0][:64].detach().double()
             truth = references.adamw(start, [gradient[:64].double()] * 2, **ADAMW)
             return [Check(bounds.relative_error(updated - start, truth - start), 0.0, 1e-3)]

@@ -15,8 +15,8 @@ Limits = Dict[str, float]
 
 HARDWARE = {("fp8", "bf16"): 2.0, ("bf16", "tf32"): 2.0}  # the most that one precision can gain over the other
 SLACK = 1.03  # factor allowed above a measured ceiling
-LAUNCHED = 0.95  # the share of a call's time from which on the host, which launches its kernels, sets that time
-GAPS = 1.15  # times the same work as a CUDA graph: what is above is the GPU waiting for the next launch
+LAUNCHED = 0.95  # if launching its kernels takes at least this share of a call's time, the host sets that time
+GAPS = 1.15  # a call slower than its CUDA graph by more than this factor leaves the GPU waiting for launches
 
 
 def append(path: Path, row: Row) -> None:

@@ -28,7 +28,7 @@ from smoke_tests.training.models import MODELS
 LIMIT = 300  # seconds that a job may take
 LOOKED = 5  # microbatches until the kernels are noted, see training/distributed/engine.py
 SAID = re.compile(r"(?!\S*ChildFailed)(?<![\w.])[\w.]+Error: .*")  # of a rank, not of torchrun
-DEVICE: List[str] = []  # "--cpu" here trains over gloo: how this is tried without a GPU
+DEVICE: List[str] = []  # put "--cpu" here to train over gloo, and so to try this without a GPU
 
 
 class Job(NamedTuple):

@@ -13,7 +13,7 @@ from smoke_tests.faults.planting import CASTS, Call, Wrap, backward_of, in_table
 
 # --- of any operator ---
 
-TENSORS = ("attention", "rms_norm", "add_rms_norm", "swiglu", "mlp")  # in, and out
+TENSORS = ("attention", "rms_norm", "add_rms_norm", "swiglu", "mlp")  # tensors in and out
 LOSSES = ("cross_entropy", "linear_cross_entropy")
 
 
@@ -71,7 +71,7 @@ def deterministic_flag_of_flash_attn_ignored(_: str) -> ContextManager[Any]:
 ALONE = "::test_a_row_is_the_same_alone"
 
 
-# Not with torch.compile, of which no claim says this.
+# Not torch.compile, for which no claim says this.
 @patched("batch variance", CASTS + ALONE, "torch")
 @patched("batch variance", "test_liger_kernel.py" + ALONE, "liger-kernel")
 @patched("batch variance", "test_flash_attn.py" + ALONE, "flash-attn")
@@ -160,7 +160,7 @@ def last_row_is_what_memory_held(call: Call) -> Call:
             return output
         held = torch.empty_like(before[shapes])  # first, before the call leaves numbers of its own in memory
         output = call(*given)
-        # NaN there was poisoned; other values came from the last call, or from one like it.
+        # NaN means poisoned memory; other values come from the last call or a similar one.
         row = torch.where(held[-1:].isnan().any(), torch.zeros_like(held[-1:]), output[-1:])
         return torch.cat([output[:-1], row])
 

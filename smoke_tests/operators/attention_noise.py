@@ -16,8 +16,8 @@ from smoke_tests.operators import bounds
 
 # The probability that a correct result is refused is e^-20 = 2e-9 for its error, and twice that for its slope.
 EXPONENT = 20.0
-# On a CPU torch sums a head's gradients in their dtype, over 32 rows at a time of less than 192, over 256 of 768 and
-# more (ATen/native/cpu/FlashAttentionKernel.cpp): five parts of 129 rows and of 1,025.
+# On a CPU torch sums a head's gradients in their dtype, 32 rows at a time if there are fewer than 192, 256 at a time if
+# there are 768 or more (ATen/native/cpu/FlashAttentionKernel.cpp): five parts of 129 rows and of 1,025.
 PARTS_ON_A_CPU = 5
 
 
@@ -56,7 +56,7 @@ def variances(
         return [parts * by_head[:, :, first:].pow(2), together[:, :, first:].pow(2)]
 
     of_dq = added(scale**2 * of_ds, key) + (scale**2 * of_d * (p @ key).pow(2).sum(-1))[:, :, first:]
-    of_d_to_keys = scale**2 * of_d * query.pow(2).sum(-1) * p[..., first:].pow(2).sum(-1)  # of a row, to all of them
+    of_d_to_keys = scale**2 * of_d * query.pow(2).sum(-1) * p[..., first:].pow(2).sum(-1)  # from a row to all keys
     return [
         [added(p.pow(2), value), output[:, :, first:].pow(2)],
         [of_dq, parts * (ds @ key * scale)[:, :, first:].pow(2)],

@@ -14,9 +14,9 @@ from smoke_tests.operators.table import operator
 # Bits of the mantissa without the implied one: the spacing of values in [1, 2) is 2^-bits.
 E4M3, E5M2 = 3, 2
 MANTISSA = {torch.bfloat16: 7, torch.float16: 10, torch.float32: 23}
-# How far the slope of a product may be from what rounding leaves of 1: two fifths of a scale that is 2 % off. Simulated
-# 6,000 times, the slope of an e5m2 product of 112 x 144 x 80 normal numbers was up to 0.0065 away, mostly by where its
-# scale puts the cells.
+# How far the slope of a product may be from what rounding leaves of 1: two fifths of the effect of a scale 2 % off. In
+# 6,000 simulations, the slope of an e5m2 product of 112 x 144 x 80 normal numbers was up to 0.0065 away, mostly due to
+# where its scale puts the cells.
 SLOPE = 0.008
 
 
@@ -181,7 +181,7 @@ def assert_adamw_as_in_float64(make: Callable[..., torch.optim.Optimizer], devic
     four lr). So after eight steps no element may be farther off than 8 * 2^-24 * (2.5 |parameter| + 40 lr).
     """
     starts = [torch.randn(size) for size in SIZES]
-    # Gradients of all sizes, down to those against which eps counts.
+    # Gradients of all magnitudes, down to those at which eps matters.
     gradients = [[torch.randn(size) * 10 ** torch.empty(size).uniform_(-10, 0) for size in SIZES] for _ in range(8)]
     parameters = [torch.nn.Parameter(start.to(device, copy=True)) for start in starts]
     optimizer = make(parameters, **ADAMW)

@@ -14,7 +14,7 @@ def flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, module: str = "flash_attn"
 ) -> torch.Tensor:
     attend = importlib.import_module(module).flash_attn_func
-    # By default, its backward sums in the order in which blocks finish.
+    # By default, its backward adds up blocks in the order in which they finish.
     exact = {"deterministic": True} if torch.are_deterministic_algorithms_enabled() else {}
     attended = attend(*[tensor.transpose(1, 2) for tensor in (query, key, value)], causal=True, **exact)
     result: torch.Tensor = attended[0] if isinstance(attended, tuple) else attended  # FlashAttention 4's logsumexp

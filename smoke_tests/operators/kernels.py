@@ -70,7 +70,7 @@ def cuda_errors() -> List[str]:
 
 # --- FP8 products ---
 
-# A kernel that multiplies matrices, by the names that cuBLAS, CUTLASS and TransformerEngine give theirs.
+# Kernels that multiply matrices, by the names that cuBLAS, CUTLASS and Transformer Engine give them.
 PRODUCT = re.compile(r"gemm|nvjet|xmma|cutlass.*(mma|Kernel2|device_kernel)|splitK|wgmma", re.IGNORECASE)
 ATTENTION = re.compile(r"sdpa|fmha|flash(::|_fwd|_bwd)")
 FLOAT8 = re.compile(r"nvjet(_sm\d+)?_[qr]{2}tst|e4m3|e5m2")  # cuBLAS: q is e4m3, r is e5m2

@@ -19,7 +19,7 @@ CUDNN_FORWARD, CUDNN_BACKWARD = "cudnn.*sdpa.*fprop", "cudnn.*sdpa.*bprop"
     newer="2.20",
     cuda=MIXED,
     forward="cross_entropy_forward_kernel",
-    backward="cross_entropy_backward_kernel",  # before, the gradient was computed forward
+    backward="cross_entropy_backward_kernel",  # older versions compute the gradient forward
 )
 def te_cross_entropy_both_ways(logits: torch.Tensor, labels: torch.Tensor, ignore_index: int) -> torch.Tensor:
     return te_cross_entropy(logits, labels, ignore_index)
@@ -27,7 +27,7 @@ def te_cross_entropy_both_ways(logits: torch.Tensor, labels: torch.Tensor, ignor
 
 @implements(
     "attention", "xformers.flash", newer="0.0.33", cuda=HALF, forward=FLASH_FORWARD, backward=FLASH_BACKWARD
-)  # of any head size that is a multiple of 8, by the kernels of the package flash-attn
+)  # with the kernels of the package flash-attn, any head size that is a multiple of 8
 def xformers_attention_by_flash_attn(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return xformers_attention(query, key, value, backend="flash")
 
@@ -40,7 +40,7 @@ def xformers_attention_by_flash_attn(query: torch.Tensor, key: torch.Tensor, val
     forward=CUDNN_FORWARD,
     backward=CUDNN_BACKWARD,
     limits=("one row",),
-)  # without rows it gives none; 2.11 refuses, and nothing between the two was tried
+)  # it accepts no rows and returns none; 2.11 refuses, and no version between was tried
 def torch_cudnn_attention_without_rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return sdpa(query, key, value, backend="CUDNN_ATTENTION")
 
@@ -53,6 +53,6 @@ def torch_cudnn_attention_without_rows(query: torch.Tensor, key: torch.Tensor, v
     forward=CUDNN_FORWARD,
     backward=CUDNN_BACKWARD,
     limits=("no rows",),
-)  # to one token as well, with cuDNN 9.26; 2.18 with cuDNN 9.19 refuses
+)  # with cuDNN 9.26 it attends to one token as well; 2.18 with cuDNN 9.19 refuses
 def te_attention_to_one_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return te_attention(query, key, value)

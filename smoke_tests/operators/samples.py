@@ -71,8 +71,8 @@ def sample(
         logits = (torch.randn(count, width) * 4).to(dtype)
         return Sample([logits], (labels_for(count, width), IGNORED), torch.ones(()), 3)
     if name == "linear_cross_entropy":
-        # Logits near 1, so that rounding them moves the probabilities by no more than a rounding of those. Rounded:
-        # logits, log-probabilities, probabilities, the result; a weight gradient summed in parts, once a part.
+        # Logits near 1, so that rounding them moves the probabilities by at most one rounding of theirs. Rounded: the
+        # logits, log-probabilities, probabilities, result; a weight gradient summed in parts, once per part.
         weight = (torch.randn(width, features) / math.sqrt(features)).to(dtype)
         return Sample([x[0], weight], (labels_for(count, width), IGNORED), torch.ones(()), 8)
     if name == "mlp":

@@ -112,7 +112,7 @@ FLASH_FORWARD, FLASH_BACKWARD = (rf"(\bflash::|^void )flash_{way}" for way in ("
 # A guess: 2.1.2 fails without rows and 2.11 does not, and nothing between them was tried.
 OLD_TORCH = ("no rows",) if version_of_torch() < (2, 2) else ()
 
-# Transformer Engine before 2.0, the only one that targets combine with such a torch.
+# A limit of Transformer Engine before 2.0, the only version that targets combine with so old a torch.
 OLD_ROPE = ("another base",) if version_of_torch() < (2, 2) else ()
 
 OPERATORS: Dict[str, Dict[str, Entry]] = {
@@ -200,7 +200,7 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
     "cross_entropy": {
         "torch": Entry(torch_cross_entropy, MIXED, ALL, "softmax_warp_forward", "softmax_warp_backward"),
         "torch.compile": Entry(compiled(torch_cross_entropy), (), HALF, "^triton_", "^triton_", "2.0"),
-        # By its documentation not for float16.
+        # Its documentation excludes float16.
         "transformer-engine": Entry(te_cross_entropy, (), MIXED, "cross_entropy_kernel", "", "2.0"),
         "flash-attn": Entry(flash_cross_entropy, (), HALF, "cross_entropy_fwd_kernel", "cross_entropy_bwd_kernel"),
         "xentropy-cuda-lib": Entry(xentropy_cross_entropy, (), ALL, "SoftMaxXEntropyForw", "SoftMaxXEntropyBackw"),
@@ -272,7 +272,7 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
 }
 
 
-# Adapters that add rows to the table by `implements`; it has to be there first.
+# Adapters that add rows to the table with `implements`, so the table must exist first.
 from smoke_tests.operators import newer_versions_adapter, quack_adapter  # noqa: E402, F401
 
 

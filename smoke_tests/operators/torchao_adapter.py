@@ -13,7 +13,7 @@ def torchao_linear(model: torch.nn.Module, keep: Callable[[str], bool], recipe: 
 
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    # Where the model is, not what else the machine has: on a CPU _scaled_mm knows no rowwise scales.
+    # The model's device decides, whatever GPU the machine has: on a CPU, _scaled_mm does not support rowwise scales.
     emulate = not next(model.parameters()).is_cuda or torch.cuda.get_device_capability() < (8, 9)
     config = dataclasses.replace(Float8LinearConfig.from_recipe_name(recipe), emulate=emulate)
     return convert_to_float8_training(model, config=config, module_filter_fn=lambda layer, name: not keep(name))

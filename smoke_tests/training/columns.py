@@ -27,7 +27,7 @@ FUSED = {
     "cross_entropy": ("flash-attn", "xentropy-cuda-lib", "torch"),
     "adamw": ("apex", "torch"),
 }
-# The AdamW that keeps the 16 bits which bfloat16 weights lack of float32.
+# The AdamW that keeps the 16 bits by which bfloat16 weights fall short of float32.
 ADAMW = "transformer-engine"
 
 

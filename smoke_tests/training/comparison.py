@@ -15,7 +15,7 @@ from smoke_tests.training.models import Shape
 from smoke_tests.training.short_training import train
 
 FALL = 2.5  # nats per byte below ln 256, the loss of knowing nothing
-FLOOR = 1e-4  # on one thread float32 repeats to the last bit, so that only other arithmetic is farther off
+FLOOR = 1e-4  # one thread repeats float32 bit for bit, so that only other arithmetic exceeds this
 ON_GPU = Shape(head_size=64, hidden=832)  # the smallest that every attention kernel takes
 
 
@@ -28,7 +28,7 @@ class ShortRun(NamedTuple):
 
     def losses(self, linear: str, **others: Any) -> List[float]:
         shape = ON_GPU if self.device == "cuda" else Shape()
-        # What is done at each step, and how Transformer Engine keeps its scales, is no part of a graph.
+        # A graph can hold neither the work done at each step nor Transformer Engine's bookkeeping of scales.
         if self.device == "cuda" and not others and not linear.startswith("transformer-engine"):
             others["graphed"] = True
         return train({**dict(self.columns), "linear": linear}, self.seed, self.device, shape, **others)
@@ -41,7 +41,7 @@ def same_run(device: str, manifest: Dict[str, Any], seed: int) -> ShortRun:
     if device == "cuda":
         versions = {name: entry["version"] for name, entry in manifest["packages"].items()}
         for name, fused in FUSED.items():
-            # An implementation that adds in any order would set two equal runs apart.
+            # An implementation that adds in any order would make two equal runs differ.
             available = {row.column for row in rows(name, versions, cuda=True) if repeats(name, row.column)}
             columns[name] = next(column for column in fused if column in available)
     return ShortRun(device, tuple(columns.items()), seed)

@@ -32,8 +32,8 @@ from smoke_tests.training.options import Refused
 from smoke_tests.training.text import Text
 
 DEVICE = "cuda"  # where Transformer Engine computes
-MULTIPLE = 16  # of which FP8 products need both sizes of a weight to be
-REPLACED = "replaced_by_transformer_engine"  # the attribute of a layer that holds the one before it
+MULTIPLE = 16  # FP8 products need both sizes of a weight to be multiples of it
+REPLACED = "replaced_by_transformer_engine"  # the attribute of a layer that holds the original one
 
 
 class Replaced(NamedTuple):

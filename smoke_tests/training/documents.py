@@ -51,7 +51,7 @@ def _library() -> Tuple[str, ...]:
     others = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
     paths = []
     for folder, folders, names in os.walk(sysconfig.get_paths()["stdlib"]):
-        folders[:] = set(folders) - others  # installed packages may be many: they are not walked through
+        folders[:] = set(folders) - others  # skip installed packages, of which there may be many
         paths += [Path(folder, name) for name in names if name.endswith(".py")]
     return tuple(path.read_text(encoding="utf-8", errors="replace") for path in sorted(paths))
 

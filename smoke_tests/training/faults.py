@@ -470,8 +470,8 @@ class Ruled(NamedTuple):
     tests: Tuple[str, ...]
 
 
-# What decides a number; what an experiment chooses (short_training's settings, a start's deviation) is no formula, and
-# what only sizes a layer ends in a crash.
+# The code that determines a number. An experiment's choices (short_training's settings, a start's deviation) are not
+# formulas, and a wrong size of a layer ends in a crash.
 RULED = (
     Ruled("short_training", ("batches",), (TEXT + "batches",)),
     Ruled(

@@ -45,12 +45,12 @@ import torch
 from smoke_tests.training import checkpoint
 from smoke_tests.training.precision import computed, in_fp8, plain, rounded
 
-# Limits in units of the noise: of the losses, which are few, so that their noise may be small by chance (8 was seen in
-# 160 sound comparisons), of the worst matrix (2.4), and of all (1.3; with two bits of mantissa 1.6 and more).
+# Limits in units of the noise: for the losses, whose noise may be small by chance because they are few (160 sound
+# comparisons reached 8), for the worst matrix (2.4), and for all matrices (1.3; with two mantissa bits, 1.6 and more).
 LOSSES, WORST, ALL = 20.0, 4.0, 1.4
 # By chance a sound window of a short run is farther off (13 of 256, up to 3.2 for all matrices, 7.0 for one, 25 for the
-# losses). So up to CLEAR times the limits it is compared with steps rounded on other grids, too, which have these
-# scales (that left 3), and if it is too far from each, windows vote, of which MAJORITY decide.
+# losses). So up to CLEAR times the limits, it is also compared with steps rounded on other grids, with these SCALES
+# (that left 3). If it is too far from each of them, windows vote, and a MAJORITY decides.
 CLEAR, MAJORITY = 5.0, 3
 SCALES = (2**0.2, 2**0.4, 2**0.6)
 E4M3_MAX, E4M3_HALF = 448.0, 2.0**-10  # the largest value, and half of the smallest, which rounds to 0
@@ -161,7 +161,7 @@ class Guard:
             functools.partial(computed, model, rounded(*mantissas, scale=scale), layers) for scale in SCALES
         ]
         self._period = -1  # its number, before the first
-        self._votes: List[bool] = []  # which of the windows that follow each other were too far
+        self._votes: List[bool] = []  # whether each of these consecutive windows was too far off
         self._place = self._done = 0  # where the window begins, and the steps done, in this period
         self._begin()
         self._count, self.verified = begun, 0

@@ -23,7 +23,7 @@ from smoke_tests.training.options import Options, Refused, model_of, recalled
 from smoke_tests.training.precision import PRECISIONS, column_of, convert, inner
 from smoke_tests.training.text import Text, tokenizer_of
 
-ROWS = 16  # FP8 products need a multiple of this: so many texts are generated at a time
+ROWS = 16  # texts generated at a time, as FP8 products need a multiple of this
 
 
 class Reader(NamedTuple):

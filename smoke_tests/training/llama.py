@@ -54,7 +54,7 @@ class Masked(NamedTuple):
     attend: Callable[..., torch.Tensor]
 
 
-# The implementations of attention that keep to documents.
+# The implementations of attention that stay within documents.
 MASKED: Dict[str, Masked] = {
     "naive": Masked(document_masks.mask_of, eager_attention),
     "torch": Masked(document_masks.mask_of, document_masks.torch_attention),

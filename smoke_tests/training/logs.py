@@ -144,7 +144,7 @@ class Journal:
         for observer in list(self._observers):
             try:
                 observer(step, row)
-            except Exception as error:  # of a package that is not ours, over a network or a disk
+            except Exception as error:  # raised by a third-party package, over a network or a disk
                 self._observers.remove(observer)
                 text = f"step {step}: an observer (--tensorboard or --wandb) fails and gets no more: {error!r}"
                 self.events.write(event="observer failed", step=step, text=text)

@@ -26,7 +26,7 @@ def bytes_per_parameter(
     of_weight, of_moment = (
         float(torch.empty((), dtype=getattr(torch, dtype)).element_size()) for dtype in (weights, moments)
     )
-    column, copies = column_of(precision), 0.0  # torchao casts a weight where it is used, forward and backward
+    column, copies = column_of(precision), 0.0  # no copies: torchao casts a weight at each use, forward and backward
     if column.startswith("transformer-engine"):
         copies = 2.0  # the weight in FP8, and its transpose
     elif column == "torch" and weights == "float32" and precision != "float32":

@@ -17,7 +17,7 @@ OPTIONAL = (
     "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "rope_parameters", "sliding_window",
     "tie_word_embeddings",
 )  # fmt: skip
-# Keys that change nothing of a pre-training: names, dtypes of files, what generation or initialization takes.
+# Keys that do not affect pre-training: names, dtypes of files, settings of generation and initialization.
 WITHOUT_EFFECT = {
     "_name_or_path", "architectures", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype",
     "transformers_version", "use_cache", "initializer_range", "output_attentions", "output_hidden_states",

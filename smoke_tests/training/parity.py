@@ -28,9 +28,9 @@ from smoke_tests.training.documents import TextError
 from smoke_tests.training.options import Refused, parse
 
 WINDOW = 50  # steps of the moving mean
-FEWEST = 5  # seeds from which on there is an interval and a verdict
-# Nats per token within which two trainings count as equally good: of a loss of 2 nats per token, the 0.25 % within
-# which DeepSeek-V3 (2412.19437, section 3.3) finds FP8's loss, and which it counts as training's own randomness.
+FEWEST = 5  # the fewest seeds for an interval and a verdict
+# Nats per token within which two trainings count as equally good: 0.25 % of a loss of 2 nats per token. DeepSeek-V3
+# (2412.19437, section 3.3) finds FP8's loss within that, and attributes as much to the randomness of training.
 MARGIN = 0.005
 # Student's t with 1, 2, ... 30 degrees of freedom, 97.5 %: NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2.
 QUANTILES = (

@@ -29,7 +29,7 @@ from smoke_tests.training.tokens import Tokenizer, files_of, is_folder, opened
 BATCH = 2**20  # characters that are tokenized at a time
 AHEAD = 3  # batches that are tokenized while another is written
 SECONDS = 2.0  # between two lines of progress
-Place = Tuple[int, int]  # of an input, and of a piece in it
+Place = Tuple[int, int]  # the index of an input, and of a piece in it
 
 
 def parser() -> Parser:

@@ -19,7 +19,7 @@ from smoke_tests.training.checkpoint import MOMENTS, CheckpointError
 from smoke_tests.training.parallel import Ranks
 
 REST = "rest.pt"
-Template = Callable[[str], torch.Tensor]  # a name of the folder -> a tensor like the one that this rank has of it
+Template = Callable[[str], torch.Tensor]  # a name in the folder -> a tensor like this rank's part of it
 
 
 def save(folder: Path, step: int, content: Dict[str, Any], ranks: Ranks, keep: int, keep_every: int = 0) -> Path:
@@ -94,9 +94,9 @@ def placed(content: Dict[str, Any], path: Path, template: Optional[Template] = N
             for name, entry in entries.items()
         }
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)  # one process alone reads it
+            warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)  # a single process reads it
             dcp.load(tensors, checkpoint_id=str(path))
-    except (Exception, dcp.api.CheckpointException) as error:  # the latter is no Exception
+    except (Exception, dcp.api.CheckpointException) as error:  # the latter is not a subclass of Exception
         raise CheckpointError(f"{path} is not a checkpoint: {str(error).splitlines()[0]}") from None
     model, state = content["model"], content["optimizer"]["state"]
     for name, tensor in tensors.items():

@@ -83,7 +83,7 @@ def train(
     settings = {"lr": 1.5e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
     model, optimizer, clip = (prepare or partial(of_the_table, columns=columns))(model, settings)
     warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 20))
-    # What autocast casts once for several uses would be outside of the graph.
+    # Autocast's cached casts would be outside the graph.
     precision = torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda", cache_enabled=not graphed)
     if graphed:
         with precision:

@@ -50,7 +50,7 @@ def test_resume(tmp_path: Path) -> None:
 def test_adamw_takes_over(column: str, device: str, measured: Dict[str, Any]) -> None:
     for first, then in (("torch", column), (column, "torch")):
         starts = [torch.randn(24, 16), torch.randn(40)]
-        # Of all sizes, down to those against which eps counts.
+        # Gradients of all magnitudes, down to those at which eps matters.
         history = [
             [torch.randn_like(start) * 10 ** torch.empty_like(start).uniform_(-10, 0) for start in starts]
             for _ in range(5)
@@ -90,7 +90,7 @@ def test_other_adamw(tmp_path: Path) -> None:
         options = small(out=str(tmp_path / first), ops=f"adamw={first}")
         begun(options, 3)
         resumed = trained(dataclasses.replace(options, ops=f"adamw={then}", resume=True))
-        assert resumed == pytest.approx(whole[3:], abs=2e-3)  # at a count that begins anew they are farther apart
+        assert resumed == pytest.approx(whole[3:], abs=2e-3)  # they are farther apart if the count of steps starts over
 
 
 @long
@@ -239,7 +239,7 @@ def test_schedule_is_kept(tmp_path: Path) -> None:
     trained(longer)
     rates = [row["lr"] for row in logs.read_log(tmp_path / "log.jsonl")]
     assert rates == [schedule.rate_at(min(step, 4), options) for step in range(8)]
-    # wsd goes on at its highest rate, as long as its fall has not begun.
+    # wsd continues at its highest rate until its decay begins.
     options = small(out=str(tmp_path / "wsd"), steps=10, decay_ratio=0.5, schedule="wsd")
     begun(options, 5)
     run, _ = pretrain.start(dataclasses.replace(options, steps=20, resume=True))

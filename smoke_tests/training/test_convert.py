@@ -18,7 +18,7 @@ from smoke_tests.training.models import MODELS
 from smoke_tests.training.small_runs import refusal_of, words
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-# Multiples of 16, as FP8 needs, two query heads to a key, no usual eps.
+# Multiples of 16, as FP8 needs, two query heads per key head, an unusual eps.
 SIZES: Dict[str, Any] = {
     "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 6,
     "num_key_value_heads": 3, "vocab_size": 256, "max_position_embeddings": 64, "rms_norm_eps": 1e-4,

@@ -46,7 +46,7 @@ HARE: Dict[str, Any] = {
 }
 
 
-# What is trained to be stored and read again is smaller, and its checkpoint too: 0.8 GB.
+# A smaller model for the runs that store and read checkpoints, of 0.8 GB.
 TINYLLAMA: Dict[str, Any] = {**HARE, "model": "tinyllama-120m"}
 
 
@@ -77,7 +77,7 @@ def hare_in_bf16() -> Tuple[Run, List[float]]:
 
 def hare(**more: Any) -> Tuple[Run, List[float]]:
     """HARE's layers and their losses, trained as in_fp8 is but for these fields."""
-    run = Run(small(steps=31, **{**HARE, **more}))  # one more than the losses, for who looks at a step
+    run = Run(small(steps=31, **{**HARE, **more}))  # one more than the losses, for callers that inspect a step
     return run, [run.update(step)["loss"] for step in range(30)]
 
 
@@ -103,17 +103,17 @@ WAYS: Dict[str, Dict[str, Any]] = {
 def test_fp8_run(way: str, device: str, measured: Dict[str, Any]) -> None:
     (run, losses), (control, plain) = hare(**WAYS[way]), hare_in_bf16()
     measured["plain"], measured["loss"] = plain[-1], losses[-1]
-    # At one step, where the loss falls fast, they were up to 0.30 apart on an H200: no bound on the largest is claimed.
+    # Where the loss falls fast, they were up to 0.30 apart at one step on an H200: no bound on the largest is claimed.
     measured["apart"] = statistics.median(abs(loss - other) for loss, other in zip(plain, losses))
     assert min(curve[0] - curve[-1] for curve in (plain, losses)) > 1
-    assert 1e-4 < measured["apart"] < 0.15  # nearer than this no FP8 is
-    each = 4 if run.options.recompute else 3  # the product forward is computed again
+    assert 1e-4 < measured["apart"] < 0.15  # no FP8 is closer than this
+    each = 4 if run.options.recompute else 3  # recomputation repeats the forward product
     measured["products"] = exactly = each * len(layers_of(run.model))
     update = lambda on: (run if on else control).update(30)  # noqa: E731
     measured.update(assert_float8_products(update, mixed=True, exactly=exactly))
 
 
-of_one_run = pytest.mark.xdist_group("in_fp8")  # these in one process, which trains it once for all of them
+of_one_run = pytest.mark.xdist_group("in_fp8")  # run these in one process, which trains once for all of them
 
 
 @needs(sm=(8, 9))
@@ -143,7 +143,7 @@ def test_scales_survive(in_fp8: InFp8) -> None:
     assert run.load(in_fp8.checkpoint) == ""
     before, now = checkpoint.load(in_fp8.checkpoint)["fp8"], checkpoint.fp8_state_of(run.model)
     assert before.keys() == now.keys() and len(before) >= 2 * 4 * 2 * 2
-    assert all((before[name] != 1).any() for name in before if name.endswith(".scale"))  # as they begin
+    assert all((before[name] != 1).any() for name in before if name.endswith(".scale"))  # scales begin at 1
     assert all((before[name] > 0).any() for name in before if name.endswith(".amax_history"))
     assert all(torch.equal(before[name], now[name].cpu()) for name in before)
 
@@ -294,7 +294,7 @@ def test_deterministic_on_gpu(tmp_path: Path) -> None:
     started = []
     for out in (tmp_path / "one", tmp_path / "other"):
         command = [sys.executable, "-c", both, str(out), *flags]
-        apart = {**os.environ, "TRITON_CACHE_DIR": str(out) + "-kernels"}  # what is tuned, is so anew
+        apart = {**os.environ, "TRITON_CACHE_DIR": str(out) + "-kernels"}  # each tunes anew
         started.append(subprocess.Popen(command, cwd=str(kills.CHECKOUT), env=apart, stdout=subprocess.DEVNULL))
     assert [process.wait() for process in started] == [0, 0]
     for way in ("", "-te-modules"):

@@ -84,11 +84,11 @@ def test_distances() -> None:
         assert not clear
     assert distances(moved(float("nan"), 0.0), moved(0.0, 0.0), by_hand) == ({}, "a loss is not finite", True)
     assert distances(moved(0.0, float("nan"), 0.0), high, by_hand)[0]["one"] == float("inf")
-    # Five times a limit is no chance.
+    # Beyond five times a limit, chance is ruled out.
     for losses, weight, clear in ((5 * LOSSES, 1.0, False), (5 * LOSSES + 0.1, 1.0, True), (1.0, 5.1 * ALL, True)):
         fp8 = moved(losses / 64, weight / 32, weight / 128)
         assert distances(fp8, high, by_hand)[2] is clear
-    # Where nothing moved, nothing is too far; where what was rounded by hand did not and FP8 did, that is.
+    # If nothing moved, nothing is too far; if FP8 moved and what is rounded by hand did not, FP8 is too far.
     assert distances(high, high, high)[0] == {"losses": 1.0, "one": 1.0, "all": 1.0}
     assert distances(moved(0.0, 1e-6, 0.0), high, high)[0]["one"] > 1e3
 
@@ -157,7 +157,7 @@ def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
         compared.extend(outcomes)
         return distances(*outcomes)
 
-    # Where FP8 is what is rounded by hand, one is as far from high precision as the other, to the last bit.
+    # If FP8 itself is rounded by hand, both are equally far from high precision, to the last bit.
     monkeypatch.setattr(guard_module, "distances", noting)
     by_hand = Run(small("e8m3"))
     guard = Guard(by_hand.update, by_hand.model, by_hand.optimizer, every=5, steps=2, mantissas=(3, 3), loss_of=loss_of)
@@ -293,7 +293,7 @@ def test_vote(monkeypatch: pytest.MonkeyPatch) -> None:
         guard = Guard(lambda _: 1.0, torch.nn.Sequential(layer), every=3, steps=1)
         assert [place_of(0, period, 2) for period in (0, 1)] == [1, 0]
         events = []
-        for step in range(3 + len(windows)):  # the windows begin with the steps 1 and 3, and those that vote follow
+        for step in range(3 + len(windows)):  # the windows begin at steps 1 and 3, followed by those that vote
             guard(step)
             events += [(event["kind"], step, event["text"]) for event in guard.news()]
         kinds = ["good", *["doubt"] * (len(windows) - 1), last]
@@ -333,11 +333,11 @@ def test_goes_on() -> None:
         for cut in range(1, 16):
             parts = scripted(verdicts, cut)
             assert [event[:2] for event in parts] == [event[:2] for event in whole]
-            # Behind a good window and before the fallback, what came before the cut stays as it was.
+            # After a good window and before the fallback, the steps before the cut stay as they were.
             spoiled = [step for step in fell if whole[0][2] < cut <= step]
             assert ("which are not verified" in "".join(event[3] for event in parts)) == bool(spoiled)
             assert spoiled or [event[2] for event in parts] == [event[2] for event in whole]
-    # Of two steps, a window that is cut begins again if it still fits, and the period ends if it does not.
+    # A window of two steps that is cut begins again if it still fits; otherwise, the period ends.
     assert [place_of(0, period, 2) for period in range(4)] == [1, 0, 0, 2]
     assert [[event[1] for event in scripted("+++++", cut, steps=2)] for cut in (99, 2, 5, 9, 15)] == [
         [2, 5, 9, 15],

@@ -22,7 +22,7 @@ from smoke_tests.training.small_runs import begun, last_of, refusal_of, small, w
 from smoke_tests.training.trainer import Run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-# Sizes of which no two are equal, two query heads to a key, no usual base and eps.
+# No two sizes are equal, two query heads per key head, an unusual base and eps.
 SIZES: Dict[str, Any] = {
     "hidden_size": 96, "intermediate_size": 112, "num_hidden_layers": 2, "num_attention_heads": 6,
     "num_key_value_heads": 3, "vocab_size": 256, "max_position_embeddings": 64, "rope_theta": 500.0,

@@ -67,7 +67,7 @@ def test_models_in_float64(operators: str, measured: Dict[str, Any]) -> None:
     if version_of_torch() < (2, 4):
         columns["rms_norm"] = "naive"  # it has none of its own
     llama = Llama(model, columns, torch.float32)
-    with torch.no_grad():  # so large that attention prefers, gates close, and norms scale
+    with torch.no_grad():  # large enough that attention is uneven, gates close and norms scale
         for parameter in llama.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.5 if parameter.dim() == 1 else 0.15)
     exact = {name: weight.detach().double().requires_grad_() for name, weight in llama.named_parameters()}
@@ -92,7 +92,7 @@ def test_models_in_float64(operators: str, measured: Dict[str, Any]) -> None:
     ]
     errors += [bounds.relative_error(each.grad, exact[name].grad) for name, each in llama.named_parameters()]
     measured["error"] = max(errors)
-    assert measured["error"] <= 200 * 2.0**-24, f"errors {errors}"  # of some 200 roundings behind one another
+    assert measured["error"] <= 200 * 2.0**-24, f"errors {errors}"  # from about 200 roundings in a row
 
 
 @pytest.mark.parametrize("base", [10000.0, 5e5], ids=["1e4", "5e5"])

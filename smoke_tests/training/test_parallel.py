@@ -70,7 +70,7 @@ def test_number_of_processes(tmp_path: Path, measured: Dict[str, Any]) -> None:
     forks.serve()
     truth = alone(tmp_path / "one", batch_size=8)
     ddp, fsdp2, skip, one_skip = (tmp_path / name for name in ("ddp", "fsdp2", "skip", "one_skip"))
-    for folder in (skip, one_skip):  # losses before the first step, from which it then jumps
+    for folder in (skip, one_skip):  # earlier losses, far from that of the first step
         folder.mkdir()
         (folder / "log.jsonl").write_text('{"step": -1, "loss": 0.0, "norm": 1.0, "tokens": 0}\n' * 32)
     on_cpu(ddp, 2, f"--steps 4 --batch-size 2 --gradient-accumulation-steps 2 {EVAL} {FLOAT32}")

@@ -31,7 +31,7 @@ def test_parity(measured: Dict[str, Any]) -> None:
     draw = random.Random(1)
     held, pooled, wrong = 0, 0, 0
     for _ in range(1000):
-        # Five seeds; what sets a seed apart stays for its whole run, which is ten blocks of steps.
+        # Five seeds; a seed's deviation lasts for its whole run of ten blocks of steps.
         means = [draw.gauss(parity.MARGIN, 0.01) for _ in range(5)]
         blocks = [[draw.gauss(mean, 0.002) for _ in range(10)] for mean in means]
         low, high = parity.judged([statistics.mean(own) for own in blocks])["interval"]

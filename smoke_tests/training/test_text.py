@@ -48,7 +48,7 @@ def test_order() -> None:
     jumped = Run(small()).text
     assert torch.equal(jumped.windows(3 * text.count + 5, 4)[0], text.windows(3 * text.count + 5, 4)[0])
     assert [text._place(sample) for sample in range(text.count, text.count + 9)] != seen[:9]
-    # The order itself is part of what a run is: another one would not go on where a checkpoint ends.
+    # The order is part of a run: with another order, a run would not continue where its checkpoint ends.
     draw = torch.Generator().manual_seed(3 * 1_000_003 + 2)
     third = Text(text.tokens, text.length, 3)
     assert [third._place(2 * text.count + index) for index in range(9)] == torch.randperm(text.count, generator=draw)[

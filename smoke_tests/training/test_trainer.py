@@ -127,7 +127,7 @@ def test_update(share: float, measured: Dict[str, Any]) -> None:
         true = references.adamw(before[name], given, rate, (0.9, 0.95), 1e-8, decay)
         weight = parameter.detach()
         allowed = 3 * 2.0**-24 * (2.5 * torch.maximum(before[name].abs(), true.abs()) + 40 * rate)
-        # torch divides by the norm and a millionth more.
+        # torch divides by the norm plus a millionth.
         excess = float(((weight - true).abs() / (allowed + rate * 1e-6)).max())
         assert excess <= 1, f"{name} is {excess:.3g} times as far from float64 as rounding explains"
 

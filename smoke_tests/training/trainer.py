@@ -213,7 +213,7 @@ class Run:
                     self._micro(*held)
             torch.cuda.current_stream().wait_stream(stream)
             now = checkpoint.fp8_state_of(self.model)
-            for name, values in scales.items():  # the scales of a checkpoint, which these passes changed
+            for name, values in scales.items():  # restore a checkpoint's scales, which these passes changed
                 now[name].copy_(values)
             for parameter in self.model.parameters():
                 parameter.grad.zero_()

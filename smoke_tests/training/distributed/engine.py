@@ -19,7 +19,7 @@ from typing import Any, Dict, Iterator, List, Tuple
 
 import torch
 
-if "--look" in sys.argv:  # both before the engine's import, which reads the arguments
+if "--look" in sys.argv:  # both flags go before the import of the engine, which reads the arguments
     sys.argv.remove("--look")
     LOOK = True
 else:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from smoke_tests.training.distributed import jobs
 
-SECONDS = 120  # that a run may take; then each of its processes writes where it waits, and ends
+SECONDS = 120  # the most that a run may take; then each of its processes writes where it waits, and exits
 FORKS = multiprocessing.get_context("forkserver")
 
 

@@ -101,7 +101,7 @@ def test_configuration(tmp_path: Path) -> None:
     assert read.zero_optimization_stage == 0
     assert (read.train_micro_batch_size_per_gpu, read.gradient_accumulation_steps) == (3, 1)
     assert read.gradient_clipping == 0.5
-    # Newer versions name both in tables of their own.
+    # Newer versions have a separate table for each.
     assert read.bfloat16_config.enabled if hasattr(read, "bfloat16_config") else read.bfloat16_enabled
     assert not (read.float16_config.enabled if hasattr(read, "float16_config") else read.fp16_enabled)
 

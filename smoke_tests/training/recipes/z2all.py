@@ -22,7 +22,7 @@ from smoke_tests.training.command import Parser
 from smoke_tests.training.logs import read_log
 from smoke_tests.training.models import MODELS
 
-FIRST = 5  # the article reads its iteration 5, counted from 0; here it is the median from there on
+FIRST = 5  # the article takes iteration 5, counted from 0; here it is the median from that one on
 
 
 class Ablation(NamedTuple):

@@ -36,7 +36,7 @@ from smoke_tests.training.models import MODELS, Model
 from smoke_tests.training.text import Text
 
 PRECISIONS = ("float32", "bf16", "fp8")
-# accelerate's delayed scaling as HARE has it. Trainer takes no settings of accelerate but from the environment.
+# HARE's settings of accelerate's delayed scaling. Trainer takes settings of accelerate only from the environment.
 FP8 = {"MIXED_PRECISION": "fp8", "FP8_BACKEND": "TE", "FP8_FORMAT": "HYBRID", "FP8_MARGIN": "0", "FP8_INTERVAL": "1"}
 
 
