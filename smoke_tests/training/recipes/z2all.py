@@ -10,6 +10,7 @@ article's; beside each row stands what it measured on an A800 (B20 to B27, with 
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typing import NamedTuple, Optional, Sequence, Tuple
 import torch
 
 from smoke_tests.training.command import Parser
+from smoke_tests.training.distributed.jobs import CHECKOUT
 from smoke_tests.training.logs import read_log
 from smoke_tests.training.models import MODELS
 
@@ -70,7 +72,15 @@ def run(row: str, words: Sequence[str], out: Path) -> Measured:
     """Run a row in a process of its own; RuntimeError with the last line that it printed if it fails."""
     program = [sys.executable, "-m", "smoke_tests.training.recipes.z2all", "--alone"]
     flags = [*words, "--ops", ROWS[row].ops, "--out", str(out), "--checkpoint-every", "0"]
-    done = subprocess.run([*program, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    path = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH"))))
+    done = subprocess.run(
+        [*program, *flags],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
     if done.returncode != 0:
         raise RuntimeError((done.stdout.strip() or f"it ended with code {done.returncode}").splitlines()[-1])
     steps = read_log(out / "log.jsonl")
