@@ -21,8 +21,6 @@ class Anything(type):
     def __getitem__(cls, item):
         return cls
 
-    __or__ = __ror__ = __getitem__
-
 
 class Module(ModuleType):
     __path__ = []

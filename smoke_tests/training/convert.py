@@ -3,7 +3,7 @@
     from smoke_tests.training.convert import to_torch, to_transformer_engine
 
     replaced = to_transformer_engine(model)        # same parameters; replaced.stay says what is not replaced, and why
-    with te_autocast(te_recipe("delayed")):        # smoke_tests/operators/transformer_engine_py
+    with te_autocast(te_recipe("delayed")):        # smoke_tests/operators/transformer_engine_adapter.py
         loss = model(tokens, labels=tokens).loss   # FP8 needs a number of tokens that is a multiple of 16
     to_torch(model).save_pretrained(folder)        # what plain transformers reads
 

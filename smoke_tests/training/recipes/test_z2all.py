@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import List
 
 import pytest
 
 from smoke_tests.claims import long, proves
+from smoke_tests.training.logs import read_log
 from smoke_tests.training.recipes import z2all
 from smoke_tests.training.small_runs import refusal_of
 
 QUICK = ["--model", "tiny", "--device", "cpu", "--precision", "float32", "--batch-size", "2"]
 QUICK += ["--gradient-accumulation-steps", "2", "--steps", "6", "--warmup", "2"]
-
-
-def losses(folder: Path) -> List[float]:
-    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 @long
@@ -32,14 +28,13 @@ def test_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert z2all.main(["--rows", *rows, *QUICK, "--out", str(tmp_path / "out")]) == 0
     lines = capfd.readouterr().out.splitlines()[1:]
     assert [line[:18].rstrip() for line in lines] == rows
-    logs = [tmp_path / "out" / str(number) for number in range(3)]
-    naive = losses(logs[0])
-    assert len(naive) == 6 and naive[0] - naive[-1] > 0.1
-    for line, folder in zip(lines, logs):
-        assert losses(folder) == pytest.approx(naive, abs=1e-4)
-        last = json.loads((folder / "log.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-        assert float(line[18:26]) == pytest.approx(last["seconds"], abs=1e-3)
-    assert losses(logs[1]) != naive, "the fused operators did not run"
+    logs = [read_log(tmp_path / "out" / str(number) / "log.jsonl") for number in range(3)]
+    losses = [[step["loss"] for step in steps] for steps in logs]
+    assert len(losses[0]) == 6 and losses[0][0] - losses[0][-1] > 0.1
+    for line, steps, of_row in zip(lines, logs, losses):
+        assert of_row == pytest.approx(losses[0], abs=1e-4)
+        assert float(line[18:26]) == pytest.approx(steps[-1]["seconds"], abs=1e-3)
+    assert losses[1] != losses[0], "the fused operators did not run"
 
 
 @proves(

@@ -2,8 +2,8 @@
 
     python -m smoke_tests.training.recipes.z2all --data data/corpus --out runs/z2all [--rows naive use_all] [--compile]
 
-A row is a process of its own, so that it meets no memory of another. Flags that are not this program's go to pretrain
-in every row, such as --precision fp8. Batch 2, 16 accumulated micro-batches and windows of 2,048 tokens are the
+A row is a process of its own, so that it meets no memory of another. Every other flag is pretrain's, such as
+--precision fp8, and is for all rows. Batch 2, 16 accumulated micro-batches and windows of 2,048 tokens are the
 article's; beside each row stands what it measured on an A800 (B20 to B27, with --compile B29 to B35).
 """
 
@@ -22,8 +22,11 @@ import torch
 from smoke_tests.training.command import Parser
 from smoke_tests.training.distributed.jobs import CHECKOUT
 from smoke_tests.training.logs import read_log
-from smoke_tests.training.models import MODELS
+from smoke_tests.training.options import parse
 
+# The article's model and step, ten times; flags of the user's that follow replace these.
+ARTICLE = ("--model", "z2all-1.26b", "--batch-size", "2", "--gradient-accumulation-steps", "16")
+ARTICLE += ("--steps", "10", "--out", "runs/z2all")
 FIRST = 5  # the article takes iteration 5, counted from 0; here it is the median from that one on
 
 
@@ -57,24 +60,22 @@ class Measured(NamedTuple):
     loss: float
 
 
-def alone(words: Sequence[str]) -> int:
+def alone(out: str, words: Sequence[str]) -> int:
     """Run pretrain in this process, then write beside its log how much memory of the GPU it took."""
     from smoke_tests.training import pretrain
-    from smoke_tests.training.options import parse
 
-    code = pretrain.main(words)
+    code = pretrain.main([*words, "--out", out])
     peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
-    Path(parse(words).out, "memory.json").write_text(json.dumps({"peak": peak}), encoding="utf-8")
+    Path(out, "memory.json").write_text(json.dumps({"peak": peak}), encoding="utf-8")
     return code
 
 
 def run(row: str, words: Sequence[str], out: Path) -> Measured:
     """Run a row in a process of its own; RuntimeError with the last line that it printed if it fails."""
-    program = [sys.executable, "-m", "smoke_tests.training.recipes.z2all", "--alone"]
-    flags = [*words, "--ops", ROWS[row].ops, "--out", str(out), "--checkpoint-every", "0"]
+    program = [sys.executable, "-m", "smoke_tests.training.recipes.z2all", "--alone", str(out)]
     path = os.pathsep.join(filter(None, (str(CHECKOUT), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [*program, *flags],
+        [*program, *words, "--ops", ROWS[row].ops, "--checkpoint-every", "0"],
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -106,28 +107,23 @@ def line(row: str, measured: Measured, naive: Optional[Measured], compiled: bool
 def main(words: Sequence[str]) -> int:
     """Run the rows and print them as a table; 1 if one of them failed."""
     if words[:1] == ["--alone"]:
-        return alone(words[1:])
-    parser = Parser(prog="z2all", description=__doc__.splitlines()[0], allow_abbrev=False, epilog="Others: pretrain's.")
+        return alone(words[1], words[2:])
+    about = "All other flags are pretrain's; by default " + " ".join(ARTICLE)
+    parser = Parser(prog="z2all", description=__doc__.splitlines()[0], allow_abbrev=False, epilog=about)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="which rows (all)")
-    parser.add_argument("--model", choices=list(MODELS), default="z2all-1.26b", help="name of the model (%(default)s)")
-    parser.add_argument("--steps", type=int, default=10, help=f"steps of a row, more than {FIRST} (%(default)s)")
-    parser.add_argument("--batch-size", type=int, default=2, help="windows per forward pass (%(default)s)")
-    parser.add_argument("--gradient-accumulation-steps", type=int, default=16, help="of a step (%(default)s)")
-    parser.add_argument("--compile", action="store_true", help="compile each block, as in the article's last table")
-    parser.add_argument("--out", type=Path, default=Path("runs", "z2all"), help="a new folder (%(default)s)")
-    options, others = parser.parse_known_args(words)
+    asked, others = parser.parse_known_args(words)
+    flags = [*ARTICLE, *others]
+    options = parse(flags)
+    out = Path(options.out)
     if options.steps <= FIRST:
         parser.error(f"--steps is {options.steps}, and the steps before the sixth warm up: name at least {FIRST + 1}")
-    if options.out.exists():
-        parser.error(f"--out {options.out} exists: name a new folder")
-    flags = [*others, "--model", options.model, "--steps", str(options.steps), *(["--compile"] * options.compile)]
-    flags += ["--batch-size", str(options.batch_size)]
-    flags += ["--gradient-accumulation-steps", str(options.gradient_accumulation_steps)]
+    if out.exists():
+        parser.error(f"--out {out} exists: name a new folder")
     print(f"{'':18}{'s/step':>8} {'MFU':>6} {'GB':>6} {'times':>5} {'loss':>7}   A800: s     GB", flush=True)
     naive, failed = None, 0
-    for number, row in enumerate(options.rows):
+    for number, row in enumerate(asked.rows):
         try:
-            measured = run(row, flags, options.out / str(number))
+            measured = run(row, flags, out / str(number))
         except RuntimeError as error:
             failed = 1
             print(f"{row:18}{error}", flush=True)
