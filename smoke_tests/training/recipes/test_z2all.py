@@ -35,6 +35,7 @@ def test_rows(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         assert of_row == pytest.approx(losses[0], abs=1e-4)
         assert float(line[18:26]) == pytest.approx(steps[-1]["seconds"], abs=1e-3)
     assert losses[1] != losses[0], "the fused operators did not run"
+    assert not list(tmp_path.glob("out/*/step-*")), "a row left its checkpoint"
 
 
 @proves(
