@@ -25,8 +25,7 @@ from smoke_tests.training.logs import read_log
 from smoke_tests.training.options import parse
 
 # The article's model and step, ten times; flags of the user's that follow replace these.
-ARTICLE = ("--model", "z2all-1.26b", "--batch-size", "2", "--gradient-accumulation-steps", "16")
-ARTICLE += ("--steps", "10", "--out", "runs/z2all")
+ARTICLE = "--model z2all-1.26b --batch-size 2 --gradient-accumulation-steps 16 --steps 10 --out runs/z2all"
 FIRST = 5  # the article takes iteration 5, counted from 0; here it is the median from that one on
 
 
@@ -110,11 +109,11 @@ def main(words: Sequence[str]) -> int:
     """Run the rows and print them as a table; 1 if one of them failed."""
     if words[:1] == ["--alone"]:
         return alone(words[1], words[2:])
-    about = "All other flags are pretrain's; by default " + " ".join(ARTICLE)
+    about = f"All other flags are pretrain's; by default {ARTICLE}"
     parser = Parser(prog="z2all", description=__doc__.splitlines()[0], allow_abbrev=False, epilog=about)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="which rows (all)")
     asked, others = parser.parse_known_args(words)
-    flags = [*ARTICLE, *others]
+    flags = [*ARTICLE.split(), *others]
     options = parse(flags)
     out = Path(options.out)
     if options.steps <= FIRST:
