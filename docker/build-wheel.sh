@@ -4,9 +4,9 @@
 #   build-wheel.sh IN SOURCE OUT
 #
 # IN says how: build.env (its variables, a line each), options (arguments of setup.py, a line each), subfolder (the part of
-# SOURCE that is built) and mib_per_job. VIRTUAL_ENV is the environment to build in. The CUDA toolkit is the one among its
-# wheels, else the one that CUDA_HOME names, else the one of nvcc on the PATH. Beside SOURCE, home/ and tmp/ are made, and
-# jobs, which says how many compile at a time.
+# SOURCE that is built), mib_per_job and parallel_extensions (a variable, or nothing). VIRTUAL_ENV is the environment to
+# build in. The CUDA toolkit is the one among its wheels, else the one that CUDA_HOME names, else the one of nvcc on the
+# PATH. Beside SOURCE, home/ and tmp/ are made, and jobs, which says how many compile at a time.
 set -euo pipefail
 in=${1:?how to build} source=$(realpath "${2:?the patched source}") out=${3:?the folder for the wheel}
 work=$(dirname "$source")
@@ -42,6 +42,10 @@ jobs=$((memory / $(cat "$in/mib_per_job")))
 jobs=$((jobs < 1 ? 1 : jobs > $(nproc) ? $(nproc) : jobs))
 echo "$jobs" > "$work/jobs"
 export MAX_JOBS=$jobs CMAKE_BUILD_PARALLEL_LEVEL=$jobs      # else ninja takes all cores and two
+at_a_time=$(cat "$in/parallel_extensions")
+if [ -n "$at_a_time" ] && [ "$jobs" -ge 4 ]; then      # most extensions have two files to compile
+  export MAX_JOBS=2 "$at_a_time=$((jobs / 2))"
+fi
 
 tree=$(realpath "$source/$(cat "$in/subfolder")")
 above=$(dirname "$tree")

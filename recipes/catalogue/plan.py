@@ -16,10 +16,11 @@ from recipes.errors import Refusal
 from recipes.files import digest_of
 
 NVCC = "nvidia-cuda-nvcc"  # the distribution that holds bin/nvcc
-# A release's size and build costs, which are not part of its identity.
+# A release's size, and what decides how long its build takes but no byte of it: these are not part of its identity.
 ESTIMATES: dict[str, Any] = {
     "mib": True,
     "build": {"core_seconds": True, "longest_seconds": True, "mib_per_job": True},
+    "parallel_extensions": True,
 }
 
 

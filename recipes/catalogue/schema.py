@@ -342,7 +342,8 @@ class Release(Source):
 
     `provided` comes with the base image. `python`, `torch` and `cuda` are the ranges it needs, `requires` the run-time
     dependencies that its metadata names, `undeclared` those that it leaves out, `subfolder` the part of the tree that
-    is built, `build` what differs from the package's [build].
+    is built, `build` what differs from the package's [build], `parallel_extensions` the variable that tells its
+    setup.py how many extensions to build at a time; without it, each waits for the one before.
     """
 
     kind: Literal["source", "wheel", "provided"]
@@ -354,6 +355,7 @@ class Release(Source):
     undeclared: list[RequirementText] = []
     env: Variables = {}
     build: BuildChanges = BuildChanges()
+    parallel_extensions: Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")] | None = None
     mib: Size
 
     @model_validator(mode="after")

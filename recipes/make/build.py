@@ -452,7 +452,7 @@ def longest_step(scratch: Path) -> dict[str, float]:
 
 
 def write_settings(pin: Pin, target: Target, into: Path, beside: Mapping[str, str] | None = None) -> None:
-    """Write the settings of a package that docker/build-wheel.sh reads: build.env, options, subfolder, mib_per_job.
+    """Write the settings of a package that docker/build-wheel.sh reads: the names of its header.
 
     `beside` are variables that decide no byte of the wheel.
     """
@@ -462,6 +462,7 @@ def write_settings(pin: Pin, target: Target, into: Path, beside: Mapping[str, st
     (into / "options").write_text("".join(f"{option}\n" for option in pin.build.options))
     (into / "subfolder").write_text(pin.release.subfolder or ".")
     (into / "mib_per_job").write_text(f"{pin.build.mib_per_job}\n")
+    (into / "parallel_extensions").write_text(pin.release.parallel_extensions or "")
 
 
 def _settings(pin: Pin) -> dict[str, Any]:

@@ -88,6 +88,26 @@ def test_a_plan_forecasts_the_jobs_that_the_script_starts(tiny: Tiny) -> None:
         assert int((source.parent / "jobs").read_text()) == jobs(pin)
 
 
+@pytest.mark.parametrize(("cores", "chosen"), [(16, "8 2"), (5, "2 2"), (3, "none 3"), (1, "none 1")])
+def test_extensions_are_built_at_a_time_where_setup_py_can(tiny: Tiny, cores: int, chosen: str) -> None:
+    """As many as keep the cores busy with two files each."""
+    tiny.edit(tiny.recipe("tinypkg"), "mib_per_job = 100", "mib_per_job = 1")
+    tiny.edit(tiny.recipe("tinypkg"), 'kind = "source"', 'kind = "source"\nparallel_extensions = "AT_A_TIME"')
+    (pin,) = (pin for pin in plan(Catalogue(tiny.root), "tiny").pins if pin.name == "tinypkg")
+    settings, source = tiny.root / "settings", tiny.root / "work" / "source"
+    write_settings(pin, tiny.declared, settings)
+    source.mkdir(parents=True)
+    (tiny.root / "env" / "bin").mkdir(parents=True)
+    programs = {"nproc": f"echo {cores}", "python": 'echo "${AT_A_TIME:-none} $MAX_JOBS" > "$TMPDIR/../seen"'}
+    for name, text in programs.items():
+        (tiny.root / "env" / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tiny.root / "env" / "bin" / name).chmod(0o755)
+    environment = os.environ | {"VIRTUAL_ENV": str(tiny.root / "env")}
+    command = [str(ROOT / "docker" / "build-wheel.sh"), str(settings), str(source), str(tiny.root / "made")]
+    subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert (source.parent / "seen").read_text().strip() == chosen
+
+
 def test_what_is_compiled_for_a_patched_torch_is_compiled_for_no_other(tmp_path: Path) -> None:
     chosen, cache = plan(Catalogue(), "cpu"), Cache(tmp_path)
     pin = next(pin for pin in chosen.pins if pin.name == "deepspeed")
