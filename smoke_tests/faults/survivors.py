@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import itertools
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, ContextManager, List, NamedTuple
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
-from smoke_tests.operators import references, torch_adapter
+from smoke_tests.operators import bounds, references, torch_adapter
 from smoke_tests.operators.dropout_layer_norm_adapter import dropout_add_rms_norm
 from smoke_tests.operators.flash_attn_adapter import flash_attention
 from smoke_tests.operators.kernels import gpu_kernels_run
 from smoke_tests.operators.liger_kernel_adapter import liger_add_rms_norm
-from smoke_tests.training import checkpoint, hugging_face
-from smoke_tests.training.guard import Guard
+from smoke_tests.training import checkpoint, convert, document_masks, hugging_face
+from smoke_tests.training.guard import Extremes, Guard
 from smoke_tests.training.llama import NAIVE, Llama
 from smoke_tests.training.models import MODELS
+from smoke_tests.training.parallel import ALONE
 from smoke_tests.training.precision import compute_by, mantissas, plain
 from smoke_tests.training.text import Text
 
@@ -249,6 +252,55 @@ def order_is_made_first() -> bool:
     return [first._place(sample) for sample in range(300)] == [second._place(sample) for sample in range(300)]
 
 
+def norms_are_told_apart() -> bool:
+    """Whether convert tells norms apart either way round, by other rows, twice as large ones, and other bounds."""
+    norms = [torch.nn.LayerNorm(32, eps) for eps in (1e-4, 1e-4, 2e-4)]
+    tensor, ceiling, of_seed_1 = torch.tensor, bounds.ceiling, torch.Generator().manual_seed(1)
+    changes: List[ContextManager[Any]] = [
+        contextlib.nullcontext(),
+        mock.patch.object(torch, "Generator", lambda: mock.Mock(manual_seed=lambda _: of_seed_1)),
+        mock.patch.object(torch, "tensor", lambda scales: tensor([2 * scales[0], *scales[1:]])),
+        *(mock.patch.object(bounds, "ceiling", lambda dtype, _, ulps=ulps: ceiling(dtype, ulps)) for ulps in (3, 5)),
+    ]
+    for change in changes:
+        for order in (1, -1):
+            with change:
+                alike = [convert.computes_the_same(*(norms[0], other)[::order]) for other in norms[1:]]
+            if alike != [True, False]:
+                return False
+    return True
+
+
+def separators_are_alike() -> bool:
+    """Whether a token is the separator if the separator is the token."""
+    tokens = torch.randint(4, (2, 37))
+    numbered: Any = document_masks.documents_of
+    return bool(torch.equal(numbered(tokens, 3), numbered(3, tokens)))
+
+
+def nothing_is_scaled_here() -> bool:
+    """Whether a model in FP8 has no scales that a pass would change."""
+    return not checkpoint.fp8_state_of(guarded_model())
+
+
+def factors_are_noted_by_name() -> bool:
+    """Whether what Extremes notes of the factors of a product does not depend on their order."""
+    layer = torch.nn.Linear(3, 2)
+    ways = [Extremes({"layer": layer}), Extremes({"layer": layer})]
+    factors = torch.randn(5, 3), torch.randn(2, 3)
+    for way, given in zip(ways, (factors, factors[::-1])):
+        for _ in range(2):
+            way.note(layer, *given)
+    other = {"input": "weight", "weight": "input"}
+    turned = {f"{other[name.split()[0]]} {name.split()[1]}": worst for name, worst in ways[1].worst().items()}
+    return ways[0].worst() == turned
+
+
+def longer_lines_are_refused() -> bool:
+    """Whether reading a character or two more of a line tells as well that it is longer than allowed."""
+    return all((min(size, 100) > 99) == (min(size, 101) > 99) for size in range(103))
+
+
 WHY = [
     Reason(
         r"^torch_attention .*: (version|\(2, |[25]:)",
@@ -425,6 +477,67 @@ WHY = [
         r"^text\.Text\.__init__ .*: (1: 1 becomes 2|0: 0 becomes 1)$",
         "no epoch is negative, so that the order is made before it is read",
         order_is_made_first,
+    ),
+    Reason(
+        r"^llama\.Llama\.forward .*self\.separator\): 1 swapped with 2$",
+        "equality is the same either way round",
+        separators_are_alike,
+    ),
+    Reason(
+        r"^llama\.Llama\.forward .*: 1: 1 becomes 0$",
+        "a part has as many states as targets",
+        lambda: [*map(len, torch.ones(7, 3).chunk(3))] == [*map(len, torch.ones(7).chunk(3))],
+    ),
+    Reason(
+        r"^convert\.to_transformer_engine .*: Replaced\(\[\], \[\], \{\}\): 1 swapped with 2$",
+        "each of these begins with an empty list of its own",
+        lambda: ([], [])[::-1] == ([], []),
+    ),
+    Reason(
+        r"^convert\.computes_the_same .*: (1: 1 becomes 0)$",
+        "of one dimension the first is the last",
+        lambda: last_of(1, 0, -1),
+    ),
+    Reason(
+        r"^convert\.(to_transformer_engine .*made\)|computes_the_same .*): "
+        r"(1 swapped with 2|0: 0 becomes -?1|1\.0: 1\.0 becomes 2\.0|4: 4 becomes [35])$",
+        "norms are told apart either way round, by any random rows, and by far more than rounding",
+        norms_are_told_apart,
+    ),
+    Reason(
+        r"^checkpoint\.restore_random_state .*: 1 swapped with 2$",
+        "there is no GPU whose generator has a state",
+        lambda: not torch.cuda.is_available(),
+    ),
+    Reason(
+        r"^trainer\.Run\.gradients .*in_pass\(.*: [12] swapped with [23]$",
+        "one process sends no gradients in any pass",
+        lambda: isinstance(ALONE.in_pass(1, 0, None), contextlib.nullcontext),
+    ),
+    Reason(
+        r"^guard\.Guard\._compare .*: 1: 1 becomes [02]$",
+        "no layer here has scales that a pass would change",
+        nothing_is_scaled_here,
+    ),
+    Reason(
+        r"^guard\.Extremes\.note .*: 1 swapped with 2$",
+        "both factors are noted, each under its name, and the larger of two numbers is the same either way round",
+        factors_are_noted_by_name,
+    ),
+    Reason(
+        r"^documents\._json_lines .*: 1: 1 becomes 2$",
+        "a line that is too long is so by one character or by two",
+        longer_lines_are_refused,
+    ),
+    Reason(
+        r"^text\.Text\.read .*: 0: 0 becomes -1$",
+        "of one folder of prepared tokens the first is the last",
+        lambda: last_of(1, 0, -1),
+    ),
+    Reason(
+        r"^distributed/sharded\.train .*(: 1: 1 becomes 2|, model\): 1 swapped with 2|Div turned)$",
+        "one process alone has the whole model and the whole loss",
+        lambda: not torch.distributed.is_initialized() and 3.5 / 1 == 3.5 * 1,
     ),
     Reason(
         r"^parity\.judged .*: low \* high: Mult turned$",

@@ -75,10 +75,10 @@ def to_transformer_engine(model: torch.nn.Module, head: bool = False) -> Replace
 
 def to_torch(model: torch.nn.Module) -> torch.nn.Module:
     """The same model, each replaced layer in its place again, with the parameters that Transformer Engine's has."""
-    for name, layer in list(model.named_modules(remove_duplicate=False)):
+    for name, layer in list(model.named_modules()):
         before = layer.__dict__.get(REPLACED)
         if before is not None:
-            for parameter, _ in list(before.named_parameters(recurse=False)):
+            for parameter, _ in list(before.named_parameters()):
                 setattr(before, parameter, getattr(layer, parameter))
             _put(model, name, before.train(layer.training))
     return model

@@ -162,7 +162,8 @@ class Guard:
         ]
         self._period = -1  # its number, before the first
         self._votes: List[bool] = []  # whether each of these consecutive windows was too far off
-        self._place = self._done = 0  # where the window begins, and the steps done, in this period
+        self._place: int  # where the window begins in this period
+        self._done: int  # steps of this period
         self._begin()
         self._count, self.verified = begun, 0
         self._good: Any = None  # the end of the last good window

@@ -60,12 +60,21 @@ class OtherNorm(torch.nn.Module):  # type: ignore[misc]
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
 
 
+def other_norm(norm: Any, eps: float) -> torch.nn.Module:
+    """Stands for Transformer Engine's norm on a CPU."""
+    if not isinstance(norm, torch.nn.LayerNorm):
+        return OtherNorm(norm, eps)
+    made = torch.nn.LayerNorm(norm.weight.shape, eps)
+    made.weight, made.bias = norm.weight, norm.bias
+    return made
+
+
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other layers in place of Transformer Engine's, which compute the same on a CPU."""
     monkeypatch.setattr(convert, "DEVICE", "cpu")
     monkeypatch.setattr(convert, "te_linear_of", OtherLinear)
-    monkeypatch.setattr(convert, "te_norm_of", OtherNorm)
+    monkeypatch.setattr(convert, "te_norm_of", other_norm)
 
 
 def kinds_of(model: Any) -> Dict[str, Any]:
@@ -120,6 +129,10 @@ class CenteredRMSNorm(torch.nn.Module):  # type: ignore[misc]
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * (1 + self.weight)
 
 
+class OwnRMSNorm(OtherNorm):
+    """A norm of a model."""
+
+
 class OtherEpsRMSNorm(OtherNorm):
     """Adds another number than its attribute says."""
 
@@ -127,18 +140,28 @@ class OtherEpsRMSNorm(OtherNorm):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 2 * self.eps) * self.weight
 
 
+class ClippedRMSNorm(OtherNorm):
+    """Computes the same only of small inputs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.clamp(-1, 1))
+
+
 @pytest.mark.usefixtures("on_cpu")
 @proves(
     "a linear layer of a subclass, with hooks, on another device or of sizes that FP8 cannot multiply stays, and so "
-    "does a norm that computes something else or with another eps, or has no bias or several sizes; each has its "
-    "reason, and the layers after it are replaced",
+    "does a norm that computes something else or with another eps, scales by 0, or has no bias or several sizes; each "
+    "has its reason. The layers after it are replaced, one with two names at both, and put back",
     package="torch",
     since="2.1",
 )
 def test_layers_that_stay() -> None:
     weighted = torch.nn.Linear(16, 32)
-    eps = OtherEpsRMSNorm(weighted, 1e-4)
-    eps.weight = torch.nn.Parameter(torch.ones(16))
+    clipped, eps, silent, faint = (
+        kind(weighted, 1e-4) for kind in (ClippedRMSNorm, OtherEpsRMSNorm, OwnRMSNorm, OwnRMSNorm)
+    )
+    for norm, scale in ((clipped, 1.0), (eps, 1.0), (silent, 0.0), (faint, 1e-3)):
+        norm.weight = torch.nn.Parameter(torch.full((16,), scale))
     hooked, patched = torch.nn.Linear(16, 16), torch.nn.Linear(16, 16)
     hooked.register_forward_hook(lambda *_: None)
     patched.forward = hooked.forward
@@ -151,16 +174,23 @@ def test_layers_that_stay() -> None:
         "short": (torch.nn.Linear(8, 16), "its sizes (16, 8) are not multiples of 16"),
         "centered": (CenteredRMSNorm(16), "a CenteredRMSNorm computes something else"),
         "eps": (eps, "a OtherEpsRMSNorm computes something else"),
+        "clipped": (clipped, "a ClippedRMSNorm computes something else"),
+        "silent": (silent, "a OwnRMSNorm computes something else"),  # any norm does of zeros
         "sizes": (torch.nn.LayerNorm((4, 16)), "Transformer Engine's LayerNorm has a bias and one size"),
     }
     unbiased = torch.nn.LayerNorm(16)
     unbiased.bias = None
     cases["unbiased"] = (unbiased, "Transformer Engine's LayerNorm has a bias and one size")
     layers = {name: layer for name, (layer, _) in cases.items()}
-    model = torch.nn.ModuleDict({**layers, "dropout": torch.nn.Dropout(), "weighted": weighted})
+    others = {"weighted": weighted, "again": weighted, "faint": faint, "normal": torch.nn.LayerNorm(16)}
+    model = torch.nn.ModuleDict({**layers, "dropout": torch.nn.Dropout(), **others})
     replaced = convert.to_transformer_engine(model)
-    assert replaced == (["weighted"], [], {name: reason for name, (_, reason) in cases.items()})
+    reasons = {name: reason for name, (_, reason) in cases.items()}
+    assert replaced == (["weighted", "again"], ["faint", "normal"], reasons)
     assert all(model[name] is layer for name, layer in layers.items())
+    assert all(model[name] is not layer for name, layer in others.items())
+    convert.to_torch(model)
+    assert all(model[name] is layer for name, layer in others.items())
 
 
 @proves(

@@ -289,7 +289,13 @@ def test_vote(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     for windows, last in (*cases, ("!", "fallback")):
         sequence = iter([verdict for window in "+" + windows for verdict in VERDICTS[window]])
-        monkeypatch.setattr(guard_module, "distances", lambda *_, sequence=sequence: next(sequence))
+        compared: List[Tuple[Outcome, ...]] = []
+
+        def noting(*outcomes: Outcome) -> Any:
+            compared.append(outcomes)  # noqa: B023
+            return next(sequence)  # noqa: B023
+
+        monkeypatch.setattr(guard_module, "distances", noting)
         guard = Guard(lambda _: 1.0, torch.nn.Sequential(layer), every=3, steps=1)
         assert [place_of(0, period, 2) for period in (0, 1)] == [1, 0]
         events = []
@@ -299,16 +305,18 @@ def test_vote(monkeypatch: pytest.MonkeyPatch) -> None:
         kinds = ["good", *["doubt"] * (len(windows) - 1), last]
         assert [event[:2] for event in events] == [(kinds[0], 1), *zip(kinds[1:], range(3, 9))]
         assert f": {len(windows) + 1} steps are done again" in events[-1][2] or last == "good"
+        for outcomes, others in zip(compared, compared[1:]):  # of one window, only what is rounded by hand is another
+            assert [each is other for each, other in zip(outcomes, others)] in ([True, True, False], [False] * 3)
 
 
-def scripted(verdicts: str, cut: int, steps: int = 1, **others: Any) -> List[Tuple[Any, ...]]:
-    """What a guard does in 16 steps if its windows compare like that and another goes on from its state at step cut."""
+def scripted(verdicts: str, cut: int, steps: int = 1, until: int = 16, **others: Any) -> List[Tuple[Any, ...]]:
+    """What a guard does if its windows compare like that and another goes on from its state at step cut."""
     layer, events = torch.nn.Linear(2, 2), []
     sequence = iter([verdict for window in verdicts for verdict in VERDICTS[window]])
     compute_by([layer], plain)
     with mock.patch.object(guard_module, "distances", lambda *_: next(sequence)):
         guard = Guard(lambda _: 1.0, torch.nn.Sequential(layer), every=4, steps=steps)
-        for step in range(16):
+        for step in range(until):
             if step == cut:
                 saved = {**guard.state_dict(), **others}
                 guard = Guard(lambda _: 1.0, torch.nn.Sequential(layer), every=4, steps=steps, begun=step)
@@ -326,16 +334,22 @@ def scripted(verdicts: str, cut: int, steps: int = 1, **others: Any) -> List[Tup
     since="2.4",
 )
 def test_goes_on() -> None:
-    for verdicts, kinds in (("+-+++++", "gdddg"), ("+!-++++", "gfar"), ("+---++++", "gddfr")):
+    for verdicts, kinds, verified in (
+        ("+-+++++", "gdddgg", [3, 3, 3, 3, 9, 11]),
+        ("+!-++++", "gfar", [3, 6, 8, 11]),  # in high precision every step counts as verified
+        ("+---++++", "gddfrg", [3, 3, 3, 8, 10, 13]),
+    ):
         whole = scripted(verdicts, 99)
-        assert "".join(kind[0] for kind, *_ in whole).startswith(kinds)
+        assert [(event[0][0], event[2]) for event in whole[: len(kinds)]] == [*zip(kinds, verified)]
         fell = [step for kind, step, *_ in whole if kind == "fallback"]
         for cut in range(1, 16):
             parts = scripted(verdicts, cut)
             assert [event[:2] for event in parts] == [event[:2] for event in whole]
             # After a good window and before the fallback, the steps before the cut stay as they were.
             spoiled = [step for step in fell if whole[0][2] < cut <= step]
-            assert ("which are not verified" in "".join(event[3] for event in parts)) == bool(spoiled)
+            named = f"the steps from {whole[0][2]} to {cut - 1}, which are not verified"
+            assert ["not verified" in event[3] for event in parts].count(True) == len(spoiled)
+            assert (named in "".join(event[3] for event in parts)) == bool(spoiled)
             assert spoiled or [event[2] for event in parts] == [event[2] for event in whole]
     # A window of two steps that is cut begins again if it still fits; otherwise, the period ends.
     assert [place_of(0, period, 2) for period in range(4)] == [1, 0, 0, 2]
@@ -346,6 +360,7 @@ def test_goes_on() -> None:
         [2, 5, 10, 15],
         [2, 5, 9],
     ]
+    assert [event[1] for event in scripted("+++++", 15, steps=2, until=20)] == [2, 5, 9, 18]
     (_, step, verified, _), *_ = scripted("+" * 9, 1, every=0)  # as from a checkpoint without a guard
     assert (step, verified) == (3, 4)
     other = Guard(lambda _: 1.0, Run(small("e8m3")).model, every=4, steps=1, begun=7)

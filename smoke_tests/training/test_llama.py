@@ -26,6 +26,8 @@ def test_models(measured: Dict[str, Any]) -> None:
         with torch.device("meta"):
             made = Llama(model, columns, torch.float32)
         assert sum(parameter.numel() for parameter in made.parameters()) == model.parameters, name
+    tied = Llama(MODELS["tiny"]._replace(tied=True), columns, torch.float32)
+    assert sum(parameter.numel() for parameter in tied.parameters()) == parameters_of(MODELS["tiny"].shape, tied=True)
     published = {"hare-1.1b": 1_123_117_056, "z2all-1.26b": 1_255_499_776, "llama-3-8b": 8_030_261_248}
     assert all(MODELS[name].parameters == count for name, count in published.items())
     measured["models"] = len(MODELS)

@@ -67,6 +67,8 @@ def test_shards(tmp_path: Path) -> None:
             pairs = zip(mapped.windows(first, count), whole.windows(first, count))
             assert all(torch.equal(one, other) for one, other in pairs)
         assert torch.equal(mapped.unseen(9)[1], whole.unseen(9)[1])
+        nothing = mapped.tokens[7:7]
+        assert nothing.size == 0 and nothing.dtype == np.int64
 
 
 @proves(
@@ -99,6 +101,8 @@ def test_formats(tmp_path: Path) -> None:
     path = written(tmp_path, HELD)
     expected = list(documents.documents([path]))
     assert expected == HELD
+    pieces = list(documents.pieces(path))
+    assert all(piece.last is True for piece in pieces) and 0 < pieces[0].share <= pieces[-1].share == 1.0
 
     def zst(other: Path, package: Any) -> None:
         raw = Path(path).read_bytes()

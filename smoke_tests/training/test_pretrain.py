@@ -70,6 +70,12 @@ def test_deepspeed(tmp_path: Path) -> None:
     }.items():
         path.write_text(json.dumps(table))
         assert field in refusal_of(lambda: deepspeed_config.applied(str(path), small("bf16")))
+    for processes, makes in ((1, "one process makes it 12"), (2, "2 processes make it 24")):
+        path.write_text(json.dumps({**batch, "train_batch_size": 12 * processes}))
+        assert deepspeed_config.applied(str(path), small("bf16"), processes).batch_size == 4
+        path.write_text(json.dumps({**batch, "train_batch_size": 36}))
+        text = refusal_of(lambda processes=processes: deepspeed_config.applied(str(path), small("bf16"), processes))  # type: ignore[misc]
+        assert text.endswith(f"train_batch_size is 36, and {makes}")
 
 
 @proves("a run that cannot be made is refused in one sentence that names the flag", package="torch", since="2.4")

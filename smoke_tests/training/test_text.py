@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
+from typing import List
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
 from smoke_tests.claims import proves
+from smoke_tests.training import text as text_module
 from smoke_tests.training.documents import TextError, documents
 from smoke_tests.training.short_training import batches
 from smoke_tests.training.small_runs import small
@@ -71,6 +75,15 @@ def test_documents(tmp_path: Path) -> None:
         assert list(documents([str(path)])) == held
 
 
+class ManyTokens:
+    """Stands for a tokenizer of so many tokens that a byte cannot hold the last."""
+
+    vocabulary, separator = 257, 256
+
+    def encode(self, texts: List[str]) -> List[np.ndarray]:
+        return [np.array([0, 255]) for _ in texts]
+
+
 @proves(
     "a text is the bytes of its documents with 255 behind each, in windows of which the last hundredth, one at "
     "least, is held out; a token beyond the vocabulary and a text of one window are refused",
@@ -89,6 +102,7 @@ def test_text(tmp_path: Path) -> None:
         text.tokens[:].tolist() == tokens
         and opened("").decode([ord("a") + 256, *held[0].encode("utf-8")]) == "a" + held[0]
     )
+    assert text.tokens[:].dtype == torch.uint8
     whole = (len(tokens) - 1) // 4
     assert text.held_out == whole // 100 == 2 and text.count == whole - 2
     unseen = [tokens[4 * index : 4 * index + 5] for index in range(whole - 2, whole)]
@@ -113,6 +127,8 @@ def test_text(tmp_path: Path) -> None:
     assert (Text(small_text, 9, 0).count, Text(small_text, 9, 0).held_out) == (1, 1)
     with pytest.raises(TextError, match="18 tokens, too few for two windows of 9"):
         Text(small_text[:18], 9, 0)
+    with mock.patch.object(text_module, "opened", lambda _: ManyTokens()):
+        assert Text.read(files[:1], "", 257, 1, 0).tokens[:].tolist() == [0, 255, 256]
     path = tmp_path / "lines.jsonl"
     path.write_text('{"text": "one"}\n{"text": 2}\n', "utf-8")
     with pytest.raises(TextError, match="line 2: "):

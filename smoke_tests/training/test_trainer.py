@@ -225,7 +225,7 @@ def test_skip_spikes(tmp_path: Path) -> None:
         run, _ = pretrain.start(options)
         run.losses = [5.0] * 32  # of a model that has learnt something; that of its first step is 5.5
         before = [weight.clone() for weight in run.model.parameters()]
-        assert ("skipped" in run.update(0)) == skips
+        assert run.update(0).get("skipped", 0) == skips
         assert skips == all(map(torch.equal, before, run.model.parameters()))
         assert skips == (not run.optimizer.state)
         run.losses = []
@@ -236,6 +236,10 @@ def test_skip_spikes(tmp_path: Path) -> None:
         assert {int(state["step"]) for state in again.optimizer.state.values()} == {2 - skips}
         assert run.update(2) == again.update(2)
         again.release()
+    again.options.skip_spikes, again.losses = True, [5.0] * 40
+    with mock.patch.object(schedule, "spikes", return_value=False) as judged:
+        again.update(3)
+    assert len(judged.call_args[0][0]) == 32 + 1
     with mock.patch.object(schedule, "spikes", lambda losses: len(losses) == 4), mock.patch.object(
         logs, "spikes", lambda losses: len(losses) == 4
     ):

@@ -22,10 +22,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     package="torch",
     since="2.13",  # not tried with an older one
 )
-def test_sharded_alone(tmp_path: Path) -> None:
+def test_sharded_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from smoke_tests.training.distributed import sharded
 
-    steps = 11  # two checkpoints, and one step more
+    monkeypatch.setattr(sharded, "EVERY", 3)
+    steps = 10  # three checkpoints, and one step more
     torch.manual_seed(0)
     model = small_llama(Shape(), sharded.COLUMNS)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.1)
