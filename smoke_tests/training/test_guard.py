@@ -338,16 +338,18 @@ def test_goes_on() -> None:
         ("+-+++++", "gdddgg", [3, 3, 3, 3, 9, 11]),
         ("+!-++++", "gfar", [3, 6, 8, 11]),  # in high precision every step counts as verified
         ("+---++++", "gddfrg", [3, 3, 3, 8, 10, 13]),
+        ("++!-++++", "ggfa", [3, 6, 10, 11]),
     ):
         whole = scripted(verdicts, 99)
         assert [(event[0][0], event[2]) for event in whole[: len(kinds)]] == [*zip(kinds, verified)]
         fell = [step for kind, step, *_ in whole if kind == "fallback"]
+        good = [event[2] for event in whole if event[0] == "good" and event[1] < min(fell, default=16)][-1]
         for cut in range(1, 16):
             parts = scripted(verdicts, cut)
             assert [event[:2] for event in parts] == [event[:2] for event in whole]
             # After a good window and before the fallback, the steps before the cut stay as they were.
-            spoiled = [step for step in fell if whole[0][2] < cut <= step]
-            named = f"the steps from {whole[0][2]} to {cut - 1}, which are not verified"
+            spoiled = [step for step in fell if good < cut <= step]
+            named = f"the steps from {good} to {cut - 1}, which are not verified"
             assert ["not verified" in event[3] for event in parts].count(True) == len(spoiled)
             assert (named in "".join(event[3] for event in parts)) == bool(spoiled)
             assert spoiled or [event[2] for event in parts] == [event[2] for event in whole]
