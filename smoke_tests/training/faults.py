@@ -553,7 +553,11 @@ RULED = (
     Ruled("guard", ("place_of",), (GUARD + "places",)),
     Ruled("infer", ("generate",), (INFER + "generate",)),
     Ruled("infer", ("perplexity",), (INFER + "perplexity_in_closed_form",)),
-    Ruled("documents", ("documents", "_json_lines"), (TEXT + "text", PREPARE + "formats", PREPARE + "refusals")),
+    Ruled(
+        "documents",
+        ("documents", "_json_lines"),
+        (TEXT + "text", TEXT + "documents", PREPARE + "formats", PREPARE + "refusals"),
+    ),
     Ruled("shards", ("Shards.__getitem__",), (PREPARE + "shards",)),
     Ruled(
         "text",
