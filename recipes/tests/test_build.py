@@ -15,6 +15,7 @@ import pytest
 from recipes.catalogue import patch
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
+from recipes.catalogue.schema import Pin
 from recipes.files import ROOT
 from recipes.make.build import Builder, Tree, longest_step, write_settings
 from recipes.make.cache import Cache
@@ -73,19 +74,25 @@ def test_a_wheel_is_the_same_wherever_it_was_built(tiny: Tiny, undisturbed: Tiny
     assert records(tiny)["tinypkg 1.0"]["sha256"] == records(undisturbed)["tinypkg 1.0"]["sha256"]
 
 
+def run_script(tiny: Tiny, environment: Path) -> tuple[Pin, Path, int]:
+    """Run the build script where there is nothing to build; tinypkg's pin, the script's folder, and its exit code."""
+    (pin,) = (pin for pin in plan(Catalogue(tiny.root), "tiny").pins if pin.name == "tinypkg")
+    settings, source = tiny.root / "settings", tiny.root / "work" / "source"
+    write_settings(pin, tiny.declared, settings)
+    source.mkdir(parents=True, exist_ok=True)
+    command = [str(ROOT / "docker" / "build-wheel.sh"), str(settings), str(source), str(tiny.root / "made")]
+    variables = os.environ | {"VIRTUAL_ENV": str(environment)}
+    done = subprocess.run(command, env=variables, capture_output=True, check=False)
+    return pin, source.parent, done.returncode
+
+
 def test_a_plan_forecasts_the_jobs_that_the_script_starts(tiny: Tiny) -> None:
     """Both count cores, and memory by mib_per_job."""
     memory = memory_limit() // 2**20
     for mib_per_job in (100, memory // 2 + 1):
         tiny.edit(tiny.recipe("tinypkg"), "mib_per_job = 100", f"mib_per_job = {mib_per_job}")
-        (pin,) = (pin for pin in plan(Catalogue(tiny.root), "tiny").pins if pin.name == "tinypkg")
-        settings, source = tiny.root / "settings", tiny.root / "work" / "source"
-        write_settings(pin, tiny.declared, settings)
-        source.mkdir(parents=True, exist_ok=True)
-        environment = os.environ | {"VIRTUAL_ENV": sys.prefix}
-        command = [str(ROOT / "docker" / "build-wheel.sh"), str(settings), str(source), str(tiny.root / "made")]
-        subprocess.run(command, env=environment, capture_output=True, check=False)  # there is nothing to build
-        assert int((source.parent / "jobs").read_text()) == jobs(pin)
+        pin, work, _ = run_script(tiny, Path(sys.prefix))
+        assert int((work / "jobs").read_text()) == jobs(pin)
 
 
 @pytest.mark.parametrize(("cores", "chosen"), [(16, "8 2"), (5, "2 2"), (3, "none 3"), (1, "none 1")])
@@ -93,19 +100,14 @@ def test_extensions_are_built_at_a_time_where_setup_py_can(tiny: Tiny, cores: in
     """As many as keep the cores busy with two files each."""
     tiny.edit(tiny.recipe("tinypkg"), "mib_per_job = 100", "mib_per_job = 1")
     tiny.edit(tiny.recipe("tinypkg"), 'kind = "source"', 'kind = "source"\nparallel_extensions = "AT_A_TIME"')
-    (pin,) = (pin for pin in plan(Catalogue(tiny.root), "tiny").pins if pin.name == "tinypkg")
-    settings, source = tiny.root / "settings", tiny.root / "work" / "source"
-    write_settings(pin, tiny.declared, settings)
-    source.mkdir(parents=True)
-    (tiny.root / "env" / "bin").mkdir(parents=True)
     programs = {"nproc": f"echo {cores}", "python": 'echo "${AT_A_TIME:-none} $MAX_JOBS" > "$TMPDIR/../seen"'}
+    (tiny.root / "env" / "bin").mkdir(parents=True)
     for name, text in programs.items():
         (tiny.root / "env" / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (tiny.root / "env" / "bin" / name).chmod(0o755)
-    environment = os.environ | {"VIRTUAL_ENV": str(tiny.root / "env")}
-    command = [str(ROOT / "docker" / "build-wheel.sh"), str(settings), str(source), str(tiny.root / "made")]
-    subprocess.run(command, env=environment, capture_output=True, check=True)
-    assert (source.parent / "seen").read_text().strip() == chosen
+    _, work, code = run_script(tiny, tiny.root / "env")
+    assert code == 0
+    assert (work / "seen").read_text().strip() == chosen
 
 
 def test_what_is_compiled_for_a_patched_torch_is_compiled_for_no_other(tmp_path: Path) -> None:
