@@ -349,12 +349,16 @@ def entries() -> Iterator[Tuple[Tuple[str, str], ast.expr]]:
 
 
 def by_rule_in_training() -> Iterator[Mutant]:
-    """Every change that the rule makes in what decides a number in training."""
-    for module, names, tests in of_training.RULED:
+    """Every change that the rule makes in what decides a number in training.
+
+    faults/ruled.json lists that code and the claims that judge it. An experiment's choices (short_training's settings,
+    a start's deviation) are no formulas, and a wrong size of a layer ends in a crash.
+    """
+    for listed in json.loads((ROOM / "faults" / "ruled.json").read_text(encoding="utf-8")):
+        module, claims = listed["module"], tuple(listed["claims"])
         source = (ROOM / "training" / f"{module}.py").read_text(encoding="utf-8")
         tree = ast.parse(source)
-        claims = tuple(test if "::" in test else of_training.PRETRAIN + test for test in tests)
-        for name in names:
+        for name in listed["names"]:
             body: Any = tree
             for part in name.split("."):
                 body = next(inner for inner in body.body if getattr(inner, "name", "") == part)

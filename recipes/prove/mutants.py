@@ -32,6 +32,7 @@ from recipes.prove.parsing import Place
 Row = dict[str, Any]
 COUNTED = ("caught", "survived", "crashed")
 REASONS = "faults/survivors.py"  # says why mutants survived, which affects no outcome
+RULED = "faults/ruled.json"  # the code of training that a rule changes, and the claims that judge each
 
 
 class CompiledFault(Strict):
@@ -171,6 +172,8 @@ class Keys:
         folder, harness = root / "smoke_tests", (*HARNESS, "mutants.py")
         self._codes = {False: Code(folder, harness, (*OUTSIDE, REASONS)), True: Code(folder, harness, OUTSIDE)}
         self._plantings = {has_reason: Planting.of(code) for has_reason, code in self._codes.items()}
+        listed = json.loads((folder / RULED).read_text(encoding="utf-8"))
+        self._judges = {f"{row['module']}.{name}": row["claims"] for row in listed for name in row["names"]}
 
     def of(self, row: Row) -> str | None:
         """The key of a mutant: of the claims that decided it, the fault, and what plants it; None if some are gone.
@@ -181,7 +184,11 @@ class Keys:
         code, planted = self._codes[has_reason], self._plantings[has_reason].places(row)
         if not _claims_are_there(code, row) or not (planted or row["origin"] == "compiled"):
             return None
-        return self._key(has_reason, frozenset([*_deciding(code, row), *planted]))
+        key = self._key(has_reason, frozenset([*_deciding(code, row), *planted]))
+        if row["origin"] != "rule" or row["column"] != "training":
+            return key
+        judges = self._judges.get(row["name"].partition(" ")[0])
+        return digest_of([key, judges]) if judges else None
 
     @functools.cache  # noqa: B019  # as long as the verb
     def _key(self, has_reason: bool, roots: frozenset[Place]) -> str:

@@ -12,7 +12,7 @@ import inspect
 import math
 from functools import partial
 from types import CodeType
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Tuple
 from unittest import mock
 
 import torch
@@ -457,124 +457,6 @@ def every_step_corrects_its_bias_as_the_first(_: str) -> ContextManager[Any]:
 
 
 # --- the rule ---
-
-
-class Ruled(NamedTuple):
-    """Definitions of a module of this folder that the rule changes, and the claims that concern them.
-
-    module: its path here without ".py". tests: as FILE::TEST.
-    """
-
-    module: str
-    names: Tuple[str, ...]
-    tests: Tuple[str, ...]
-
-
-# The code that determines a number. An experiment's choices (short_training's settings, a start's deviation) are not
-# formulas, and a wrong size of a layer ends in a crash.
-RULED = (
-    Ruled("short_training", ("batches",), (TEXT + "batches",)),
-    Ruled(
-        "llama",
-        (
-            "RMSNorm.forward",
-            "Rotary.__init__",
-            "Rotary.forward",
-            "Attention.forward",
-            "Block.forward",
-            "Llama.forward",
-        ),
-        (
-            TRAINER + "loss_chunks",
-            LLAMA + "models_in_float64",
-            LLAMA + "decoder_turns_by_its_base",
-            INFER + "cache",
-            INFER + "cache_in_float32",
-            MASKS + "packed_as_alone",
-        ),
-    ),
-    Ruled("llama", ("Llama._loss",), (LLAMA + "models_in_float64", TRAINER + "loss_chunks")),
-    Ruled(
-        "llama",
-        ("eager_attention", "Block.extend"),
-        (LLAMA + "models_in_float64", LLAMA + "decoder_turns_by_its_base", INFER + "cache", INFER + "cache_in_float32"),
-    ),
-    Ruled(
-        "document_masks",
-        ("documents_of", "mask_of", "starts_of", "torch_attention"),
-        (MASKS + "packed_as_alone", MASKS + "documents_apart", MASKS + "places"),
-    ),
-    Ruled(
-        "convert",
-        ("to_transformer_engine", "to_torch", "epsilon", "reason_to_stay", "computes_the_same"),
-        (CONVERT + "layers", CONVERT + "layers_that_stay"),
-    ),
-    Ruled(
-        "precision",
-        ("mantissas", "factors", "RoundedProduct.forward", "RoundedProduct.backward"),
-        (PRECISION + "rounded_layers",),
-    ),
-    Ruled("precision", ("round_mantissa",), (PRECISION + "cut_mantissa",)),
-    Ruled("checkpoint", ("adamw_state",), (CHECKPOINT + "adamw_takes_over",)),
-    Ruled("checkpoint", ("restore_random_state",), (CHECKPOINT + "random_state",)),
-    Ruled("schedule", ("rate_at",), (TRAINER + "rates",)),
-    Ruled("trainer", ("clip_in_float32",), (TRAINER + "clip_in_float32",)),
-    Ruled("schedule", ("spikes",), (TRAINER + "not_finite",)),
-    Ruled(
-        "trainer",
-        ("Run.gradients", "Run._micro", "Run.update"),
-        (
-            TRAINER + "accumulates",
-            TRAINER + "update",
-            TRAINER + "rates",
-            TRAINER + "not_finite",
-            TRAINER + "skip_spikes",
-        ),
-    ),
-    Ruled("guard", ("distances",), (GUARD + "distances",)),
-    Ruled(
-        "guard",
-        (
-            "Guard.__init__",
-            "Guard.__call__",
-            "Guard._compare",
-            "Guard._fall_back",
-            "Guard._begin",
-            "Guard._keep",
-            "Guard._run",
-            "Guard._again",
-            "Guard._outcome",
-            "Guard._restore",
-            "Guard.load_state_dict",
-        ),
-        (GUARD + "states", GUARD + "fault", GUARD + "places", GUARD + "vote", GUARD + "goes_on"),
-    ),
-    Ruled("guard", ("Extremes.note", "Extremes.worst"), (GUARD + "extremes",)),
-    Ruled("guard", ("place_of",), (GUARD + "places",)),
-    Ruled("infer", ("generate",), (INFER + "generate",)),
-    Ruled("infer", ("perplexity",), (INFER + "perplexity_in_closed_form",)),
-    Ruled(
-        "documents",
-        ("documents", "_json_lines"),
-        (TEXT + "text", TEXT + "documents", PREPARE + "formats", PREPARE + "refusals"),
-    ),
-    Ruled("shards", ("Shards.__getitem__",), (PREPARE + "shards",)),
-    Ruled(
-        "text",
-        ("Text.__init__", "Text.read", "Text.unseen"),
-        (TEXT + "text", MASKS + "separator", PREPARE + "refusals"),
-    ),
-    Ruled("text", ("Text.windows", "Text._place", "Text._cut"), (TEXT + "text", TEXT + "order")),
-    Ruled("hugging_face", ("parts_of", "split", "load"), (FOLDERS + "from", FOLDERS + "export", FOLDERS + "forms")),
-    Ruled("memory", ("bytes_per_parameter", "held"), (TRAINER + "memory",)),
-    Ruled("models", ("parameters_of",), (LLAMA + "models",)),
-    Ruled("models", ("operations_per_token",), (TRAINER + "memory",)),
-    Ruled("parity", ("smoothed", "differences", "judged"), (PARITY + "parity", PARITY + "parity_interval")),
-    Ruled("parity", ("references", "texts"), (PARITY + "parity_compares",)),
-    Ruled("distributed/sharded", ("train",), (SHARDED + "sharded_alone",)),
-    Ruled("ms_amp", ("clip_grad_norm_", "scales_of", "packed", "unpacked"), ("test_msamp.py::test_checkpoint",)),
-    Ruled("deepspeed_config", ("applied",), (PRETRAIN + "deepspeed",)),
-)
 
 
 def function_of(module: str, name: str) -> Any:
