@@ -12,7 +12,7 @@ import inspect
 import math
 from functools import partial
 from types import CodeType
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, List
 from unittest import mock
 
 import torch

@@ -4,16 +4,17 @@
         --model tiny
     python -m smoke_tests.training.parity report DIR
 
-An arm is PRECISION/OPS, with @RATE where its learning rate is another; the first of each rate that is trained is the
-one to compare with (MS-AMP's are trained last), and what follows -- are flags of pretrain.py. `run` goes on where it
-was left, ends with 75 (call again) when its minutes are over, and appends each finished run to DIR/curves.jsonl.
-`report` writes DIR/parity.json and DIR/parity.svg. Runs are compared seed by seed, and a seed is one sample: the steps
-of a run hang together, so that more of them are not more samples.
+An arm is PRECISION or PRECISION/OPS, with @RATE where its learning rate is another; the first of each rate that is
+trained is the one to compare with (MS-AMP's are trained last), and what follows -- are flags of pretrain.py. `run` goes
+on where it was left, ends with 75 (call again) when its minutes are over, and appends each finished run to
+DIR/curves.jsonl. `report` writes DIR/parity.json and DIR/parity.svg. Runs are compared seed by seed, and a seed is one
+sample: the steps of a run hang together, so that more of them are not more samples.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import statistics
 import sys
@@ -28,6 +29,7 @@ from smoke_tests.training.documents import TextError
 from smoke_tests.training.options import Refused, parse
 
 WINDOW = 50  # steps of the moving mean
+POINTS = 1000  # of a curve in the figure, at most
 FEWEST = 5  # the fewest seeds for an interval and a verdict
 # Nats per token within which two trainings count as equally good: 0.25 % of a loss of 2 nats per token. DeepSeek-V3
 # (2412.19437, section 3.3) finds FP8's loss within that, and attributes as much to the randomness of training.
@@ -53,7 +55,8 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
         out = folder / "runs" / "{}-{}".format(arm.replace("/", "-"), seed)
         way, _, rate = arm.partition("@")
         precision, _, ops = way.partition("/")
-        mine = [*flags, "--precision", precision, "--ops", ops or "fused", "--seed", str(seed), "--out", str(out)]
+        mine = [*flags, "--precision", precision, "--seed", str(seed), "--out", str(out)]
+        mine += ["--ops", ops] if ops else []
         mine += ["--learning-rate", rate] if rate else []
         mine += ["--resume"] if newest(out) else []
         begun, note = pretrain.start(parse(mine))
@@ -68,7 +71,10 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
         numbers = {key: [round(row[key], 5) for row in rows] for key in ("loss", "norm")}
         asked = {key: value for key, value in vars(begun.options).items() if key not in ("out", "resume")}
         took = round(sum(row["seconds"] for row in rows), 1)
-        log.write(arm=arm, seed=seed, options=asked, text=begun.text.identity(), seconds=took, **numbers)
+        held_out = [[row["step"] + 1, round(row["validation"], 5)] for row in rows if "validation" in row]
+        about = {"options": asked, "columns": begun.columns, "text": begun.text.identity(), "seconds": took}
+        about["tokens_per_step"] = begun.windows * begun.data.shape.length
+        log.write(arm=arm, seed=seed, **about, **numbers, **({"validation": held_out} if held_out else {}))
         shutil.rmtree(out)
     return 0
 
@@ -120,6 +126,42 @@ def judged(values: Sequence[float], margin: float = MARGIN) -> Dict[str, Any]:
     return {"above": mean, "interval": [low, high], "verdict": verdict}
 
 
+def on_held_out(by_arm: Curves, beside: Dict[str, str]) -> Dict[str, Dict[str, Any]]:
+    """What the losses on held-out text say of each arm; empty unless every run has some.
+
+    end: the mean of the last ones. above: by what share each seed's lies above that of the reference's same seed.
+    goal: a loss that every run reached, the highest of the last ones. tokens, seconds: what an arm took to reach it.
+    """
+    if not all("validation" in row for runs in by_arm.values() for row in runs.values()):
+        return {}
+    goal = max(row["validation"][-1][1] for runs in by_arm.values() for row in runs.values())
+    result: Dict[str, Dict[str, Any]] = {}
+    for arm, runs in by_arm.items():
+        others = by_arm[beside[arm]]
+        seeds = sorted(set(runs) & set(others))
+        ends = {seed: runs[seed]["validation"][-1][1] for seed in seeds}
+        steps = [reached(runs[seed]["validation"], goal) for seed in seeds]
+        spent = [runs[seed]["tokens_per_step"] * step for seed, step in zip(seeds, steps)]
+        took = [runs[seed]["seconds"] * step / len(runs[seed]["loss"]) for seed, step in zip(seeds, steps)]
+        result[arm] = {"end": statistics.mean(ends.values()), "goal": goal}
+        result[arm].update(tokens=round(statistics.mean(spent)), seconds=round(statistics.mean(took), 1))
+        if arm != beside[arm]:
+            above = [ends[seed] / others[seed]["validation"][-1][1] - 1 for seed in seeds]
+            result[arm]["above"] = [round(share, 6) for share in above]
+    return result
+
+
+def reached(losses: Sequence[Sequence[float]], goal: float) -> float:
+    """The step at which a loss on held-out text, of pairs (step, loss), first is that low, between two on a line."""
+    before = losses[0]
+    for now in losses:
+        if now[1] <= goal:
+            fallen = before[1] - now[1]
+            return now[0] - ((now[0] - before[0]) * (goal - now[1]) / fallen if fallen else 0)
+        before = now
+    return losses[-1][0]
+
+
 def references(by_arm: Curves) -> Dict[str, str]:
     """The arm that each is compared with: the first one of its learning rate, or the first of all if it is alone."""
     by_rate: Dict[float, List[str]] = {}
@@ -157,7 +199,10 @@ def report(folder: Path, window: int) -> Dict[str, Any]:
         norms = [statistics.mean(values) for values in zip(*(runs[seed]["norm"] for seed in seeds))]
         for title, values in zip(titles, (means, apart, norms)):
             line = [(float(step + window), value) for step, value in enumerate(smoothed(values, window))]
-            panels.setdefault(title, {})[f"{arm}, {rough} spikes" if title == titles[0] else arm] = line
+            shown = line[:: math.ceil(len(line) / POINTS)]
+            panels.setdefault(title, {})[f"{arm}, {rough} spikes" if title == titles[0] else arm] = shown
+    for arm, numbers in on_held_out(by_arm, beside).items():
+        result["arms"][arm]["validation"] = numbers
     (folder / "parity.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     (folder / "parity.svg").write_text(plot.figure(panels), encoding="utf-8")
     return result

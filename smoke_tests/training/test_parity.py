@@ -16,6 +16,7 @@ from smoke_tests.training import (
     parity,
 )
 from smoke_tests.training.documents import TextError
+from smoke_tests.training.models import MODELS
 from smoke_tests.training.small_runs import refusal_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -82,16 +83,42 @@ def test_parity_compares() -> None:
     assert parity.texts(curves) == {"one", "another"}
 
 
+@proves(
+    "on held-out text, an arm's last loss is compared with its reference's of the same seed, and the tokens and "
+    "seconds that each took to a loss that all reached are read between two evaluations on a line",
+    package="torch",
+    since="2.4",
+)
+def test_parity_on_held_out_text() -> None:
+    def row(seconds: float, *losses: float) -> Dict[str, Any]:
+        held_out = [[10 * index, loss] for index, loss in enumerate(losses, start=1)]
+        return {"tokens_per_step": 256, "loss": [0.0] * 30, "seconds": seconds, "validation": held_out}
+
+    curves = {"a": {0: row(60.0, 5.0, 3.0, 2.0), 1: row(30.0, 4.0, 2.5, 2.5)}, "b": {0: row(90.0, 3.0, 2.0, 1.0)}}
+    numbers = parity.on_held_out(curves, {"a": "a", "b": "a"})
+    assert numbers["a"] == {"end": 2.25, "goal": 2.5, "tokens": 5760, "seconds": 35.0}  # after steps 25 and 20
+    assert numbers["b"] == {"end": 1.0, "goal": 2.5, "tokens": 3840, "seconds": 45.0, "above": [-0.5]}
+    assert parity.reached([[10, 2.0], [20, 1.0]], 3.0) == 10 and parity.reached([[10, 2.0]], 1.0) == 10
+    del curves["b"][0]["validation"]
+    assert parity.on_held_out(curves, {"a": "a", "b": "a"}) == {}
+
+
 @proves("runs of several arms go on where their time was over, and become numbers and a figure", package="torchao")
 def test_parity_runs(tmp_path: Path) -> None:
     flags = ["--model=tiny", "--steps=12", "--batch-size=2", "--device=cpu", "--checkpoint-every=0"]
-    arms = ["float32/naive", "torchao.rowwise/fused", "bf16/fused@0.001", "e8m3/fused@0.001", "e8m3/fused@0.002"]
+    flags += ["--eval-every=5", "--eval-windows=2"]
+    arms = ["float32/naive", "torchao.rowwise", "bf16/fused@0.001", "e8m3/fused@0.001", "e8m3/fused@0.002"]
     assert parity.run(tmp_path, arms, 2, 0.0, flags) == 75
     assert parity.run(tmp_path, arms, 2, 1.0, flags) == 0
     report = parity.report(tmp_path, 4)
     assert [sorted(runs) for runs in parity.curves(tmp_path).values()] == [[0, 1]] * 5
     assert all(len(row["loss"]) == 12 for runs in parity.curves(tmp_path).values() for row in runs.values())
     assert list(report["arms"]) == arms and "differences" not in report["arms"][arms[0]]
+    held_out = [row["validation"] for runs in parity.curves(tmp_path).values() for row in runs.values()]
+    assert all([step for step, _ in row] == [5, 10, 12] for row in held_out)
+    assert [len(report["arms"][arm]["validation"].get("above", [])) for arm in arms] == [0, 2, 0, 2, 2]
+    row = parity.curves(tmp_path)[arms[1]][0]
+    assert row["columns"]["attention"] == "torch" and row["tokens_per_step"] == 2 * MODELS["tiny"].shape.length
     assert len(report["arms"][arms[1]]["differences"]) == 2 and "verdict" not in report["arms"][arms[1]]
     beside = [report["arms"][arm]["beside"] for arm in arms]
     assert beside == [arms[0], arms[0], arms[2], arms[2], arms[0]]  # the last has its learning rate alone

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from smoke_tests.claims import proves
-from smoke_tests.training import documents, infer, prepare_data, pretrain
+from smoke_tests.training import documents, infer, prepare_data, pretrain, source_text
 from smoke_tests.training.documents import TextError
 from smoke_tests.training.shards import Shards, read_index
 from smoke_tests.training.small_runs import refusal_of, small, trained, words
@@ -273,3 +273,42 @@ def test_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "another text" in refusal_of(lambda: pretrain.start(again))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+@proves(
+    "source files become documents, each text once and neither tables nor other encodings, with a tokenizer that is "
+    "trained on them: prepared by it, the tokens decode to the same documents, with its end behind each",
+    package="torch",
+    since="2.4",
+)
+def test_source_text(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    texts = {name: f"int {name}(void)\n{{\n\treturn sizeof({name});\n}}\n" * 9 for name in ("first", "second")}
+    files = {"a/b.c": texts["first"], "a/c.H": texts["second"], "a/too.bin": "x" * 300, "a/short.c": "int x;\n"}
+    files.update(
+        {"other/same.c": texts["first"], "other/d.py": "d\u00e9j\u00e0 = 1\n" * 50, "other/e.c": "y" * (2**18 + 1)}
+    )
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, "utf-8")
+    (tmp_path / "a" / "latin.c").write_bytes(b"\xe9" * 300)
+    (tmp_path / "a" / "link.c").symlink_to(tmp_path / "other" / "d.py")
+    out, folders = tmp_path / "text", [str(tmp_path / "a"), str(tmp_path / "other")]
+    assert source_text.main([*folders, "--out", str(out), "--vocabulary", "300"]) == 0
+    expected = [texts["first"], texts["second"], files["other/d.py"]]
+    lines = [str(out / "a.jsonl"), str(out / "other.jsonl")]
+    assert [text for line in lines for text in documents.documents([line])] == expected
+    tokenizer = opened(str(out))
+    assert tokenizer.vocabulary <= 300
+    tokens = prepared(tmp_path / "tokens", *lines, "--tokenizer", str(out))
+    ends = [index for index, token in enumerate(tokens) if token == tokenizer.separator]
+    spans = zip([0, *(end + 1 for end in ends)], ends)
+    assert [tokenizer.decode(tokens[begin:end]) for begin, end in spans] == expected and ends[-1] == len(tokens) - 1
+    assert len(tokens) < sum(map(len, expected)) / 2
+    for arguments, reason in (
+        ([folders[0], folders[0]], "two folders have the same name"),
+        ([folders[0], str(tmp_path / "tokens")], "tokens has no source file"),
+        ([folders[0], "--vocabulary", "256"], "must be more than the 256 bytes"),
+    ):
+        request = [*arguments, "--out", str(tmp_path / "refused")]
+        assert reason in refusal_of(lambda request=request: source_text.main(request))  # type: ignore[misc]
