@@ -80,10 +80,31 @@ def trainings(facts: Facts) -> str:
         sections += [
             f"### {model}: `{target}` on {machine}",
             f"[Curves of every run]({place}.jsonl)",
-            table,
+            *([table] if rows else []),
+            *_on_held_out(report),
             f"![Loss of {model}]({place}.svg)",
         ]
     return "\n\n".join(sections) or "No training on a GPU is committed yet."
+
+
+def _on_held_out(report: Mapping[str, Any]) -> list[str]:
+    """The table of the losses on held-out text, if the runs of a report have any."""
+    ends = {name: arm["validation"] for name, arm in report["arms"].items() if "validation" in arm}
+    if not ends:
+        return []
+    rows = [
+        [
+            f"`{name}`",
+            f"{end['end']:.4f}",
+            ", ".join(f"{share:+.2%}" for share in end.get("above", [])) or "the reference",
+            f"{end['tokens'] / 1e6:,.1f}",
+            f"{end['seconds']:,.0f}",
+        ]
+        for name, end in ends.items()
+    ]
+    goal = f"{next(iter(ends.values()))['goal']:.4f}"
+    heads = f"run|last loss on held-out text|above its reference, by seed|million tokens to {goal}|seconds to {goal}"
+    return [markdown.table(heads, rows)]
 
 
 PARTS = ("transformer-engine-", "msamp-")  # distributions that are parts of another package

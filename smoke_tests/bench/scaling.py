@@ -27,7 +27,6 @@ from smoke_tests.training.models import MODELS
 
 LIMIT = 300  # seconds that a job may take
 LOOKED = 5  # microbatches until the kernels are noted, see training/distributed/engine.py
-SAID = re.compile(r"(?!\S*ChildFailed)(?<![\w.])[\w.]+Error: .*")  # of a rank, not of torchrun
 DEVICE: List[str] = []  # put "--cpu" here to train over gloo, and so to try this without a GPU
 
 
@@ -147,8 +146,7 @@ def trained(job: Job, gpus: int, steps: int, folder: Path) -> Row:
     with jobs.Job(jobs.torchrun("engine.py", [*DEVICE, *arguments], gpus), folder / "log", alone=True) as started:
         code = started.ended(LIMIT)
         if code != 0:
-            message = SAID.search(started.printed())
-            raise RuntimeError(message[0] if message else f"the job ended with code {code}")
+            raise RuntimeError(jobs.error_in(started.printed()) or f"the job ended with code {code}")
     ranks = [jobs.noted(folder, rank) for rank in range(gpus)]
     losses = next(ranked for ranked in ranks if ranked[0]["loss"] > 0)  # in a pipeline the last stage sees it
     first = LOOKED if steps > 2 * LOOKED else 1

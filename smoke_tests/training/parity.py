@@ -70,10 +70,11 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
         rows = logs.read_log(out / "log.jsonl")
         numbers = {key: [round(row[key], 5) for row in rows] for key in ("loss", "norm")}
         asked = {key: value for key, value in vars(begun.options).items() if key not in ("out", "resume")}
-        took = round(sum(row["seconds"] for row in rows), 1)
+        took = [row["seconds"] for row in rows]
         held_out = [[row["step"] + 1, round(row["validation"], 5)] for row in rows if "validation" in row]
-        about = {"options": asked, "columns": begun.columns, "text": begun.text.identity(), "seconds": took}
-        about["tokens_per_step"] = begun.windows * begun.data.shape.length
+        about = {"options": asked, "columns": begun.columns, "text": begun.text.identity()}
+        about.update(tokens_per_step=begun.windows * begun.data.shape.length, seconds=round(sum(took), 1))
+        about.update(step_seconds=round(statistics.median(took), 6))
         log.write(arm=arm, seed=seed, **about, **numbers, **({"validation": held_out} if held_out else {}))
         shutil.rmtree(out)
     return 0
@@ -130,7 +131,8 @@ def on_held_out(by_arm: Curves, beside: Dict[str, str]) -> Dict[str, Dict[str, A
     """What the losses on held-out text say of each arm; empty unless every run has some.
 
     end: the mean of the last ones. above: by what share each seed's lies above that of the reference's same seed.
-    goal: a loss that every run reached, the highest of the last ones. tokens, seconds: what an arm took to reach it.
+    goal: a loss that every run reached, the highest of the last ones. tokens, seconds: what an arm took to reach it, by
+    its median step, so that other work on the machine for a while does not count.
     """
     if not all("validation" in row for runs in by_arm.values() for row in runs.values()):
         return {}
@@ -142,7 +144,7 @@ def on_held_out(by_arm: Curves, beside: Dict[str, str]) -> Dict[str, Dict[str, A
         ends = {seed: runs[seed]["validation"][-1][1] for seed in seeds}
         steps = [reached(runs[seed]["validation"], goal) for seed in seeds]
         spent = [runs[seed]["tokens_per_step"] * step for seed, step in zip(seeds, steps)]
-        took = [runs[seed]["seconds"] * step / len(runs[seed]["loss"]) for seed, step in zip(seeds, steps)]
+        took = [runs[seed]["step_seconds"] * step for seed, step in zip(seeds, steps)]
         result[arm] = {"end": statistics.mean(ends.values()), "goal": goal}
         result[arm].update(tokens=round(statistics.mean(spent)), seconds=round(statistics.mean(took), 1))
         if arm != beside[arm]:

@@ -92,9 +92,9 @@ def test_parity_compares() -> None:
 def test_parity_on_held_out_text() -> None:
     def row(seconds: float, *losses: float) -> Dict[str, Any]:
         held_out = [[10 * index, loss] for index, loss in enumerate(losses, start=1)]
-        return {"tokens_per_step": 256, "loss": [0.0] * 30, "seconds": seconds, "validation": held_out}
+        return {"tokens_per_step": 256, "step_seconds": seconds, "validation": held_out}
 
-    curves = {"a": {0: row(60.0, 5.0, 3.0, 2.0), 1: row(30.0, 4.0, 2.5, 2.5)}, "b": {0: row(90.0, 3.0, 2.0, 1.0)}}
+    curves = {"a": {0: row(2.0, 5.0, 3.0, 2.0), 1: row(1.0, 4.0, 2.5, 2.5)}, "b": {0: row(3.0, 3.0, 2.0, 1.0)}}
     numbers = parity.on_held_out(curves, {"a": "a", "b": "a"})
     assert numbers["a"] == {"end": 2.25, "goal": 2.5, "tokens": 5760, "seconds": 35.0}  # after steps 25 and 20
     assert numbers["b"] == {"end": 1.0, "goal": 2.5, "tokens": 3840, "seconds": 45.0, "above": [-0.5]}
@@ -118,6 +118,7 @@ def test_parity_runs(tmp_path: Path) -> None:
     assert all([step for step, _ in row] == [5, 10, 12] for row in held_out)
     assert [len(report["arms"][arm]["validation"].get("above", [])) for arm in arms] == [0, 2, 0, 2, 2]
     row = parity.curves(tmp_path)[arms[1]][0]
+    assert 0 < row["step_seconds"] <= row["seconds"] / 4
     assert row["columns"]["attention"] == "torch" and row["tokens_per_step"] == 2 * MODELS["tiny"].shape.length
     assert len(report["arms"][arms[1]]["differences"]) == 2 and "verdict" not in report["arms"][arms[1]]
     beside = [report["arms"][arm]["beside"] for arm in arms]

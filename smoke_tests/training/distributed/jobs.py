@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Type
 from smoke_tests import claims
 
 PORT = 29400
+RANK_ERROR = re.compile(r"(?!\S*ChildFailed)(?<![\w.])[\w.]+Error: .*")  # of a rank, not of torchrun
 CHECKOUT = Path(__file__).resolve().parents[3]
 # An Ethernet link between two network namespaces, in a user namespace in which this user may create them.
 CABLE = r"""
@@ -138,6 +140,12 @@ def noted(folder: Path, rank: int = 0) -> List[Dict[str, Any]]:
 def losses(folder: Path, rank: int = 0, number: str = "loss") -> Dict[int, float]:
     """Step -> loss (nats per token), or another number of the line; the last line of a step counts."""
     return {row["step"]: row[number] for row in noted(folder, rank)}
+
+
+def error_in(printed: str) -> str:
+    """The first error of a rank in what a job printed, or ""."""
+    error = RANK_ERROR.search(printed)
+    return error[0] if error else ""
 
 
 class TwoHosts:
