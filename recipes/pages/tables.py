@@ -96,7 +96,7 @@ def _on_held_out(report: Mapping[str, Any]) -> list[str]:
         [
             f"`{name}`",
             f"{end['end']:.4f}",
-            ", ".join(f"{share:+.2%}" for share in end.get("above", [])) or "the reference",
+            ", ".join(f"{100 * share:+.2f} %" for share in end.get("above", [])) or "the reference",
             f"{end['tokens'] / 1e6:,.1f}",
             f"{end['seconds']:,.0f}",
         ]
