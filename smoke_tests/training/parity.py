@@ -72,7 +72,7 @@ def run(folder: Path, arms: Sequence[str], seeds: int, minutes: float, flags: Se
         asked = {key: value for key, value in vars(begun.options).items() if key not in ("out", "resume")}
         took = [row["seconds"] for row in rows]
         held_out = [[row["step"] + 1, round(row["validation"], 5)] for row in rows if "validation" in row]
-        about = {"options": asked, "columns": begun.columns, "text": begun.text.identity()}
+        about: Dict[str, Any] = {"options": asked, "columns": begun.columns, "text": begun.text.identity()}
         about.update(tokens_per_step=begun.windows * begun.data.shape.length, seconds=round(sum(took), 1))
         about.update(step_seconds=round(statistics.median(took), 6))
         log.write(arm=arm, seed=seed, **about, **numbers, **({"validation": held_out} if held_out else {}))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import List
 
 import pytest
+import torch
 
 from smoke_tests.claims import proves
 from smoke_tests.training.distributed import jobs
@@ -77,11 +78,11 @@ def test_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     for document in (float8_fsdp2.ROWS, tilearn.ROWS):
         batches = set()
         for row in document.values():
-            monkeypatch.setattr(rows.torch.cuda, "device_count", lambda: 8)
+            monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
             arguments = rows.arguments_of(row, cpu=False)
             assert ("float8" in arguments) == (row.float8 != "none")
             batches.add(arguments[arguments.index("--training.global_batch_size") + 1])
-            monkeypatch.setattr(rows.torch.cuda, "device_count", lambda: 3)
+            monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
             with pytest.raises(RuntimeError, match=r"is laid out for .* or 8 GPUs of one machine, and this one has 3"):
                 rows.arguments_of(row, cpu=False)
         assert len(batches) == 1
