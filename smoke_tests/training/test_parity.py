@@ -94,11 +94,16 @@ def test_parity_on_held_out_text() -> None:
         held_out = [[10 * index, loss] for index, loss in enumerate(losses, start=1)]
         return {"tokens_per_step": 256, "step_seconds": seconds, "validation": held_out}
 
-    curves = {"a": {0: row(2.0, 5.0, 3.0, 2.0), 1: row(1.0, 4.0, 2.5, 2.5)}, "b": {0: row(3.0, 3.0, 2.0, 1.0)}}
+    curves = {
+        "a": {0: row(2.013, 5.0, 3.0, 2.3), 1: row(1.0, 4.0, 2.5, 2.5)},
+        "b": {0: row(3.0, 3.0, 2.0, 1.1)},
+    }
     numbers = parity.on_held_out(curves, {"a": "a", "b": "a"})
-    assert numbers["a"] == {"end": 2.25, "goal": 2.5, "tokens": 5760, "seconds": 35.0}  # after steps 25 and 20
-    assert numbers["b"] == {"end": 1.0, "goal": 2.5, "tokens": 3840, "seconds": 45.0, "above": [-0.5]}
-    assert parity.reached([[10, 2.0], [20, 1.0]], 3.0) == 10 and parity.reached([[10, 2.0]], 1.0) == 10
+    # After steps 27.143 and 20, of 256 tokens and 2.013 and 1 seconds.
+    assert numbers["a"] == {"end": 2.4, "goal": 2.5, "tokens": 6034, "seconds": 37.3}
+    assert numbers["b"] == {"end": 1.1, "goal": 2.5, "tokens": 3840, "seconds": 45.0, "above": [-0.521739]}
+    assert parity.reached([[10, 2.0], [20, 1.5]], 1.75) == 15 and parity.reached([[10, 2.0]], 3.0) == 10
+    assert parity.reached([[10, 2.0], [20, 1.9]], 1.0) == 20
     del curves["b"][0]["validation"]
     assert parity.on_held_out(curves, {"a": "a", "b": "a"}) == {}
 
