@@ -99,14 +99,13 @@ class Builder:
         files = self.fetch()
         locked = [(artifact, files[artifact.sha256]) for artifact in self.plan.locked.artifacts]
         trees = self.trees(files)
+        given = {pin.name: self.given(pin, files) for pin in self.plan.pins if pin.release.kind == "wheel"}
+        environment.refuse_clashes(given.values())  # before an hour of compiling
         wheels: list[Wheel] = []
         for pin in self.plan.pins:
             if pin.release.kind == "provided":
                 continue
-            if pin.release.kind == "wheel":
-                wheel = self.given(pin, files)
-            else:
-                wheel = self._wheel(pin, trees[pin.name], files, wheels)
+            wheel = given.get(pin.name) or self._wheel(pin, trees[pin.name], files, wheels)
             audit.check_metadata(wheel.path, pin, self.plan.target)
             wheels.append(wheel)
         return locked, wheels

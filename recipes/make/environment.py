@@ -347,7 +347,7 @@ def _manifest(plan: Plan, wheels: list[Wheel]) -> dict[str, Any]:
     }
 
 
-def refuse_clashes(wheels: list[Wheel]) -> None:
+def refuse_clashes(wheels: Iterable[Wheel]) -> None:
     """Refuse wheels that contain one file with different content: the one installed last would silently win."""
     owners: dict[str, tuple[str, str]] = {}
     for wheel in wheels:

@@ -68,6 +68,15 @@ def test_two_wheels_that_bring_one_file_have_to_agree(tmp_path: Path) -> None:
         refuse_clashes(wheels)
 
 
+def test_ready_wheels_that_differ_are_refused_before_anything_is_built(tiny: Tiny) -> None:
+    other = wheel(tiny.shelf, "tinyother", more={"tinywheel.py": b"value = 3\n"})
+    tiny.plant("tinyother", identity=f'file = "{other.name}"\nsha256 = "{sha256_of(other)}"')
+    tiny.edit(tiny.targets, 'tinypkg = "1.0"', 'tinypkg = "1.0"\ntinyother = "1.0"')
+    tiny.lock()
+    tiny.refuse("build", "tiny", naming=("both contain tinywheel.py and differ",))
+    assert not list(tiny.cache.glob("wheels/*")), "it was built first"
+
+
 def test_a_file_where_a_folder_should_be_is_named(tiny: Tiny, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
