@@ -138,6 +138,6 @@ def te_norm_of(norm: torch.nn.Module, eps: float) -> torch.nn.Module:
 
 
 def _with_parameters(made: torch.nn.Module, layer: torch.nn.Module) -> torch.nn.Module:
-    for name, parameter in layer.named_parameters():
+    for name, parameter in layer.named_parameters(recurse=False):
         setattr(made, name, parameter)
     return made
