@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from unittest import mock
+
 import torch
 
 from smoke_tests.operators.implements import implements
@@ -53,6 +56,26 @@ def torch_cudnn_attention_without_rows(query: torch.Tensor, key: torch.Tensor, v
     forward=CUDNN_FORWARD,
     backward=CUDNN_BACKWARD,
     limits=("no rows",),
-)  # with cuDNN 9.26 it attends to one token as well; 2.18 with cuDNN 9.19 refuses
+)  # for one token it takes FlashAttention, where that is installed; 2.18 with cuDNN 9.19 refuses
 def te_attention_to_one_token(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return te_attention(query, key, value)
+
+
+@implements(
+    "attention",
+    "transformer-engine.flash",
+    newer="2.20",
+    cuda=HALF,
+    forward=f"FlashAttentionForward|{FLASH_FORWARD}",  # of FlashAttention 4, or else of 2
+    backward=f"FlashAttentionBackward|{FLASH_BACKWARD}",
+    limits=("no rows",),
+)
+def te_attention_by_flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    from transformer_engine.pytorch.attention.dot_product_attention import _attention_backends
+
+    with mock.patch.dict(os.environ, NVTE_FUSED_ATTN="0"):
+        _attention_backends["backend_selection_requires_update"] = True  # it reads the environment only then
+        try:
+            return te_attention(query, key, value)
+        finally:
+            _attention_backends["backend_selection_requires_update"] = True
