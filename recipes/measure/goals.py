@@ -13,8 +13,9 @@ class Goal(NamedTuple):
     """A goal for a number, and the one cell and arm that answer it, chosen before they are measured.
 
     of: "time" or "memory" (how many times as fast as `over`, or as little), "mfu" by the count of COUNTS[0], "copy" (a
-    share of the copy's speed). over: the arm that it is compared with, else its base. grid: patterns of the cells and
-    the arms that are like it, of which the median is shown and how many reach the goal.
+    share of the copy's speed), "rate" (TFLOP/s while the GPU computes). over: the arm that it is compared with, else
+    its base. grid: patterns of the cells and the arms that are like it, of which the median is shown and how many reach
+    the goal.
     """
 
     says: str
@@ -63,6 +64,35 @@ SINGLE = (
         )
     ),
 )  # fmt: skip
+# One operator each, of packages that not every target has.
+OPERATORS = (
+    *(
+        Goal(
+            f"attention{both}, 8,192 tokens, causal, heads of 128, TFLOP/s", least,
+            f"operators/attention/2x32x8192x128/{way}", "flash-attn-4", "rate",
+            grid=(f"operators/attention/2x32x8192x128/{way}", "*"),
+        )
+        for way, both, least in (("forward", " forward", 720.0), ("both", " forward and backward", 620.0))
+    ),
+    *(
+        Goal(
+            f"cross_entropy{both} by QuACK, share of the copy", least, f"operators/cross_entropy/8192x64320/{way}",
+            "quack-kernels", "copy",
+        )
+        for way, both, least in (("forward", " forward", 0.93), ("both", " forward and backward", 0.9))
+    ),
+    Goal(
+        "linear and cross entropy without stored logits, forward and backward, TFLOP/s", 700.0,
+        "operators/linear_cross_entropy/8192x2048x64320/both", "liger-kernel", "rate",
+    ),
+    *(
+        Goal(
+            f"{name} forward and backward, share of the copy", 0.93, f"operators/{name}/{size}/both", "flash-attn",
+            "copy",
+        )
+        for name, size in (("rope", "8x32x2048x64"), ("swiglu", "16384x5632"))
+    ),
+)  # fmt: skip
 
 
 def answered(cells: list[Row]) -> list[Row]:
@@ -73,7 +103,9 @@ def answered(cells: list[Row]) -> list[Row]:
     if not cells[0]["run"]["machine"]["gpus"]:
         return []
     several = of(cells, "scaling/")
-    goals = [*(SEVERAL if several else ()), *(SINGLE if len(cells) > len(several) else ())]
+    releases = cells[0]["run"]["releases"]
+    of_packages = [goal for goal in OPERATORS if goal.arm in releases]
+    goals = [*(SEVERAL if several else ()), *((*SINGLE, *of_packages) if len(cells) > len(several) else ())]
     shown = [_shown(goal, cells) for goal in goals]
     return shown + (_least_gain(cells) if len(cells) > len(several) else [])
 
@@ -99,8 +131,10 @@ def measured(goal: Goal, row: Row, name: str) -> Number | None:
     if arm is None:
         return None
     base = arms.get(goal.over or arm.get("base", ""))
-    if goal.of in ("mfu", "copy"):
+    if goal.of in ("mfu", "copy", "rate"):
         value = mfu_of(arm, row, COUNTS[0]) if goal.of == "mfu" else share(arm, row)
+        if goal.of == "rate" and value is not None:
+            value = arm["flops_per_second"] / 1e12
         ms, samples = (arm["ms"], waited(arm)) if goal.of == "mfu" else (arm["gpu_ms"], arm["samples_ms"])
         _, low, high = room("rows").ratio([ms] * len(samples), samples)
         return None if value is None else (value, value * low, value * high)

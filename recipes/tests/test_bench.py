@@ -117,6 +117,16 @@ def test_fused_is_held_to_naive_by_time_and_memory_of_one_arm_at_equal_batch() -
     assert mfu[0].startswith(f"**{share:.3g} (") and mfu[0].endswith(f"({others:.1%} by nanoGPT's count)")
 
 
+def test_a_rate_is_that_of_the_gpu_and_is_asked_of_targets_with_the_package_only() -> None:
+    tests = {"flops": 3e11, "flops_per_second": 3e14, "samples_ms": [1.0] * 9}
+    cell = {**row("operators/attention/2x32x8192x128/forward", **{"flash-attn-4": arm(**tests)})}
+    with_package = {**ON_GPUS, "releases": {"flash-attn-4": "4.0.0b36"}}
+    goal = "attention forward, 8,192 tokens, causal, heads of 128, TFLOP/s"
+    for run, expected in ((with_package, ["300 (300 to 300, 9), not reached"]), (ON_GPUS, [])):
+        answers = goals.answered([{**ROWS.judge(cell, LIMITS), "run": run}])
+        assert [each["found"] for each in answers if each["goal"] == goal] == expected
+
+
 def test_a_goal_that_is_not_reached_says_where_the_time_went() -> None:
     slow = row(LARGE, **{NAMED: fast(1.25, kernels=[["nvjet_qqtst", 0.5], ["quantize", 0.25]], samples_ms=[0.8] * 9)})
     goal = goals.answered([{**ROWS.judge(slow, LIMITS), "run": ON_GPUS}])[0]
