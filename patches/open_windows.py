@@ -1,4 +1,4 @@
-"""What Transformer Engine's causal attention sees through FlashAttention 4: the proof of two wheels with one patch."""
+"""The proof that the patches of two Transformer Engine wheels share: which keys causal attention sees."""
 
 from patches.proof import Proof
 
@@ -30,7 +30,8 @@ def attend(query, key, value, causal=False, window_size=(None, None), window_siz
     weights = (query @ key.T).masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num()  # a row without keys is zero
     return weights @ value
 
-interface = MagicMock(flash_attn_func=attend, flash_attn_varlen_func=attend, _flash_attn_fwd=attend)
+functions = ("flash_attn_func", "flash_attn_varlen_func", "_flash_attn_fwd", "_flash_attn_bwd")
+interface = MagicMock(**dict.fromkeys(functions, attend))
 for name in ("flash_attn", "flash_attn.cute"):
     sys.modules[name] = MagicMock()
 sys.modules["flash_attn.cute.interface"] = interface
@@ -48,6 +49,7 @@ for function, window in (
     (backends.flash_attn_func_v4, {"window_size": (3, 0)}),
     (backends.flash_attn_varlen_func_v4, {"window_size": (-1, 0)}),
     (backends._flash_attn_fwd_v4, {"window_size_left": -1, "window_size_right": 0}),
+    (backends._flash_attn_bwd_v4, {"window_size_left": -1, "window_size_right": 0}),
 ):
     output = function(query, key, value, causal=True, **window)
     print(window, "zero" if not output.any() else "all keys" if torch.equal(output, exact) else "other keys")
@@ -56,11 +58,10 @@ for function, window in (
 
 def test_causal_attention_is_zero_without_the_patch_only(proof: Proof) -> None:
     pristine, patched = proof.run(ATTENDED)
+    causal, banded = "{'window_size': (-1, 0)}", "{'window_size': (3, 0)}"
     sides = "{'window_size_left': -1, 'window_size_right': 0}"
-    windows = ["{'window_size': (-1, 0)}", "{'window_size': (3, 0)}", "{'window_size': (-1, 0)}", sides]
-    seen = [line.rpartition("}")[2].strip() for line in pristine.stdout.splitlines()]
-    assert [line.rpartition("} ")[0] + "}" for line in pristine.stdout.splitlines()] == windows
-    assert seen == ["zero", "other keys", "zero", "zero"]
-    assert patched.stdout.splitlines() == [
-        f"{windows[0]} all keys", f"{windows[1]} other keys", f"{windows[2]} all keys", f"{windows[3]} all keys"
-    ]  # fmt: skip
+    windows = [causal, banded, causal, sides, sides]
+    before, after = (["zero", "other keys", *[word] * 3] for word in ("zero", "all keys"))
+    after[0] = "all keys"
+    assert pristine.stdout.splitlines() == [f"{window} {seen}" for window, seen in zip(windows, before, strict=True)]
+    assert patched.stdout.splitlines() == [f"{window} {seen}" for window, seen in zip(windows, after, strict=True)]

@@ -439,10 +439,11 @@ def test_inputs_keep_their_bits(name: str, column: str, dtype: torch.dtype, devi
 def poison(given: Sample, device: str) -> None:
     """Fill with NaN, and free, the memory that an operator's tensors will lie in."""
     if device == "cuda":
-        torch.cuda.empty_cache()  # what an earlier call left there may be right
-        # torch takes 2 MiB from the driver for tensors of up to 1 MiB, and 20 MiB for those of up to 10 MiB.
+        torch.cuda.empty_cache()  # cached blocks may still hold the right results of an earlier call
+        # torch takes 2 MiB from the driver for tensors of up to 1 MiB, and 20 MiB for those of up to 10 MiB. Bytes of
+        # 255 are NaN in every floating-point dtype.
         sizes = [2**20] * 32 + [20 * 2**20] * 4
-        held = [torch.full((size,), 255, dtype=torch.uint8, device=device) for size in sizes]  # NaN in every dtype
+        held = [torch.full((size,), 255, dtype=torch.uint8, device=device) for size in sizes]
     else:
         shapes = [tensor.shape for tensor in (*given.inputs, given.gradient)]
         kinds = (given.inputs[0].dtype, torch.float32)
@@ -456,7 +457,7 @@ def test_memory_is_written_before_it_is_read(
     name: str, column: str, dtype: torch.dtype, device: str, measured: Dict[str, Any]
 ) -> None:
     given = sample_for(name, column, dtype)
-    # What is compiled and tuned at the first call takes memory, too.
+    # The first call compiles and tunes, which also takes memory.
     bounds.forward_and_backward(given.bind(operator(name, column), device), given.inputs, given.gradient, device)
     poison(given, device)
     assert_equals_float64(results_of(name, column, given, device), given, dtype, device, measured)

@@ -1,4 +1,4 @@
-"""Causal attention of Transformer Engine through FlashAttention 4 sees the keys that it may see, and not none."""
+"""Causal attention through FlashAttention 4 sees every key that its mask allows, with the patch only."""
 
 from patches.open_windows import test_causal_attention_is_zero_without_the_patch_only  # noqa: F401
 

@@ -10,10 +10,10 @@ from recipes.measure.results import COUNTS, FEWEST, Number, Row, mfu, mfu_of, of
 
 
 class Goal(NamedTuple):
-    """A goal for a number, and the one cell and arm that answer it, chosen before they are measured.
+    """A goal for a number, and the one cell and arm that answer it; of SEVERAL and SINGLE, chosen before measuring.
 
     of: "time" or "memory" (how many times as fast as `over`, or as little), "mfu" by the count of COUNTS[0], "copy" (a
-    share of the copy's speed), "rate" (TFLOP/s while the GPU computes). over: the arm that it is compared with, else
+    share of the copy's speed), "rate" (TFLOP/s over the GPU's time). over: the arm that it is compared with, else
     its base. grid: patterns of the cells and the arms that are like it, of which the median is shown and how many reach
     the goal.
     """
@@ -64,7 +64,7 @@ SINGLE = (
         )
     ),
 )  # fmt: skip
-# One operator each, of packages that not every target has.
+# Of packages that not every target has. The numbers were set before cu13.2-torch2.15 was measured, the arms afterwards.
 OPERATORS = (
     *(
         Goal(
@@ -132,9 +132,10 @@ def measured(goal: Goal, row: Row, name: str) -> Number | None:
         return None
     base = arms.get(goal.over or arm.get("base", ""))
     if goal.of in ("mfu", "copy", "rate"):
-        value = mfu_of(arm, row, COUNTS[0]) if goal.of == "mfu" else share(arm, row)
-        if goal.of == "rate" and value is not None:
-            value = arm["flops_per_second"] / 1e12
+        if goal.of == "rate":
+            value = arm["flops_per_second"] / 1e12 if "flops_per_second" in arm else None
+        else:
+            value = mfu_of(arm, row, COUNTS[0]) if goal.of == "mfu" else share(arm, row)
         ms, samples = (arm["ms"], waited(arm)) if goal.of == "mfu" else (arm["gpu_ms"], arm["samples_ms"])
         _, low, high = room("rows").ratio([ms] * len(samples), samples)
         return None if value is None else (value, value * low, value * high)

@@ -89,22 +89,18 @@ def trainings(facts: Facts) -> str:
 
 def _on_held_out(report: Mapping[str, Any]) -> list[str]:
     """The table of the losses on held-out text, if the runs of a report have any."""
-    ends = {name: arm["validation"] for name, arm in report["arms"].items() if "validation" in arm}
-    if not ends:
-        return []
-    rows = [
-        [
-            f"`{name}`",
-            f"{end['end']:.4f}",
-            ", ".join(f"{100 * share:+.2f} %" for share in end.get("above", [])) or "the reference",
-            f"{end['tokens'] / 1e6:,.1f}",
-            f"{end['seconds']:,.0f}",
-        ]
-        for name, end in ends.items()
-    ]
-    goal = f"{next(iter(ends.values()))['goal']:.4f}"
-    heads = f"run|last loss on held-out text|above its reference, by seed|million tokens to {goal}|seconds to {goal}"
-    return [markdown.table(heads, rows)]
+    rows = []
+    for name, arm in report["arms"].items():
+        if end := arm.get("validation"):
+            row = [f"`{name}`", f"{end['end']:.4f}", "", "", "", ""]
+            if "goal" in end:
+                sides = end["arm"], end["reference"]
+                above = ", ".join(f"{100 * share:+.2f} %" for share in end["above"])
+                tokens = " and ".join(f"{side['tokens'] / 1e6:,.1f}" for side in sides)
+                row[2:] = above, f"{end['goal']:.4f}", tokens, " and ".join(f"{side['seconds']:,.0f}" for side in sides)
+            rows.append(row)
+    reached = "loss that both reached|million tokens to it, of the run and its reference|seconds, likewise"
+    return [markdown.table(f"run|last held-out loss|above its reference, by seed|{reached}", rows)] if rows else []
 
 
 PARTS = ("transformer-engine-", "msamp-")  # distributions that are parts of another package

@@ -172,13 +172,13 @@ class Keys:
         folder, harness = root / "smoke_tests", (*HARNESS, "mutants.py")
         self._codes = {False: Code(folder, harness, (*OUTSIDE, REASONS)), True: Code(folder, harness, OUTSIDE)}
         self._plantings = {has_reason: Planting.of(code) for has_reason, code in self._codes.items()}
-        listed = json.loads((folder / RULED).read_text(encoding="utf-8"))
-        self._judges = {f"{row['module']}.{name}": row["claims"] for row in listed for name in row["names"]}
+        self._ruled = folder / RULED
 
     def of(self, row: Row) -> str | None:
         """The key of a mutant: of the claims that decided it, the fault, and what plants it; None if some are gone.
 
-        The claim that caught a mutant decides it; all of its claims decide a mutant that was not caught.
+        The claim that caught a mutant decides it; all of its claims decide a mutant that was not caught, and one that
+        the rule makes in training then has the claims that its row of faults/ruled.json lists now.
         """
         has_reason = bool(row["why"])
         code, planted = self._codes[has_reason], self._plantings[has_reason].places(row)
@@ -188,7 +188,13 @@ class Keys:
         if row["origin"] != "rule" or row["column"] != "training":
             return key
         judges = self._judges.get(row["name"].partition(" ")[0])
-        return digest_of([key, judges]) if judges else None
+        return digest_of([key, [] if row["by"] else sorted(judges)]) if judges else None
+
+    @functools.cached_property
+    def _judges(self) -> dict[str, list[str]]:
+        """The claims that judge each function of training, by module and name."""
+        listed = json.loads(self._ruled.read_text(encoding="utf-8"))
+        return {f"{row['module']}.{name}": row["claims"] for row in listed for name in row["names"]}
 
     @functools.cache  # noqa: B019  # as long as the verb
     def _key(self, has_reason: bool, roots: frozenset[Place]) -> str:

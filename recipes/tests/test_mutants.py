@@ -97,6 +97,38 @@ def test_a_survivor_is_shown_with_its_reason_or_without(tmp_path: Path) -> None:
     assert "| off | swiglu `torch` | it is the same number |" in faults.text(tmp_path)
 
 
+def test_what_the_rule_changes_in_training_is_there_with_its_claims() -> None:
+    room = checkout_room()
+    for row in json.loads((room.folder / mutants.RULED).read_text()):
+        assert row["claims"] and set(row["claims"]) <= set(room.claims), row
+        for name in row["names"]:
+            file, owner = f"training/{row['module']}.py", name.rpartition(".")[0]
+            assert {(file, name), (file, owner)} & set(room.code.definitions), name
+
+
+def test_a_mutant_of_training_depends_on_its_own_row_of_the_ruled_code(tmp_path: Path) -> None:
+    folder = tmp_path / "smoke_tests"
+    (folder / "training").mkdir(parents=True)
+    (folder / "faults").mkdir()
+    for name, text in ROOM.items():
+        (folder / name).write_text(text)
+    (folder / "training" / "schedule.py").write_text("def rate_at():\n    return 1\n")
+    name = {"name": "schedule.rate_at 1:11: 1: 1 becomes 2", "column": "training", "origin": "rule"}
+    claims = {"claims": ["test_fused_ops.py::test_rope"]}
+    made = [outcomes(by="test_fused_ops.py::test_rope"), outcomes(outcome="survived", by="")]
+    rows = [{**each["mutants"][0], **name, **claims} for each in made]
+    keys = []
+    for listed, other in ((["a"], ["b"]), (["a"], ["c"]), (["a", "c"], ["b"]), ([], ["b"])):
+        table = [{"module": "schedule", "names": ["rate_at"], "claims": listed}] if listed else []
+        table.append({"module": "guard", "names": ["vote"], "claims": other})
+        (folder / mutants.RULED).write_text(json.dumps(table))
+        keys.append([mutants.Keys(tmp_path).of(row) for row in rows])
+    (caught, survived), another, more, gone = keys
+    assert caught and survived and another == [caught, survived]
+    assert more[0] == caught and more[1] not in (None, survived), "a further claim may catch what survived"
+    assert gone == [None, None]
+
+
 def test_claims_that_fail_on_correct_code_are_named(tmp_path: Path) -> None:
     keep(tmp_path, outcomes() | {"failing": ["test_torch.py::test_flash_attention_ran"]})
     assert "These claims fail without any mutant and so catch none: test_torch.py::" in faults.text(tmp_path)

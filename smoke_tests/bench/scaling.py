@@ -148,7 +148,7 @@ def trained(job: Job, gpus: int, steps: int, folder: Path) -> Row:
         if code != 0:
             raise RuntimeError(jobs.error_in(started.printed()) or f"the job ended with code {code}")
     ranks = [jobs.noted(folder, rank) for rank in range(gpus)]
-    losses = next(ranked for ranked in ranks if ranked[0]["loss"] > 0)  # in a pipeline the last stage sees it
+    losses = jobs.of_the_loss(ranks)
     first = LOOKED if steps > 2 * LOOKED else 1
     step = facts(job.run, gpus)
     samples = [row["seconds"] * 1e3 for row in ranks[0][first:]]

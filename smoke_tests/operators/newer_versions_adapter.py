@@ -63,14 +63,15 @@ def te_attention_to_one_token(query: torch.Tensor, key: torch.Tensor, value: tor
 
 @implements(
     "attention",
-    "transformer-engine.flash",
+    "transformer-engine.flash-4",
     newer="2.20",
+    beside="flash-attn-4",
     cuda=HALF,
-    forward=f"FlashAttentionForward|{FLASH_FORWARD}",  # of FlashAttention 4, or else of 2
-    backward=f"FlashAttentionBackward|{FLASH_BACKWARD}",
+    forward="FlashAttentionForward",
+    backward="FlashAttentionBackward",
     limits=("no rows",),
 )
-def te_attention_by_flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def te_attention_by_flash_attention_4(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     from transformer_engine.pytorch.attention.dot_product_attention import _attention_backends
 
     with mock.patch.dict(os.environ, NVTE_FUSED_ATTN="0"):

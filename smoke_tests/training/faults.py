@@ -35,19 +35,11 @@ from smoke_tests.training.options import Options
 TRAINING = "training"
 # The claims of this folder, by file.
 CHECKPOINT = "training/test_checkpoint.py::test_"
-CONVERT = "training/test_convert.py::test_"
 FOLDERS = "training/test_hugging_face.py::test_"
 GPU_RUNS = "training/test_gpu_runs.py::test_"
 GUARD = "training/test_guard.py::test_"
-INFER = "training/test_infer.py::test_"
 LLAMA = "training/test_llama.py::test_"
 MASKS = "training/test_document_masks.py::test_"
-PARITY = "training/test_parity.py::test_"
-PRECISION = "training/test_precision.py::test_"
-PRETRAIN = "training/test_pretrain.py::test_"
-PREPARE = "training/test_prepare_data.py::test_"
-SHARDED = "training/distributed/test_sharded.py::test_"
-TEXT = "training/test_text.py::test_"
 TRAINER = "training/test_trainer.py::test_"
 
 

@@ -128,40 +128,51 @@ def judged(values: Sequence[float], margin: float = MARGIN) -> Dict[str, Any]:
 
 
 def on_held_out(by_arm: Curves, beside: Dict[str, str]) -> Dict[str, Dict[str, Any]]:
-    """What the losses on held-out text say of each arm; empty unless every run has some.
+    """The held-out losses of each arm; empty unless every run has some.
 
-    end: the mean of the last ones. above: by what share each seed's lies above that of the reference's same seed.
-    goal: a loss that every run reached, the highest of the last ones. tokens, seconds: what an arm took to reach it, by
-    its median step, so that other work on the machine for a while does not count.
+    end: the mean last loss. Of an arm that is compared with another, above: for each seed, by what share its last loss
+    lies above the reference's. goal: the highest last loss of both, which all of their runs reached. arm, reference:
+    what each needed to reach it.
     """
     if not all("validation" in row for runs in by_arm.values() for row in runs.values()):
         return {}
-    goal = max(row["validation"][-1][1] for runs in by_arm.values() for row in runs.values())
     result: Dict[str, Dict[str, Any]] = {}
     for arm, runs in by_arm.items():
         others = by_arm[beside[arm]]
         seeds = sorted(set(runs) & set(others))
-        ends = {seed: runs[seed]["validation"][-1][1] for seed in seeds}
-        steps = [reached(runs[seed]["validation"], goal) for seed in seeds]
-        spent = [runs[seed]["tokens_per_step"] * step for seed, step in zip(seeds, steps)]
-        took = [runs[seed]["step_seconds"] * step for seed, step in zip(seeds, steps)]
-        result[arm] = {"end": statistics.mean(ends.values()), "goal": goal}
-        result[arm].update(tokens=round(statistics.mean(spent)), seconds=round(statistics.mean(took), 1))
+        pairs = [(runs[seed]["validation"][-1][1], others[seed]["validation"][-1][1]) for seed in seeds]
+        result[arm] = {"end": statistics.mean(end for end, _ in pairs)}
         if arm != beside[arm]:
-            above = [ends[seed] / others[seed]["validation"][-1][1] - 1 for seed in seeds]
-            result[arm]["above"] = [round(share, 6) for share in above]
+            goal = max(max(pair) for pair in pairs)
+            result[arm].update(above=[round(end / other - 1, 6) for end, other in pairs], goal=goal)
+            for name, side in (("arm", runs), ("reference", others)):
+                result[arm][name] = needed([side[seed] for seed in seeds], goal)
     return result
 
 
+def needed(runs: Sequence[Dict[str, Any]], goal: float) -> Dict[str, float]:
+    """The tokens and seconds that runs needed in the mean to reach a loss, evaluations left out.
+
+    Each step counts as the median step, so that what else the machine did for a while does not count.
+    """
+    steps = [reached(run["validation"], goal) for run in runs]
+    tokens = statistics.mean(run["tokens_per_step"] * step for run, step in zip(runs, steps))
+    seconds = statistics.mean(run["step_seconds"] * step for run, step in zip(runs, steps))
+    return {"tokens": round(tokens), "seconds": round(seconds, 1)}
+
+
 def reached(losses: Sequence[Sequence[float]], goal: float) -> float:
-    """The step at which a loss on held-out text, of pairs (step, loss), first is that low, between two on a line."""
+    """The step at which a loss on held-out text, of pairs (step, loss), first is that low, between two on a line.
+
+    ValueError if none is.
+    """
     before = losses[0]
     for now in losses:
         if now[1] <= goal:
             fallen = before[1] - now[1]
             return now[0] - ((now[0] - before[0]) * (goal - now[1]) / fallen if fallen else 0)
         before = now
-    return losses[-1][0]
+    raise ValueError(f"no loss is as low as {goal}")
 
 
 def references(by_arm: Curves) -> Dict[str, str]:

@@ -9,6 +9,7 @@ The sources that a Linux distribution packages, such as linux-source, are hundre
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import itertools
 import json
 import sys
@@ -41,14 +42,8 @@ def sources(folder: Path, seen: Set[bytes]) -> Iterator[str]:
 
 
 def train_tokenizer(files: Sequence[Path], vocabulary: int, out: Path) -> None:
-    """Train a byte-level BPE of at most so many tokens on documents of .jsonl files, and write a Hugging Face folder.
-
-    TextError if the package tokenizers is missing.
-    """
-    try:
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    except ImportError:
-        raise TextError("a tokenizer is trained by the package tokenizers, which this environment lacks") from None
+    """Train a byte-level BPE of at most so many tokens on documents of .jsonl files; write a Hugging Face folder."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     def lines(path: Path) -> Iterator[str]:
         with open(path, encoding="utf-8") as file:
@@ -77,6 +72,11 @@ def main(arguments: Sequence[str]) -> int:
     asked = parser.parse_args(arguments)
     if asked.vocabulary <= 256:
         parser.error(f"--vocabulary is {asked.vocabulary}, but must be more than the 256 bytes")
+    for folder in asked.folders:
+        if not folder.is_dir():
+            parser.error(f"{folder} is not a folder")
+    if importlib.util.find_spec("tokenizers") is None:
+        parser.error("a tokenizer is trained with the package tokenizers, which this environment lacks")
     files = [asked.out / f"{folder.resolve().name}.jsonl" for folder in asked.folders]
     if len(set(files)) < len(files):
         parser.error("two folders have the same name, and the .jsonl of each takes it: rename one")
@@ -89,7 +89,8 @@ def main(arguments: Sequence[str]) -> int:
     except TextError as error:
         sys.exit(f"fusebox: {error}")
     except OSError as error:
-        sys.exit(f"fusebox: {error.filename}: {error.strerror}; --out is not complete, run again")
+        place = error.filename or f"--out {asked.out}"  # a full disk has no name
+        sys.exit(f"fusebox: {place}: {error.strerror or error}; {asked.out} is incomplete: correct this and run again")
     return 0
 
 
@@ -101,7 +102,8 @@ def write_documents(path: Path, texts: Iterator[str]) -> None:
             file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
             count += 1
     if not count:
-        raise TextError(f"{path.stem} has no source file, or only such as an earlier folder has: name another folder")
+        path.unlink()
+        raise TextError(f"{path.stem} has no source file that an earlier folder does not have: name another folder")
     print(f"{path}: {count:,} documents, {path.stat().st_size:,} bytes", flush=True)
 
 

@@ -85,7 +85,7 @@ def test_parity_compares() -> None:
 
 @proves(
     "on held-out text, an arm's last loss is compared with its reference's of the same seed, and the tokens and "
-    "seconds that each took to a loss that all reached are read between two evaluations on a line",
+    "seconds that both needed to a loss that they all reached are read between two evaluations on a line",
     package="torch",
     since="2.4",
 )
@@ -96,14 +96,20 @@ def test_parity_on_held_out_text() -> None:
 
     curves = {
         "a": {0: row(2.013, 5.0, 3.0, 2.3), 1: row(1.0, 4.0, 2.5, 2.5)},
-        "b": {0: row(3.0, 3.0, 2.0, 1.1)},
+        "b": {0: row(3.0, 3.0, 2.0, 1.1), 1: row(1.0, 3.5, 3.0, 2.4), 2: row(1.0, 9.0)},
     }
     numbers = parity.on_held_out(curves, {"a": "a", "b": "a"})
-    # After steps 27.143 and 20, of 256 tokens and 2.013 and 1 seconds.
-    assert numbers["a"] == {"end": 2.4, "goal": 2.5, "tokens": 6034, "seconds": 37.3}
-    assert numbers["b"] == {"end": 1.1, "goal": 2.5, "tokens": 3840, "seconds": 45.0, "above": [-0.521739]}
+    assert numbers["a"] == {"end": 2.4}
+    assert numbers["b"] == {
+        "end": 1.75,
+        "above": [-0.521739, -0.04],
+        "goal": 2.5,
+        "arm": {"tokens": 5547, "seconds": 36.7},  # after steps 15 and 28.333
+        "reference": {"tokens": 6034, "seconds": 37.3},  # after steps 27.143 and 20
+    }
     assert parity.reached([[10, 2.0], [20, 1.5]], 1.75) == 15 and parity.reached([[10, 2.0]], 3.0) == 10
-    assert parity.reached([[10, 2.0], [20, 1.9]], 1.0) == 20
+    with pytest.raises(ValueError, match=r"no loss is as low as 1\.0"):
+        parity.reached([[10, 2.0], [20, 1.9]], 1.0)
     del curves["b"][0]["validation"]
     assert parity.on_held_out(curves, {"a": "a", "b": "a"}) == {}
 

@@ -308,6 +308,7 @@ def test_source_text(tmp_path: Path) -> None:
     for arguments, reason in (
         ([folders[0], folders[0]], "two folders have the same name"),
         ([folders[0], str(tmp_path / "tokens")], "tokens has no source file"),
+        ([str(tmp_path / "nowhere")], "nowhere is not a folder"),
         ([folders[0], "--vocabulary", "256"], "must be more than the 256 bytes"),
     ):
         request = [*arguments, "--out", str(tmp_path / "refused")]

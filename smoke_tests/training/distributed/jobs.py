@@ -142,6 +142,11 @@ def losses(folder: Path, rank: int = 0, number: str = "loss") -> Dict[int, float
     return {row["step"]: row[number] for row in noted(folder, rank)}
 
 
+def of_the_loss(ranks: Sequence[List[Dict[str, Any]]]) -> List[Dict[str, Any]]:
+    """Of all ranks' lines, those of a rank that sees the loss, in a pipeline the last stage; [] if there is none."""
+    return next((lines for lines in ranks if lines and lines[0]["loss"] > 0), [])
+
+
 def error_in(printed: str) -> str:
     """The first error of a rank in what a job printed, or ""."""
     error = RANK_ERROR.search(printed)

@@ -62,13 +62,15 @@ def measured(row: Row, out: Path, steps: int, cpu: bool, flags: Sequence[str]) -
         if (code := job.process.wait()) != 0:
             raise RuntimeError(jobs.error_in(job.printed()) or f"it ended with code {code}; its output is in {out}/log")
     ranks = [jobs.noted(out, rank) for rank in range(processes)]
-    seen = next(steps for steps in ranks if steps[0]["loss"] > 0)  # in a pipeline the last stage sees it
-    rate = statistics.median(step["tokens_per_second"] for step in ranks[0][FIRST:])
-    return Measured(rate, max(step["active_gib"] for steps in ranks for step in steps), seen[-1]["loss"])
+    losses = jobs.of_the_loss(ranks)
+    if not losses or len(ranks[0]) <= FIRST:
+        raise RuntimeError(f"it logged {len(ranks[0])} steps with a loss, and needs {FIRST + 1}: see {out}/log")
+    rate = statistics.median(line["tokens_per_second"] for line in ranks[0][FIRST:])
+    return Measured(rate, max(line["active_gib"] for lines in ranks for line in lines), losses[-1]["loss"])
 
 
 def main(name: str, about: str, rows: Mapping[str, Row], column: str, words: Sequence[str]) -> int:
-    """Train the rows and print them as a table, each beside the document's; 1 if one of them failed."""
+    """Train the rows in the order of the table and print them, each beside the document's; 1 if one of them failed."""
     parser = Parser(prog=name, description=about, allow_abbrev=False, epilog="All other flags are torchtitan's.")
     parser.add_argument("--out", type=Path, default=Path("runs", name), help="a new folder (runs/%(prog)s)")
     parser.add_argument("--rows", nargs="+", choices=list(rows), default=list(rows), help="which rows (all)")
@@ -84,13 +86,15 @@ def main(name: str, about: str, rows: Mapping[str, Row], column: str, words: Seq
     wide = max(map(len, rows)) + 2
     print(f"{'':{wide}}{'tokens/s/GPU':>12} {'times':>5} {'GiB':>6} {'loss':>7}   {column}", flush=True)
     done: Dict[str, Measured] = {}
-    for number, key in enumerate(asked.rows):
+    chosen = [key for key in rows if key in asked.rows]
+    for number, key in enumerate(chosen):
         try:
             done[key] = now = measured(rows[key], asked.out / str(number), asked.steps, asked.cpu, flags)
         except RuntimeError as error:
             print(f"{key:{wide}}{error}", flush=True)
             continue
-        times = now.tokens_per_second / next(iter(done.values())).tokens_per_second
-        numbers = f"{now.tokens_per_second:12,.0f} {times:5.2f} {now.gib:6.1f} {now.loss:7.3f}"
+        base = done.get(next(iter(rows)))
+        times = f"{now.tokens_per_second / base.tokens_per_second:5.2f}" if base else ""
+        numbers = f"{now.tokens_per_second:12,.0f} {times:5} {now.gib:6.1f} {now.loss:7.3f}"
         print(f"{key:{wide}}{numbers}   {rows[key].document}".rstrip(), flush=True)
-    return 0 if len(done) == len(asked.rows) else 1
+    return 0 if len(done) == len(chosen) else 1

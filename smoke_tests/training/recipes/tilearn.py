@@ -2,9 +2,9 @@
 
     python -m smoke_tests.training.recipes.tilearn --out runs/tilearn [--rows sharded "pipeline 2"]
 
-Windows of 4,096 tokens and 128 of them a step are the article's (E05 to E09); tilearn itself cannot be fetched, so that
-its layouts run in torchtitan. Its numbers are of 8 A800 (80 GB), or of 8 A100 (40 GB) with tensor parallelism, where
-the sharded run took 2,129 tokens/s.
+Windows of 4,096 tokens and 128 of them in a step are the article's (E05, E06, E08, E09). tilearn itself cannot be
+downloaded, so torchtitan trains its layouts. The article's numbers are from 8 A800 (80 GB) and, with tensor
+parallelism, from 8 A100 (40 GB), where its sharded run reached 2,129 tokens/s.
 """
 
 from __future__ import annotations
