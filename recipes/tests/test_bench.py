@@ -118,8 +118,8 @@ def test_fused_is_held_to_naive_by_time_and_memory_of_one_arm_at_equal_batch() -
 
 
 def test_a_rate_is_that_of_the_gpu_and_is_asked_of_targets_with_the_package_only() -> None:
-    tests = {"flops": 3e11, "flops_per_second": 3e14, "samples_ms": [1.0] * 9, "host_ms": 1.0}  # launch-bound, too
-    cell = {**row("operators/attention/2x32x8192x128/forward", **{"flash-attn-4": arm(**tests)})}
+    speed: results.Row = {"flops": 3e11, "flops_per_second": 3e14, "samples_ms": [1.0] * 9, "host_ms": 1.0}
+    cell = {**row("operators/attention/2x32x8192x128/forward", **{"flash-attn-4": arm(**speed)})}
     with_package = {**ON_GPUS, "releases": {"flash-attn-4": "4.0.0b36"}}
     goal = "attention forward, 8,192 tokens, causal, heads of 128, TFLOP/s"
     for run, expected in ((with_package, ["300 (300 to 300, 9), not reached"]), (ON_GPUS, [])):

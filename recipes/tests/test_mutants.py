@@ -113,10 +113,10 @@ def test_a_mutant_of_training_depends_on_its_own_row_of_the_ruled_code(tmp_path:
     for name, text in ROOM.items():
         (folder / name).write_text(text)
     (folder / "training" / "schedule.py").write_text("def rate_at():\n    return 1\n")
-    name = {"name": "schedule.rate_at 1:11: 1: 1 becomes 2", "column": "training", "origin": "rule"}
+    ruled = {"name": "schedule.rate_at 1:11: 1: 1 becomes 2", "column": "training", "origin": "rule"}
     claims = {"claims": ["test_fused_ops.py::test_rope"]}
     made = [outcomes(by="test_fused_ops.py::test_rope"), outcomes(outcome="survived", by="")]
-    rows = [{**each["mutants"][0], **name, **claims} for each in made]
+    rows = [{**each["mutants"][0], **ruled, **claims} for each in made]
     keys = []
     for listed, other in ((["a"], ["b"]), (["a"], ["c"]), (["a", "c"], ["b"]), ([], ["b"])):
         table = [{"module": "schedule", "names": ["rate_at"], "claims": listed}] if listed else []

@@ -10,20 +10,17 @@ from smoke_tests.claims import holds
 Implementation = TypeVar("Implementation", bound=Callable[..., Any])
 
 
-def implements(
-    name: str, column: str, newer: str = "", beside: str = "", **fields: Any
-) -> Callable[[Implementation], Implementation]:
+def implements(name: str, column: str, newer: str = "", **fields: Any) -> Callable[[Implementation], Implementation]:
     """Add what is decorated to the table as this implementation of an operator; the fields are those of its Entry.
 
     Its row is part of its own definition, so that outcomes of other rows do not depend on it. newer: the version of the
-    package from which on it takes the place of the row that the table has. beside: a distribution that it needs, too.
+    package from which on it takes the place of the row that the table has.
     """
 
     def add(call: Implementation) -> Implementation:
         from smoke_tests.operators import table  # here, because the table imports the adapters
 
-        needed = [(column.partition(".")[0], newer), (beside, "0")]
-        if all(_is_installed(package, since) for package, since in needed if package and since):
+        if not newer or _is_installed(column.partition(".")[0], newer):
             table.OPERATORS[name][column] = table.Entry(call, **fields)
         return call
 
