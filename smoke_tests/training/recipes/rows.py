@@ -58,7 +58,7 @@ def measured(row: Row, out: Path, steps: int, cpu: bool, flags: Sequence[str]) -
     more = ["--job.dump_folder", str(out), "--training.steps", str(steps), "--checkpoint.no-enable", *flags]
     command = jobs.torchrun("engine.py", [*arguments_of(row, cpu), *more], processes)
     out.mkdir(parents=True)
-    with jobs.Job(command, out / "log", alone=True) as job:
+    with jobs.Job(command, out / "log", alone=not cpu) as job:  # on a CPU, nothing is timed
         if (code := job.process.wait()) != 0:
             raise RuntimeError(jobs.error_in(job.printed()) or f"it ended with code {code}; its output is in {out}/log")
     ranks = [jobs.noted(out, rank) for rank in range(processes)]
