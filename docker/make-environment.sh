@@ -3,7 +3,7 @@
 #
 #   make-environment.sh PREFIX IN WHEELHOUSE...
 #
-# IN holds requirements.txt (one hash each), python (its version), options (of `uv venv`), what to copy into the
+# IN holds requirements.txt (one hash each), python (its command), options (of `uv venv`), what to copy into the
 # environment (fusebox/, optional: the environment is then for running, not building, and the tests of dependencies are
 # left out), and `replaced` (optional: the base image then provides packages; those named are uninstalled first, the
 # others stay, and `pip check` must not get worse). If IN holds toolkit.txt and its wheels (toolkit/), the environment is
@@ -13,8 +13,8 @@ prefix=${1:?the environment} in=${2:?what it is made of}
 shift 2
 houses=("${@/#/--find-links=}")
 scratch=$(mktemp -d)
-export UV_NO_CONFIG=1 UV_CACHE_DIR=$scratch/uv UV_LINK_MODE=hardlink UV_NO_PROGRESS=1 UV_NO_INSTALLER_METADATA=1
-python=$(command -v "python$(cat "$in/python")")      # a bare name would let uv take VIRTUAL_ENV's
+export UV_NO_CONFIG=1 UV_CACHE_DIR=${UV_CACHE_DIR:-$scratch/uv} UV_LINK_MODE=hardlink UV_NO_PROGRESS=1 UV_NO_INSTALLER_METADATA=1
+python=$(command -v "$(cat "$in/python")")      # a bare name would let uv take VIRTUAL_ENV's
 wanted=$in/requirements.txt
 install=(uv pip install --quiet --offline --no-index --no-deps --require-hashes "${houses[@]}")
 
@@ -30,7 +30,7 @@ if [ -e "$in/replaced" ]; then
   "$python" -m pip --disable-pip-version-check check > "$scratch/after" || [ $? -eq 1 ]
   worse=$(grep --invert-match --line-regexp --fixed-strings --file "$scratch/before" "$scratch/after") || [ $? -eq 1 ]
   if [ -n "$worse" ]; then
-    echo "fusebox: on this base the installation breaks a requirement: $worse; choose versions that fit the base." >&2
+    echo "fusebox: The installation breaks a requirement of the base (${worse%%$'\n'*}): choose versions that fit the base, and start again from its image." >&2
     exit 2
   fi
 else

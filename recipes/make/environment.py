@@ -34,6 +34,7 @@ from recipes.process import held
 from recipes.progress import Steps
 
 OTHER = "it is missing, or of other wheels"
+BREAKS_THE_BASE = 2  # the exit code of docker/make-environment.sh where a layer breaks a requirement of its base
 
 
 @dataclass(frozen=True)
@@ -122,30 +123,43 @@ def create(
 
     `over_base` lets it see what that Python itself has, as a base image provides it.
     """
-    options = ("--system-site-packages",) if over_base else ()
-    _uv(path, cache, "venv", "--quiet", "--relocatable", *options, "--python", python, str(path))
-    _install(python_of(path), locked, wheels, cache)
+    _run_script(path, python, locked, wheels, cache, options="--system-site-packages\n" if over_base else "")
 
 
-def _install(
-    python: Path, locked: Iterable[tuple[Artifact, Path]], wheels: Iterable[Wheel], cache: Cache, *options: str
+def _run_script(
+    prefix: Path,
+    python: str,
+    locked: Iterable[tuple[Artifact, Path]],
+    wheels: Iterable[Wheel],
+    cache: Cache,
+    **texts: str,
 ) -> None:
-    chosen = [(artifact.name, artifact.version, artifact.sha256, file) for artifact, file in locked]
-    chosen += [(wheel.pin.name, wheel.pin.release.metadata_version, wheel.sha256, wheel.path) for wheel in wheels]
-    with cache.scratch("wheelhouse") as house:
-        for _, _, _, file in chosen:
+    """Run docker/make-environment.sh as a stage of an image does; `texts` are the other files of its input."""
+    files = [(artifact.name, artifact.version, artifact.sha256, file) for artifact, file in locked]
+    files.extend((wheel.pin.name, wheel.pin.release.metadata_version, wheel.sha256, wheel.path) for wheel in wheels)
+    lines = [f"{name}=={version} --hash=sha256:{sha256}\n" for name, version, sha256, _ in files]
+    with cache.scratch("environment") as scratch:
+        house = scratch / "wheelhouse"
+        house.mkdir()
+        for *_, file in files:
             (house / file.name).symlink_to(file)
-        requirements = house / "requirements.txt"
-        requirements.write_text(
-            "".join(f"{name}=={version} --hash=sha256:{sha256}\n" for name, version, sha256, _ in chosen)
-        )
-        offline = ("--quiet", "--offline", "--no-index", "--no-deps", "--require-hashes", "--find-links", str(house))
-        _uv(python, cache, "pip", "install", *offline, *options, "--python", str(python), "-r", str(requirements))
+        for name, text in {**texts, "python": python, "requirements.txt": "".join(lines)}.items():
+            (scratch / name).write_text(text, encoding="utf-8")
+        variables = _uv_variables() | {"UV_CACHE_DIR": str(cache.root / "uv"), "TMPDIR": str(scratch)}
+        variables["PATH"] = f"{Path(uv.find_uv_bin()).parent}:{os.environ.get('PATH') or os.defpath}"
+        command = [str(ROOT / "docker" / "make-environment.sh"), str(prefix), str(scratch), str(house)]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, close_fds=False)
+    if done.returncode == BREAKS_THE_BASE:
+        raise Refusal(done.stderr.strip().removeprefix("fusebox: "))
+    if done.returncode != 0:
+        raise _refused(prefix, cache, done.stderr)
 
 
 def check(path: Path, cache: Cache) -> None:
     """Refuse an environment in which a requirement is not met (`pip check`)."""
-    _uv(path, cache, "pip", "check", "--python", str(python_of(path)))
+    done = run_uv(cache, "pip", "check", "--python", str(python_of(path)))
+    if done.returncode != 0:
+        raise _refused(path, cache, done.stderr)
 
 
 def _uv_variables() -> dict[str, str]:
@@ -170,17 +184,14 @@ def run_uv(cache: Cache, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=_uv_variables(), capture_output=True, text=True, check=False, close_fds=False)
 
 
-def _uv(path: Path, cache: Cache, *arguments: str) -> None:
-    done = run_uv(cache, *arguments)
-    if done.returncode == 0:
-        return
-    message = done.stderr.strip()
+def _refused(path: Path, cache: Cache, message: str) -> Refusal:
+    """The error for an environment that could not be made, by what uv printed."""
     if "No space left" in message:
-        raise disk_full(path, OTHER_CACHE if path.is_relative_to(cache.root) else OTHER_CHECKOUT)
+        return disk_full(path, OTHER_CACHE if path.is_relative_to(cache.root) else OTHER_CHECKOUT)
     cure = "correct the recipe or write the lock again"
     if causes := symptoms.diagnoses(symptoms.read(ROOT), message):
         cure = f"{causes[0].cause}, so {causes[0].fix}"
-    raise Refusal(f"uv {' '.join(arguments[:2])} refused the environment ({' '.join(message.split())[:300]}): {cure}.")
+    return Refusal(f"The environment could not be made ({' '.join(message.split())[:300]}): {cure}.")
 
 
 def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel], cache: Cache, steps: Steps) -> Path:
@@ -254,20 +265,12 @@ def layer(
     if _is_described(manifest, _manifest(plan, wheels)):
         return prefix
     base = check_base(plan, python, cache)
+    replaced = [wheel.pin.name for wheel in wheels if wheel.pin.name in base]
     image = plan.target.base.runtime.image
-    unmet = _unmet(python)
-    ours = ("--break-system-packages", "--quiet", "--python", str(python))
     with steps.step("install", f"{plan.target.name}: {len(wheels)} wheels onto {image}"):
-        if replaced := [wheel.pin.name for wheel in wheels if wheel.pin.name in base]:
-            _uv(prefix, cache, "pip", "uninstall", *ours, *replaced)
+        if replaced:
             steps.say("replace", ", ".join(f"{name} {base[name]}" for name in replaced), "uninstalled from the base")
-        missing = [(artifact, file) for artifact, file in locked if canonicalize_name(artifact.name) not in base]
-        _install(python, missing, wheels, cache, "--break-system-packages")
-        if broken := sorted(_unmet(python) - unmet):
-            raise Refusal(
-                f"{plan.target.name}: on {image} the installation breaks a requirement ({broken[0]}): choose versions "
-                "that fit the base, and start again from the image."
-            )
+        _run_script(prefix, str(python), locked, wheels, cache, replaced="".join(f"{name}\n" for name in replaced))
         describe(prefix, plan, wheels)
     return prefix
 
@@ -296,15 +299,6 @@ def _distributions(python: Path, cache: Cache) -> dict[str, str]:
     if listed.returncode != 0:
         raise Refusal(f"{python} cannot be read ({listed.stderr.strip()[:200]}): check that it is the base's Python.")
     return {canonicalize_name(entry["name"]): entry["version"] for entry in json.loads(listed.stdout)}
-
-
-def _unmet(python: Path) -> set[str]:
-    """The requirements that are not met there, as `pip check` says them (uv does not see a base below)."""
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", "check"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 1) or done.stderr.strip():
-        raise Refusal(f"{python} -m pip check failed ({done.stderr.strip()[-200:]}): check the base's pip.")
-    return set(done.stdout.splitlines()) if done.returncode else set()
 
 
 def describe(prefix: Path, plan: Plan, wheels: list[Wheel]) -> None:

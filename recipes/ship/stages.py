@@ -59,7 +59,9 @@ def lay_out(
             write_json(into / "given" / f"{pin.name}.json", dict(wheel.record))
     _lay_out_toolkit(plan, files, into / "environment")
     options = "--system-site-packages\n" if plan.on_base else ""
-    _write(into / "environment", requirements_txt="".join(lines), python=f"{plan.target.python}\n", options=options)
+    _write(
+        into / "environment", requirements_txt="".join(lines), python=f"python{plan.target.python}\n", options=options
+    )
     for name, tree in builder.trees(files).items():
         pin = next(pin for pin in plan.pins if pin.name == name)
         folder = into / "packages" / name
@@ -146,7 +148,7 @@ def gather(plan: Plan, out: Path, wheels: Path, built_in: Path, into: Path) -> N
         if wheel.pin.release.kind == "source":
             requirements += f"{wheel.pin.name}=={wheel.pin.release.metadata_version} --hash=sha256:{wheel.sha256}\n"
     _write(into / "fusebox", constraints_txt=_constraints(plan))
-    _write(into, requirements_txt=requirements, python=f"{plan.target.python}\n", options="")
+    _write(into, requirements_txt=requirements, python=f"python{plan.target.python}\n", options="")
     if plan.on_base:
         _write(into, replaced="".join(f"{wheel.pin.name}\n" for wheel in made))
 
