@@ -222,6 +222,11 @@ class Git:
                 self._refuse_moved_tag(label, mirrored, commit, tag)
                 return mirrored
             source = str(mirrored)
+        return self._fetched(part, source, cached)
+
+    def _fetched(self, part: _Part, source: str, cached: Path) -> Path:
+        """The cached repository with that commit and tag, fetched from a source."""
+        label, commit, tag = part.label, part.commit, part.tag
         refs = [f"+refs/tags/{tag}:refs/tags/{tag}"] if tag else []
         settings = ("protocol.version=2", "http.lowSpeedLimit=1000", "http.lowSpeedTime=30")
         alone = ("gc.auto=0", "maintenance.auto=false")  # nothing runs in the background

@@ -114,33 +114,7 @@ def write(
         for left in into.parent.glob(f".{into.name}.*"):  # left by a killed run
             remove(left)
         try:
-            partial.mkdir()
-            proofs = Proofs(catalogue)
-            entries = []
-            for entry, path in sorted(placed.values(), key=lambda pair: pair[0].order):
-                metadata, proof = _take(path, entry, partial / "files"), proofs.of(entry)
-                _take_statements(entry, [into / "files", *sources], partial / "files")
-                signed = _signed(catalogue, partial / "files" / entry.file, trusted, proof)
-                changed = {"metadata_sha256": metadata, "proof": proof, "signed": signed}
-                entries.append(entry.model_copy(update=changed))
-            for run in sorted({run for entry in entries for run in entry.proof.runs}):
-                _take_evidence(
-                    run, [catalogue.root / "smoke_tests" / "evidence", into / "evidence"], partial / "evidence"
-                )
-            _write_pages(partial, entries, url, proofs.current)
-            targets = _newest([into, *sources])
-            for target, (rows, beside) in targets.items():
-                base = url.rstrip("/") if url else "../../files"
-                own = [(row.model_dump(), f"{base}/{quote(row.file) if url else row.file}") for row in rows]
-                locks.write(partial / "targets" / target, target, rows[0].python, own, beside)
-            last = {
-                target: {
-                    "files": [row.file for row in rows],
-                    "dependencies": [dependency.model_dump() for dependency in beside],
-                }
-                for target, (rows, beside) in targets.items()
-            }
-            write_json(partial / LIST, {"wheels": [entry.model_dump() for entry in entries], "targets": last})
+            entries = _fill(partial, catalogue, placed, [into, *sources], url, trusted)
             sync_tree(partial)
             if into.exists():
                 into.rename(replaced)
@@ -148,6 +122,40 @@ def write(
         finally:
             for left in into.parent.glob(f".{into.name}.*"):
                 remove(left)
+    return entries
+
+
+def _fill(
+    partial: Path,
+    catalogue: Catalogue,
+    placed: Mapping[str, tuple[Entry, Path]],
+    sources: list[Path],
+    url: str | None,
+    trusted: Signer | None,
+) -> list[Entry]:
+    """Write a whole index into a new folder, of wheels and of what lies beside them in these sources; its wheels."""
+    partial.mkdir()
+    proofs = Proofs(catalogue)
+    entries = []
+    for entry, path in sorted(placed.values(), key=lambda pair: pair[0].order):
+        metadata, proof = _take(path, entry, partial / "files"), proofs.of(entry)
+        _take_statements(entry, [sources[0] / "files", *sources[1:]], partial / "files")
+        signed = _signed(catalogue, partial / "files" / entry.file, trusted, proof)
+        entries.append(entry.model_copy(update={"metadata_sha256": metadata, "proof": proof, "signed": signed}))
+    evidence = [catalogue.root / "smoke_tests" / "evidence", sources[0] / "evidence"]
+    for run in sorted({run for entry in entries for run in entry.proof.runs}):
+        _take_evidence(run, evidence, partial / "evidence")
+    _write_pages(partial, entries, url, proofs.current)
+    targets = _newest(sources)
+    base = url.rstrip("/") if url else "../../files"
+    for target, (rows, beside) in targets.items():
+        own = [(row.model_dump(), f"{base}/{quote(row.file) if url else row.file}") for row in rows]
+        locks.write(partial / "targets" / target, target, rows[0].python, own, beside)
+    last = {
+        target: {"files": [row.file for row in rows], "dependencies": [each.model_dump() for each in beside]}
+        for target, (rows, beside) in targets.items()
+    }
+    write_json(partial / LIST, {"wheels": [entry.model_dump() for entry in entries], "targets": last})
     return entries
 
 
