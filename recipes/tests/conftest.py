@@ -66,25 +66,30 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Checkout:
-    """A copy of the checkout with its own cache; `variables` is the environment of the verbs run in it."""
+    """A copy of the checkout with its own cache; `variables` is the environment of the verbs run in it.
 
-    def __init__(self, folder: Path) -> None:
+    It has evidence only where that is asked for: copying it takes long, and rendering what it says longer.
+    """
+
+    def __init__(self, folder: Path, *, with_evidence: bool = False) -> None:
         self.root, self.cache = folder / "checkout", folder / "cache"
+        left_out = {ROOT / "recipes" / "tests"} | (set() if with_evidence else {ROOT / "smoke_tests" / "evidence"})
+
+        def ignore(folder: str, names: list[str]) -> list[str]:
+            return [name for name in names if Path(folder, name) in left_out]
+
         for name in COPIED:
-            self.root.mkdir(parents=True, exist_ok=True)
-            (shutil.copytree if (ROOT / name).is_dir() else shutil.copy2)(ROOT / name, self.root / name)
-        shutil.rmtree(self.root / "recipes" / "tests")
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, self.root / name, ignore=ignore)
+            else:
+                shutil.copy2(ROOT / name, self.root / name)
+        for part in ("bench", "built", "mutants", "training"):
+            (self.root / "smoke_tests" / "evidence" / part).mkdir(parents=True, exist_ok=True)
         ours = ("PIP_", "UV_", "PYTHON", "GIT_", "FUSEBOX_")
         self.variables = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
         for proxy in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
             self.variables.pop(proxy, None)
         self.variables |= {"FUSEBOX_CACHE": str(self.cache), "PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
-
-    def forget_evidence(self) -> None:
-        """Leave out all that was proved and measured: rendering what it says takes most of a rendering's time."""
-        for path in (self.root / "smoke_tests" / "evidence").rglob("*"):
-            if path.is_file():
-                path.unlink()
 
     @property
     def targets(self) -> Path:
@@ -348,14 +353,13 @@ TINY_SECONDS = "0"
 
 
 class Tiny(Checkout):
-    """A checkout without evidence and with one more target, `tiny`: a source with a patch, a wheel, a dependency.
+    """A checkout with one more target, `tiny`: a source with a patch, a wheel, a dependency.
 
     `shelf` is the folder in which pip's configuration finds their files.
     """
 
     def __init__(self, folder: Path, wheels: Path) -> None:
         super().__init__(folder)
-        self.forget_evidence()
         self.shelf = folder / "shelf"
         shutil.copytree(wheels, self.shelf, copy_function=os.link)
         self.variables["PIP_FIND_LINKS"] = str(self.shelf)
@@ -424,8 +428,14 @@ class Tiny(Checkout):
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    """A temporary copy of the checkout; pip is configured to find nothing."""
+    """A temporary copy of the checkout without evidence; pip is configured to find nothing."""
     return Checkout(tmp_path)
+
+
+@pytest.fixture
+def proved(tmp_path: Path) -> Checkout:
+    """The same with evidence."""
+    return Checkout(tmp_path, with_evidence=True)
 
 
 @pytest.fixture

@@ -122,7 +122,6 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Shelf:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_the_cause_of_a_breakage_of_torch_or_nvcc_is_named(
     doctor: Callable[[str], tuple[int, str]], tmp_path: Path, shelf: Shelf, name: str

@@ -94,7 +94,6 @@ def after(phase: str) -> str:
     return PHASES[PHASES.index(phase) + 1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("phase", PHASES[:-1])
 def test_a_killed_build_goes_on_to_the_same_result(tiny: Tiny, index: Index, tmp_path: Path, phase: str) -> None:
     """SIGKILL at five moments of a phase: the next run ends as if nothing had been; nothing is left."""

@@ -146,7 +146,6 @@ mib = {{ download = 1, installed = 1 }}
 
 
 def test_a_package_and_a_target_are_data_only(checkout: Checkout) -> None:
-    checkout.forget_evidence()
     checkout.recipe("tiny").write_text(NEW_PACKAGE.format(sha256="0" * 64))
     declared = checkout.targets.read_text()
     table = declared.partition("[cpu]")[2].partition("[cpu.packages]")[0]

@@ -436,9 +436,7 @@ def recorded_rows() -> Recorded:
     return Recorded()
 
 
-@pytest.mark.parametrize(
-    "share", [pytest.param(share, marks=[pytest.mark.slow] if share else []) for share in range(SHARES)]
-)
+@pytest.mark.parametrize("share", range(SHARES))
 def test_a_change_of_any_function_is_seen_in_the_claims_that_ran_it_and_no_others(
     share: int, tmp_path: Path, recorded_rows: Recorded
 ) -> None:

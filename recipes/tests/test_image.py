@@ -404,7 +404,6 @@ def test_what_stands_for_the_bases_is_no_richer_than_they_are(standin: str) -> N
     assert (done.returncode, [Path(line).name for line in done.stdout.split()]) == (0, ["python3"])
 
 
-@pytest.mark.slow
 def test_adding_a_package_builds_only_that_package(tiny: Tiny, standin: str, tmp_path: Path) -> None:
     """Each package is a stage of its own, cached by what it reads; what another package reads changes nothing."""
     more = {name.replace("tinypkg", "tinymore"): text.replace("tinypkg", "tinymore") for name, text in SOURCE.items()}
@@ -516,7 +515,6 @@ def test_an_environment_is_split_by_how_often_it_changes(tmp_path: Path) -> None
     assert os.access(tmp_path / "layers" / "torch" / str(prefix)[1:] / "bin" / "torchrun", os.X_OK)
 
 
-@pytest.mark.slow
 def test_a_later_commit_keeps_the_layers_that_it_does_not_change(tiny: Tiny, standin: str, tmp_path: Path) -> None:
     """Labels alone name the commit, and a change of the claims or of a package comes in a late layer."""
     declared = (bases().sources, tiny.declared.base.wheels, tiny.declared.base.runtime)
@@ -620,7 +618,6 @@ def on_top(engine: docker.DockerClient, cpu: str, tmp_path: Path) -> Iterator[Ca
         engine.images.remove(name, force=True)
 
 
-@pytest.mark.slow
 def test_the_image_is_proved_also_with_an_own_package_on_top(on_top: Callable[[str], str]) -> None:
     """The claims that another package could refute: what is installed, what imports, who may write where."""
     own = on_top("")
@@ -631,7 +628,6 @@ def test_the_image_is_proved_also_with_an_own_package_on_top(on_top: Callable[[s
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 def test_what_the_image_has_is_not_replaced(cpu: str, tmp_path: Path) -> None:
     """Not even for what is installed on top and asks for another version."""
     wheel(tmp_path, "transformers", version="5.23.0")
@@ -645,7 +641,6 @@ def test_what_the_image_has_is_not_replaced(cpu: str, tmp_path: Path) -> None:
     assert done.returncode != 0 and "transformers==4.40.2" in done.stderr, done.stderr
 
 
-@pytest.mark.slow
 def test_a_cache_folder_of_roots_is_caught(on_top: Callable[[str], str]) -> None:
     """Without the folder that everyone may write to, which the test above has, root's installation makes its own."""
     bad = run(on_top("RUN rm -rf /tmp/cache"), "smoke", "-k", "test_module_is_inside_the_environment and torchao")

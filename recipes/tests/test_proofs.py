@@ -59,7 +59,6 @@ def moved(checkout: Checkout, path: Path) -> Path:
 def test_a_patch_that_is_gone_is_missed(checkout: Checkout, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     page = "docs/status/patches.md"  # the only page that lists the patches without any evidence
     monkeypatch.setattr(render, "PAGES", {page: render.PAGES[page]})
-    checkout.forget_evidence()
     assert render.check(Catalogue(checkout.root)) == 0
     proved = next(each for each in PATCHES if each.package == package)
     for path in (proved.path, proofs.test_of(proved), proofs.record_of(proved)):
@@ -306,7 +305,6 @@ def proving(tiny: Tiny) -> Proving:
     return Proving(tiny, "tinypkg")
 
 
-@pytest.mark.slow
 def test_a_proof_that_passes_is_recorded_and_compared(proving: Proving) -> None:
     assert "not what its record says" in proving.fails()
     assert "recorded: tinypkg/0001-say-two.json" in proving.passes("--record")

@@ -24,15 +24,8 @@ def test_every_rendered_file_is_current() -> None:
     assert render.check(Catalogue()) == 0
 
 
-@pytest.fixture
-def unproved(checkout: Checkout) -> Checkout:
-    """A copy of the checkout without evidence, which renders in a moment."""
-    checkout.forget_evidence()
-    return checkout
-
-
-def test_the_check_names_the_command_that_mends_it(unproved: Checkout) -> None:
-    checkout, targets = unproved, unproved.targets
+def test_the_check_names_the_command_that_mends_it(checkout: Checkout) -> None:
+    targets = checkout.targets
     render.write(Catalogue(checkout.root))
     assert render.check(Catalogue(checkout.root)) == 0
     targets.write_text(targets.read_text().replace("any x86-64 machine", "any machine"))
@@ -43,24 +36,24 @@ def test_the_check_names_the_command_that_mends_it(unproved: Checkout) -> None:
     assert "any machine" in (checkout.root / "docs" / "status" / "targets.md").read_text()
 
 
-def test_a_lost_marker_is_named(unproved: Checkout) -> None:
-    page = unproved.root / "docs" / "status" / "documents.md"
+def test_a_lost_marker_is_named(checkout: Checkout) -> None:
+    page = checkout.root / "docs" / "status" / "documents.md"
     page.write_text(page.read_text().replace("<!-- /documents -->", ""))
     with pytest.raises(Refusal, match="/documents"):
-        render.check(Catalogue(unproved.root))
+        render.check(Catalogue(checkout.root))
 
 
-def test_a_seed_outside_the_inventory_is_refused(unproved: Checkout) -> None:
-    test = unproved.root / "smoke_tests" / "test_transformers.py"
+def test_a_seed_outside_the_inventory_is_refused(checkout: Checkout) -> None:
+    test = checkout.root / "smoke_tests" / "test_transformers.py"
     test.write_text(test.read_text().replace('seed="A09"', 'seed="A99"'))
     with pytest.raises(Refusal, match="A99"):
-        render.check(Catalogue(unproved.root))
+        render.check(Catalogue(checkout.root))
 
 
-def test_a_patch_for_no_target_shows_none(unproved: Checkout) -> None:
-    patch = unproved.root / "patches" / "deepspeed" / "0001-let-the-builder-name-the-cpu.patch"
+def test_a_patch_for_no_target_shows_none(checkout: Checkout) -> None:
+    patch = checkout.root / "patches" / "deepspeed" / "0001-let-the-builder-name-the-cpu.patch"
     patch.write_text(patch.read_text().replace("==0.19.8", "==0.1"))
-    table = render.blocks(tables.Facts.of(Catalogue(unproved.root)))["patches"]
+    table = render.blocks(tables.Facts.of(Catalogue(checkout.root)))["patches"]
     row = next(line for line in table.splitlines() if "deepspeed 0001" in line)
     assert row.endswith("|  |")
 
@@ -99,16 +92,16 @@ def test_a_cell_says_what_was_built_otherwise_than_declared() -> None:
     assert evidence.built_for(declared, run).stack == fewer.stack != declared.stack
 
 
-def test_a_target_that_was_built_and_never_run_says_with_what(unproved: Checkout) -> None:
-    planned = plan(Catalogue(unproved.root), "cu12.1-torch2.1", sm=["9.0"])
+def test_a_target_that_was_built_and_never_run_says_with_what(checkout: Checkout) -> None:
+    planned = plan(Catalogue(checkout.root), "cu12.1-torch2.1", sm=["9.0"])
     made = {"compiler": "c++ 12.2.0; Cuda compilation tools, release 12.4, V12.4.131", "where": "bare", "sm": ["9.0"]}
     packages = {pin.name: {"built_with": made} for pin in planned.pins}
-    path = unproved.root / "smoke_tests" / "evidence" / "built" / "cu12.1-torch2.1.json"
+    path = checkout.root / "smoke_tests" / "evidence" / "built" / "cu12.1-torch2.1.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({"target": planned.target.name, "stack": planned.stack, "packages": packages}))
 
     def states() -> set[str]:
-        lines = render.blocks(tables.Facts.of(Catalogue(unproved.root)))["matrix"].splitlines()
+        lines = render.blocks(tables.Facts.of(Catalogue(checkout.root)))["matrix"].splitlines()
         built = (
             "CUDA 12.4 in place of 12.1; sm 9.0 only; c++ 12.2.0; Cuda compilation tools, release 12.4, V12.4.131, bare"
         )
@@ -118,7 +111,7 @@ def test_a_target_that_was_built_and_never_run_says_with_what(unproved: Checkout
         return {cell[3] for cell in cells}
 
     assert states() == {"built"}
-    lock = unproved.root / "recipes" / "lock" / "cu12.1-torch2.1.txt"
+    lock = checkout.root / "recipes" / "lock" / "cu12.1-torch2.1.txt"
     lock.write_text(re.sub(r"(--hash=sha256:)\w{8}", r"\g<1>00000000", lock.read_text(), count=1))
     assert states() == {"built, inputs changed since"}
 

@@ -36,12 +36,14 @@ def test_an_estimate_follows_what_is_chosen(tests: list[str], processes: int, wo
     assert timing.estimate(tests, processes, TABLE) == words
 
 
-def test_a_kept_run_replaces_what_is_known_of_its_files_alone() -> None:
-    ran = {"recipes/tests/test_b.py": {"recipes/tests/test_b.py::test_it"}}
-    both = timing.written(TABLE, ran, {"recipes/tests/test_b.py": 1.26})["groups"]
+def test_a_kept_run_replaces_what_is_known_of_its_tests_alone() -> None:
+    other, short, long = "recipes/tests/test_b.py::test_it", QUICK, "recipes/tests/test_a.py::test_long"
+    both = timing.written(TABLE, {other: {other}}, {other: 1.26})["groups"]
     assert both == {**TABLE["groups"], "recipes/tests/test_b.py": {"tests": 1, "seconds": 1.3}}
-    again = timing.written(TABLE, {"recipes/tests/test_a.py": {QUICK}}, {"recipes/tests/test_a.py": 2.0})["groups"]
-    assert again == {"recipes/tests/test_a.py": {"tests": 1, "seconds": 2.0}}
+    again = timing.written(TABLE, {short: {short}}, {short: 2.0})["groups"]
+    assert again == {**TABLE["groups"], "recipes/tests/test_a.py": {"tests": 1, "seconds": 2.0}}
+    faster = timing.written(TABLE, {short: {short}, long: {LONG}}, {short: 2.0, long: 2.5})["groups"]
+    assert faster == {"recipes/tests/test_a.py": {"tests": 2, "seconds": 4.5}}
 
 
 PLANTED = """

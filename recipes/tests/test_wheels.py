@@ -341,7 +341,6 @@ def test_a_damaged_wheel_or_list_is_refused(shop: Tiny, fault: str) -> None:
 @pytest.fixture
 def published(checkout: Checkout) -> Checkout:
     """A checkout whose smoke_tests/ is committed, at a time that is the same in each run."""
-    checkout.forget_evidence()
     shutil.copy(ROOT / "LICENSE", checkout.root)
     git = ["git", "-C", str(checkout.root), "-c", "user.name=n", "-c", "user.email=e@example.org"]
     variables = {**checkout.variables, "GIT_COMMITTER_DATE": "2026-11-24T01:05:00+02:00"}

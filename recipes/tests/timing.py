@@ -1,7 +1,8 @@
 """What a run of the tests will take, estimated from a kept run: the plugin of pytest that `nox -s tests` loads.
 
-durations.json has the number of tests and their seconds, by test file, and for each slow test by its own name. A
-second is one of a process of the kept run, which shared the cores with the run's other processes.
+durations.json has the number of tests and their seconds, by test file, and for each test function that is slow by its
+own name. A second is one of a process of the kept run, which shared the cores with the run's other processes. The
+functions with rows of their own get the mark `slow`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ import pytest
 TABLE = Path(__file__).with_name("durations.json")
 OPTION = "--keep-durations"
 SLOW = "slow"
+SLOW_FROM = 3.0  # seconds of a test: with those below, `nox -s tests` takes less than six minutes on two cores
 
 
-def group_of(test: str, is_slow: bool) -> str:
-    """The name under which the table has a test: a slow one's own, without parameters, or else its file."""
-    return test.partition("[")[0] if is_slow else test.partition("::")[0]
+def function_of(test: str) -> str:
+    """A test's name without its parameters."""
+    return test.partition("[")[0]
+
+
+def file_of(test: str) -> str:
+    """The file that a test is in."""
+    return test.partition("::")[0]
 
 
 def load(path: Path = TABLE) -> dict[str, Any]:
@@ -35,7 +42,7 @@ def load(path: Path = TABLE) -> dict[str, Any]:
 
 def mean_of(test: str, groups: dict[str, dict[str, float]]) -> float | None:
     """The seconds that a test took in the mean of its group; None of a test in no group."""
-    group = groups.get(group_of(test, True)) or groups.get(group_of(test, False))
+    group = groups.get(function_of(test)) or groups.get(file_of(test))
     return group["seconds"] / group["tests"] if group else None
 
 
@@ -51,11 +58,19 @@ def estimate(tests: Iterable[str], processes: int, table: dict[str, Any]) -> str
 
 
 def written(table: dict[str, Any], tests: dict[str, set[str]], seconds: dict[str, float]) -> dict[str, Any]:
-    """The table with the groups of a run in the place of those that it has of the same files."""
-    files = {group.partition("::")[0] for group in tests}
-    groups = {name: group for name, group in table["groups"].items() if name.partition("::")[0] not in files}
-    groups |= {name: {"tests": len(tests[name]), "seconds": round(seconds[name], 1)} for name in tests}
-    return {"cores": len(os.sched_getaffinity(0)), "groups": dict(sorted(groups.items()))}
+    """The table with what a run took in the place of what it has of the same functions, and of the same files' others.
+
+    tests, seconds: by test function.
+    """
+    files = {file_of(function) for function in tests}
+    groups = {name: group for name, group in table["groups"].items() if name not in tests and name not in files}
+    for function, names in tests.items():
+        is_slow = seconds[function] >= SLOW_FROM * len(names)
+        group = groups.setdefault(function if is_slow else file_of(function), {"tests": 0, "seconds": 0.0})
+        group["tests"] += len(names)
+        group["seconds"] += seconds[function]
+    rounded = {name: {**group, "seconds": round(group["seconds"], 1)} for name, group in sorted(groups.items())}
+    return {"cores": len(os.sched_getaffinity(0)), "groups": rounded}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -67,9 +82,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Timing(config), "timing of this run")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by mark
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start slow tests first, the longest before all others, so that none is left to run alone at the end."""
+    """Mark slow tests, and start them first, the longest before all others: none is left to run alone at the end."""
     groups = load()["groups"]
+    for item in items:
+        if function_of(item.nodeid) in groups:
+            item.add_marker(SLOW)
 
     def order(item: pytest.Item) -> float:
         return -(mean_of(item.nodeid, groups) or 1.0) if item.get_closest_marker(SLOW) else 0.0
@@ -102,9 +121,9 @@ class Timing:
         self.say(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        group = group_of(report.nodeid, SLOW in report.keywords)
-        self.tests[group].add(report.nodeid)
-        self.seconds[group] += report.duration
+        function = function_of(report.nodeid)
+        self.tests[function].add(report.nodeid)
+        self.seconds[function] += report.duration
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         if self.config.getoption(OPTION) and exitstatus == 0 and self.tests:
