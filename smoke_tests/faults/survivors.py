@@ -466,12 +466,12 @@ WHY = [
         sizes_of_a_square_are_one,
     ),
     Reason(
-        r"^(documents\._json_lines|deepspeed_config\.applied) .*(Error|float)\): \d swapped with \d$",
+        r"^(documents\._json_lines|deepspeed_config\.(_changes|applied)) .*(Error|float)\): \d swapped with \d$",
         "an exception, or a number, may be of any of these types",
         types_have_no_order,
     ),
     Reason(
-        r"^deepspeed_config\.applied .*(\[float, float\]|\(None, product\)): 1 swapped with 2$",
+        r"^deepspeed_config\.(_changes|applied) .*(\[float, float\]|\(None, product\)): 1 swapped with 2$",
         "the two types are one, and a number may be any of the two",
         lambda: (
             [float, float] == [float, float][::-1] and all((n in (None, 3)) == (n in (3, None)) for n in (None, 3, 4))

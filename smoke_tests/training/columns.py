@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from importlib import metadata
-from typing import Dict, Tuple
+from typing import Dict, NamedTuple, Tuple
 
 import torch
 
@@ -55,50 +55,74 @@ def repeats(name: str, column: str) -> bool:
     return table.repeats(column) if name == "attention" else (name, column) != ("rms_norm", "flash-attn")
 
 
+class Needs(NamedTuple):
+    """What a run needs of its implementations: for which device, head size and inputs, with masks, and repeatable."""
+
+    cuda: bool
+    head_size: int
+    half: bool
+    masked: bool
+    exact: bool
+
+    def dtype(self, name: str) -> str:
+        """The dtype of an operator's input: AdamW's is always float32."""
+        return "bfloat16" if self.half and name != "adamw" else "float32"
+
+    def met_by(self, name: str, column: str) -> bool:
+        """Whether an implementation can be chosen for an operator."""
+        # A target may contain flash-attn's kernels for two head sizes only.
+        if column == "flash-attn" and name == "attention" and self.head_size not in (64, 128):
+            return False
+        if column == "torch.cudnn" and self.head_size > 128:
+            return False
+        if self.masked and name == "attention" and column not in MASKED:
+            return False
+        # Its weight is a parameter; the gradient of a parameter's cast to bfloat16 would be lost.
+        if (name, column) == ("rms_norm", "transformer-engine") and self.half:
+            return False
+        return self.dtype(name) in _dtypes(name, column, self.cuda) and (repeats(name, column) or not self.exact)
+
+    def refuse(self, name: str, column: str) -> None:
+        """Refused if an implementation that --ops names for an operator cannot be taken."""
+        if name not in FUSED:
+            raise Refused(f"--ops: {name!r} is not an operator; use naive, fused, or pairs for {', '.join(FUSED)}")
+        known = [*OPERATORS[name], *(["naive"] if name in NAIVE else [])]
+        if column not in known:
+            raise Refused(f"--ops: {name} has no implementation {column!r}; choose one of {', '.join(known)}")
+        if column != "naive":
+            self._refuse_unproved(name, column)
+        if self.masked and name == "attention" and column not in MASKED:
+            masked = " or attention=".join(MASKED)
+            raise Refused(f"--ops: {name}={column} takes no --document-masks: use attention={masked}")
+
+    def _refuse_unproved(self, name: str, column: str) -> None:
+        """Refused if an implementation is not installed, not proved with this input, or not repeatable as asked."""
+        pair, dtype = f"{name}={column}", self.dtype(name)
+        if not _installed(name, column):
+            raise Refused(f"--ops: {pair} is not installed here in a version that has it")
+        if dtype not in (proved := _dtypes(name, column, self.cuda)):
+            others = f", but in {', '.join(proved)}" if proved else " or any other dtype"
+            raise Refused(f"--ops: {pair} is not proved on a {'GPU' if self.cuda else 'CPU'} in {dtype}{others}")
+        if self.exact and not repeats(name, column):
+            raise Refused(f"--ops: {pair} and --deterministic cannot be combined: it may differ from run to run")
+
+
 def columns_of(ops: str, cuda: bool, head_size: int, half: bool, masked: bool = False) -> Dict[str, str]:
     """Operator -> implementation for --ops, each proved in the dtype of its input: bfloat16 if `half`, else float32.
 
     AdamW always gets float32. masked: attention keeps to documents. Refused names the first pair of --ops that cannot
     be followed.
     """
-    exact = torch.are_deterministic_algorithms_enabled()
-    dtypes = {name: "bfloat16" if half and name != "adamw" else "float32" for name in FUSED}
-
-    def usable(name: str, column: str) -> bool:
-        # A target may contain flash-attn's kernels for two head sizes only.
-        if column == "flash-attn" and name == "attention" and head_size not in (64, 128):
-            return False
-        if column == "torch.cudnn" and head_size > 128:
-            return False
-        if masked and name == "attention" and column not in MASKED:
-            return False
-        # Its weight is a parameter; the gradient of a parameter's cast to bfloat16 would be lost.
-        if (name, column) == ("rms_norm", "transformer-engine") and half:
-            return False
-        return dtypes[name] in _dtypes(name, column, cuda) and (repeats(name, column) or not exact)
-
     if ops == "naive":
         return {name: "naive" if name in NAIVE else "torch" for name in FUSED}
+    needs = Needs(cuda, head_size, half, masked, torch.are_deterministic_algorithms_enabled())
     chosen = {
-        name: next((column for column in columns if usable(name, column)), "naive") for name, columns in FUSED.items()
+        name: next((column for column in columns if needs.met_by(name, column)), "naive")
+        for name, columns in FUSED.items()
     }
     for pair in ops.split(",") if ops != "fused" else ():
         name, _, column = pair.partition("=")
-        if name not in FUSED:
-            raise Refused(f"--ops: {name!r} is not an operator; use naive, fused, or pairs for {', '.join(FUSED)}")
-        known = [*OPERATORS[name], *(["naive"] if name in NAIVE else [])]
-        if column not in known:
-            raise Refused(f"--ops: {name} has no implementation {column!r}; choose one of {', '.join(known)}")
-        proved = (dtypes[name],) if column == "naive" else _dtypes(name, column, cuda)
-        if column != "naive" and not _installed(name, column):
-            raise Refused(f"--ops: {pair} is not installed here in a version that has it")
-        if dtypes[name] not in proved:
-            others = f", but in {', '.join(proved)}" if proved else " or any other dtype"
-            raise Refused(f"--ops: {pair} is not proved on a {'GPU' if cuda else 'CPU'} in {dtypes[name]}{others}")
-        if exact and column != "naive" and not repeats(name, column):
-            raise Refused(f"--ops: {pair} and --deterministic cannot be combined: it may differ from run to run")
-        if masked and name == "attention" and column not in MASKED:
-            raise Refused(f"--ops: {pair} takes no --document-masks: use attention={' or attention='.join(MASKED)}")
+        needs.refuse(name, column)
         chosen[name] = column
     if chosen["adamw"] == "naive":
         raise Refused("--ops: no fused AdamW is installed for this device")

@@ -51,48 +51,63 @@ def applied(path: str, options: Any, processes: int = 1) -> Any:
 
     "auto" leaves an option unchanged, as in transformers.
     """
-    try:
-        table = json.loads(Path(path).read_text(encoding="utf-8"))
-        if not isinstance(table, dict):
-            raise ValueError("it is not a JSON object")
-    except (OSError, ValueError) as error:
-        raise Unmapped(f"--deepspeed {path} cannot be read: {error}") from None
+    table = _read(path)
     changed: Dict[str, Any] = {}
     off = {name for name, part in table.items() if isinstance(part, dict) and part.get("enabled") is False}
     total = None
     for name, value in _leaves(table):
         if value == "auto" or (name.partition(".")[0] in off and not name.endswith(".enabled")):
             continue
-        known = WITHOUT_EFFECT.get(name, ())
-        if name in MAPPED:
-            kind = type(getattr(options, MAPPED[name]))
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or kind(value) != value:
-                raise Unmapped(f"--deepspeed {path}: {name} is {value!r}, not a number that an option can hold")
-            changed[MAPPED[name]] = kind(value)
-        elif name == "optimizer.params.betas":
-            if not isinstance(value, list) or [type(beta) for beta in value] != [float, float]:
-                raise Unmapped(f"--deepspeed {path}: {name} is {value!r}, and has to be two numbers below 1")
-            changed["beta1"], changed["beta2"] = value
-        elif name == "scheduler.type" and value in SCHEDULES:
-            changed["schedule"] = SCHEDULES[value]
-            for missing in sorted(set(REQUIRED[value]) - set(table["scheduler"].get("params", {}))):
-                raise Unmapped(
-                    f"--deepspeed {path}: scheduler.params.{missing} is not set, and its default differs: set it"
-                )
-        elif name == "bf16.enabled":
-            if value != (options.precision != "float32"):
-                raise Unmapped(f"--deepspeed {path}: bf16.enabled is {value}, and --precision is {options.precision}")
-        elif name == "train_batch_size":
+        if name == "train_batch_size":
             total = value
-        elif not any(value == each and type(value) is type(each) for each in known):
-            allowed = f"only {' or '.join(map(str, known))} is" if known else "it is not"
-            raise Unmapped(f"--deepspeed {path}: {name} is {value!r}, and {allowed} supported: remove it")
+            continue
+        try:
+            changed.update(_changes(name, value, table, options))
+        except Unmapped as error:
+            raise Unmapped(f"--deepspeed {path}: {error}") from None
     options = dataclasses.replace(options, **changed)
     product = options.batch_size * options.gradient_accumulation_steps * processes
     if total not in (None, product):
         makes = "one process makes" if processes == 1 else f"{processes} processes make"
         raise Unmapped(f"--deepspeed {path}: train_batch_size is {total}, and {makes} it {product}")
     return options
+
+
+def _read(path: str) -> Dict[str, Any]:
+    """The JSON object in the file."""
+    try:
+        table = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(table, dict):
+            raise ValueError("it is not a JSON object")
+    except (OSError, ValueError) as error:
+        raise Unmapped(f"--deepspeed {path} cannot be read: {error}") from None
+    return table
+
+
+def _changes(name: str, value: Any, table: Dict[str, Any], options: Any) -> Dict[str, Any]:
+    """The options that a field of the file changes; Unmapped if it cannot be followed."""
+    if name in MAPPED:
+        kind = type(getattr(options, MAPPED[name]))
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or kind(value) != value:
+            raise Unmapped(f"{name} is {value!r}, not a number that an option can hold")
+        return {MAPPED[name]: kind(value)}
+    if name == "optimizer.params.betas":
+        if not isinstance(value, list) or [type(beta) for beta in value] != [float, float]:
+            raise Unmapped(f"{name} is {value!r}, and has to be two numbers below 1")
+        return {"beta1": value[0], "beta2": value[1]}
+    if name == "scheduler.type" and value in SCHEDULES:
+        for missing in sorted(set(REQUIRED[value]) - set(table["scheduler"].get("params", {}))):
+            raise Unmapped(f"scheduler.params.{missing} is not set, and its default differs: set it")
+        return {"schedule": SCHEDULES[value]}
+    if name == "bf16.enabled":
+        if value != (options.precision != "float32"):
+            raise Unmapped(f"bf16.enabled is {value}, and --precision is {options.precision}")
+        return {}
+    known = WITHOUT_EFFECT.get(name, ())
+    if not any(value == each and type(value) is type(each) for each in known):
+        allowed = f"only {' or '.join(map(str, known))} is" if known else "it is not"
+        raise Unmapped(f"{name} is {value!r}, and {allowed} supported: remove it")
+    return {}
 
 
 def _leaves(table: Dict[str, Any], prefix: str = "") -> Iterator[Tuple[str, Any]]:
