@@ -31,7 +31,7 @@ if [ -e "$in/replaced" ]; then
   worse=$(grep --invert-match --line-regexp --fixed-strings --file "$scratch/before" "$scratch/after") || [ $? -eq 1 ]
   if [ -n "$worse" ]; then
     echo "fusebox: The installation breaks a requirement of the base (${worse%%$'\n'*}): choose versions that fit the base, and start again from its image." >&2
-    exit 2
+    exit 3
   fi
 else
   xargs uv venv --quiet --relocatable --python "$python" "$prefix" < "$in/options"

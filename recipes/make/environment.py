@@ -34,7 +34,7 @@ from recipes.process import held
 from recipes.progress import Steps
 
 OTHER = "it is missing, or of other wheels"
-BREAKS_THE_BASE = 2  # the exit code of docker/make-environment.sh where a layer breaks a requirement of its base
+BREAKS_THE_BASE = 3  # the exit code of docker/make-environment.sh where a layer breaks a requirement of its base
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,14 @@ def _run_script(
     if done.returncode == BREAKS_THE_BASE:
         raise Refusal(done.stderr.strip().removeprefix("fusebox: "))
     if done.returncode != 0:
-        raise _refused(prefix, cache, done.stderr)
+        raise _refused("uv", prefix, cache, done.stderr)
 
 
 def check(path: Path, cache: Cache) -> None:
     """Refuse an environment in which a requirement is not met (`pip check`)."""
     done = run_uv(cache, "pip", "check", "--python", str(python_of(path)))
     if done.returncode != 0:
-        raise _refused(path, cache, done.stderr)
+        raise _refused("uv pip check", path, cache, done.stderr)
 
 
 def _uv_variables() -> dict[str, str]:
@@ -184,14 +184,14 @@ def run_uv(cache: Cache, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=_uv_variables(), capture_output=True, text=True, check=False, close_fds=False)
 
 
-def _refused(path: Path, cache: Cache, message: str) -> Refusal:
+def _refused(what: str, path: Path, cache: Cache, message: str) -> Refusal:
     """The error for an environment that could not be made, by what uv printed."""
     if "No space left" in message:
         return disk_full(path, OTHER_CACHE if path.is_relative_to(cache.root) else OTHER_CHECKOUT)
     cure = "correct the recipe or write the lock again"
     if causes := symptoms.diagnoses(symptoms.read(ROOT), message):
         cure = f"{causes[0].cause}, so {causes[0].fix}"
-    return Refusal(f"The environment could not be made ({' '.join(message.split())[:300]}): {cure}.")
+    return Refusal(f"{what} refused the environment ({' '.join(message.split())[:300]}): {cure}.")
 
 
 def install(plan: Plan, locked: list[tuple[Artifact, Path]], wheels: list[Wheel], cache: Cache, steps: Steps) -> Path:

@@ -195,8 +195,8 @@ def test_a_patch_answers_with_what_its_proof_ran_on() -> None:
         ('arm = "fp8 te.delayed"', 'arm = "/etc/passwd"', 'arm is "/etc/passwd", which does not match'),
     ],
 )
-def test_a_statement_without_an_answer_is_refused(checkout: Checkout, old: str, new: str, words: str) -> None:
-    path = checkout.root / "recipes" / "seeds.toml"
+def test_a_statement_without_an_answer_is_refused(proved: Checkout, old: str, new: str, words: str) -> None:
+    path = proved.root / "recipes" / "seeds.toml"
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(Refusal, match=words):
-        documents.answers(checkout.root)
+        documents.answers(proved.root)
