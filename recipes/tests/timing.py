@@ -19,7 +19,7 @@ import pytest
 TABLE = Path(__file__).with_name("durations.json")
 OPTION = "--keep-durations"
 SLOW = "slow"
-SLOW_FROM = 3.0  # seconds of a test: with those below, `nox -s tests` takes less than six minutes on two cores
+SLOW_FROM = 2.0  # seconds of a test: with those below, `nox -s tests` takes less than six minutes on two cores
 
 
 def function_of(test: str) -> str:
