@@ -138,9 +138,10 @@ def prove_pushed(plan: Plan) -> None:
 
 
 def release(plan: Plan, floating: str | None, signer: Signer | None = None) -> None:
-    """Sign an image that was pushed and proved, verify it, and only then set its tags.
+    """Sign an image that was pushed and proved, verify it, and then set its tags.
 
-    `floating` says why the target's own tag must not move, or None; without a signer it does not move either.
+    `floating` says why the target's own tag must not move, or None. Without a signer, or if the verification finds a
+    fault, it does not move either; the tags of the commit and of the day are set.
     """
     about, commit = _pushed(plan), Commit.of(plan.root)
     image, name, digest = about["image"], about["name"], about["digest"]

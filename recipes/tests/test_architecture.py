@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -53,6 +54,15 @@ def test_a_room_imports_only_those_before_it(module: str) -> None:
 
 def test_no_module_imports_itself_through_others() -> None:
     TopologicalSorter({module: imported_by(path) for module, path in MODULES.items()}).prepare()
+
+
+def test_the_page_names_every_module() -> None:
+    page = (ROOT / "docs" / "maintain" / "architecture.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)/` \| (.*)$", page, re.MULTILINE))
+    for module in MODULES:
+        room, name = room_of(module), module.rpartition(".")[2]
+        if room not in ("", "verbs", name):
+            assert f"`{name}`" in rows[room], f"the row of {room}/ lacks {name}"
 
 
 def test_no_test_imports_another_test() -> None:
