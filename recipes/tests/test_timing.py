@@ -40,10 +40,12 @@ def test_a_kept_run_replaces_what_is_known_of_its_tests_alone() -> None:
     other, short, long = "recipes/tests/test_b.py::test_it", QUICK, "recipes/tests/test_a.py::test_long"
     both = timing.written(TABLE, {other: {other}}, {other: 1.26})["groups"]
     assert both == {**TABLE["groups"], "recipes/tests/test_b.py": {"tests": 1, "seconds": 1.3}}
-    again = timing.written(TABLE, {short: {short}}, {short: 2.0})["groups"]
-    assert again == {**TABLE["groups"], "recipes/tests/test_a.py": {"tests": 1, "seconds": 2.0}}
-    faster = timing.written(TABLE, {short: {short}, long: {LONG}}, {short: 2.0, long: 2.5})["groups"]
-    assert faster == {"recipes/tests/test_a.py": {"tests": 2, "seconds": 4.5}}
+    again = timing.written(TABLE, {short: {short}}, {short: 0.5})["groups"]
+    assert again == {**TABLE["groups"], "recipes/tests/test_a.py": {"tests": 1, "seconds": 0.5}}
+    faster = timing.written(TABLE, {short: {short}, long: {LONG}}, {short: 0.5, long: 1.5})["groups"]
+    assert faster == {"recipes/tests/test_a.py": {"tests": 2, "seconds": 2.0}}
+    slower = timing.written(TABLE, {short: {short}}, {short: 2.5})["groups"]
+    assert slower[short] == {"tests": 1, "seconds": 2.5}
 
 
 PLANTED = """
