@@ -268,9 +268,9 @@ def layer(
     replaced = [wheel.pin.name for wheel in wheels if wheel.pin.name in base]
     image = plan.target.base.runtime.image
     with steps.step("install", f"{plan.target.name}: {len(wheels)} wheels onto {image}"):
+        _run_script(prefix, str(python), locked, wheels, cache, replaced="".join(f"{name}\n" for name in replaced))
         if replaced:
             steps.say("replace", ", ".join(f"{name} {base[name]}" for name in replaced), "uninstalled from the base")
-        _run_script(prefix, str(python), locked, wheels, cache, replaced="".join(f"{name}\n" for name in replaced))
         describe(prefix, plan, wheels)
     return prefix
 
