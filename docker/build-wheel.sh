@@ -49,11 +49,33 @@ fi
 
 tree=$(realpath "$source/$(cat "$in/subfolder")")
 above=$(dirname "$tree")
-# gcc writes its options into each object (section .GCC.command.line), where the audit reads them; where it was built
-# does not get into the wheel.
-export CFLAGS="${CFLAGS:-} -frecord-gcc-switches -ffile-prefix-map=$above=/build"
-# Debug information is large, and gcc does not make the same twice.
-export LDFLAGS="${LDFLAGS:-} -Wl,--strip-debug"
+# Neither where it was built gets into the wheel, nor where the environment is: headers of torch name their own file in
+# messages. Of two options that fit, gcc takes the last. nvcc does not read CFLAGS, but starts gcc.
+places=("-ffile-prefix-map=$above=/build" "-ffile-prefix-map=$VIRTUAL_ENV=/build/env")
+# gcc writes its options into each object (section .GCC.command.line), where the audit reads them.
+export CFLAGS="${CFLAGS:-} -frecord-gcc-switches ${places[*]}"
+export NVCC_APPEND_FLAGS="${NVCC_APPEND_FLAGS:-} ${places[*]/#/-Xcompiler=}"
+# Two more ways of nvcc's: it names what is internal to a file after its whole path, and a table of lines holds that path.
+if [ -x "$nvcc" ]; then
+  export FUSEBOX_ABOVE=$above FUSEBOX_NVCC=${PYTORCH_NVCC:-$nvcc}
+  export PYTORCH_NVCC=$work/nvcc      # which torch.utils.cpp_extension compiles with
+  cat > "$PYTORCH_NVCC" << 'END'
+#!/usr/bin/env bash
+options=()
+for option; do
+  case $option in
+    -lineinfo) continue ;;
+    "$FUSEBOX_ABOVE"/*.cu) options+=(-Xcudafe "--orig_src_path_name=/build/${option#"$FUSEBOX_ABOVE"/}") ;;
+  esac
+  options+=("$option")
+done
+exec "$FUSEBOX_NVCC" "${options[@]}"
+END
+  chmod +x "$PYTORCH_NVCC"
+fi
+# Debug information is large, and gcc does not make the same twice. Symbols that nobody links against name nvcc's temporary
+# files, and these the process that made them.
+export LDFLAGS="${LDFLAGS:-} -Wl,--strip-all"
 # Versions come from the source, never from a git repository that happens to lie around it.
 export GIT_CEILING_DIRECTORIES=$above
 # deepspeed's setup.py makes its list of requirements from a set.
