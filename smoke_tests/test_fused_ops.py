@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from typing import Any, Dict, List, NamedTuple, Set
+from typing import Any, Dict, Iterator, List, NamedTuple, Set
 
 import pytest
 import torch
@@ -442,13 +442,26 @@ def poison(given: Sample, device: str) -> None:
         torch.cuda.empty_cache()  # cached blocks may still hold the right results of an earlier call
         # torch takes 2 MiB from the driver for tensors of up to 1 MiB, and 20 MiB for those of up to 10 MiB. Bytes of
         # 255 are NaN in every floating-point dtype.
-        sizes = [2**20] * 32 + [20 * 2**20] * 4
+        sizes = [*sorted(free_beside_tensors()), *[2**20] * 32, *[20 * 2**20] * 4]
         held = [torch.full((size,), 255, dtype=torch.uint8, device=device) for size in sizes]
     else:
         shapes = [tensor.shape for tensor in (*given.inputs, given.gradient)]
         kinds = (given.inputs[0].dtype, torch.float32)
         held = [torch.full(shape, math.nan, dtype=kind, device=device) for shape in shapes * 8 for kind in kinds]
     del held
+
+
+def free_beside_tensors() -> Iterator[int]:
+    """The sizes of tensors that fill what torch keeps of the GPU's memory beside those in use; smaller ones go first.
+
+    torch takes the smallest free piece that a tensor fits in, and these are smaller than what the driver gives.
+    """
+    for segment in torch.cuda.memory_snapshot():
+        largest = 2**20 if segment["segment_type"] == "small" else segment["total_size"]
+        for block in segment["blocks"]:
+            if block["state"] == "inactive":
+                yield from [largest] * (block["size"] // largest)
+                yield block["size"] % largest
 
 
 @every_tensor

@@ -107,7 +107,7 @@ def test_parity_on_held_out_text() -> None:
         "arm": {"tokens": 5547, "seconds": 36.7},  # after steps 15 and 28.333
         "reference": {"tokens": 6034, "seconds": 37.3},  # after steps 27.143 and 20
     }
-    assert parity.reached([[10, 2.0], [20, 1.5]], 1.75) == 15 and parity.reached([[10, 2.0]], 3.0) == 10
+    assert parity.reached([[10, 2.0], [20, 1.5]], 1.75) == 15 and parity.reached([[10, 2.0], [20, 1.5]], 3.0) == 10
     with pytest.raises(ValueError, match=r"no loss is as low as 1\.0"):
         parity.reached([[10, 2.0], [20, 1.9]], 1.0)
     del curves["b"][0]["validation"]
