@@ -217,6 +217,14 @@ def sdist(path: Path, files: Mapping[str, str | bytes]) -> str:
     return sha256_of(path)
 
 
+def script(path: Path, text: str) -> Path:
+    """An executable script."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
 def spoil(path: Path) -> None:
     """Flip one bit in the middle of a file."""
     data = bytearray(path.read_bytes())

@@ -20,7 +20,7 @@ from recipes.errors import Refusal
 from recipes.files import ROOT
 from recipes.measure import bench, charts, goals, recommend, report, results
 from recipes.process import group
-from recipes.tests.conftest import Checkout
+from recipes.tests.conftest import Checkout, script
 from recipes.tests.rows import LIMITS, SHARD, arm, fast, row
 
 ROWS, RECOMMEND = results.room("rows"), results.room("recommend")
@@ -436,12 +436,10 @@ def test_what_was_never_measured_is_not_recommended_from(tmp_path: Path) -> None
 
 
 def test_what_the_machine_cannot_do_is_said_in_its_own_sentence(tmp_path: Path) -> None:
-    python = tmp_path / "env" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(
-        "#!/bin/sh\necho '[1/2] linear/a  1 ms  2 s, about 1 min left'\necho 'bench: The GPU is busy.'\nexit 2\n"
+    script(
+        tmp_path / "env" / "bin" / "python",
+        "#!/bin/sh\necho '[1/2] linear/a  1 ms  2 s, about 1 min left'\necho 'bench: The GPU is busy.'\nexit 2\n",
     )
-    python.chmod(0o755)
     with pytest.raises(Refusal, match=r"^cpu: The GPU is busy\.$"):
         bench.measure(plan(Catalogue(), "cpu"), tmp_path / "env", [], None, quick=True)
 

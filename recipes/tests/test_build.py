@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from recipes.make.build import Builder, Tree, longest_step, write_settings
 from recipes.make.cache import Cache
 from recipes.make.costs import jobs, memory_limit
 from recipes.progress import Steps
-from recipes.tests.conftest import Tiny
+from recipes.tests.conftest import Tiny, script
 
 TREE = Tree(Path("nowhere"), "0" * 64, ())
 
@@ -102,7 +101,8 @@ def test_extensions_are_built_at_a_time_where_setup_py_can(tiny: Tiny, cores: in
     tiny.edit(tiny.recipe("tinypkg"), "mib_per_job = 100", "mib_per_job = 1")
     tiny.edit(tiny.recipe("tinypkg"), 'kind = "source"', 'kind = "source"\nparallel_extensions = "AT_A_TIME"')
     programs = {"nproc": f"echo {cores}", "python": 'echo "${AT_A_TIME:-none} $MAX_JOBS" > "$TMPDIR/../seen"'}
-    write_programs(tiny.root / "env" / "bin", programs)
+    for name, text in programs.items():
+        script(tiny.root / "env" / "bin" / name, f"#!/bin/sh\n{text}\n")
     _, work, code = run_script(tiny, tiny.root / "env")
     assert code == 0
     assert (work / "seen").read_text().strip() == chosen
@@ -112,22 +112,15 @@ def test_nvcc_is_not_told_where_it_compiles(tiny: Tiny) -> None:
     """Neither the folder of the source nor that of the environment gets into what it writes."""
     environment, source = tiny.root / "env", tiny.root / "work" / "source"
     compiled = f'"$PYTORCH_NVCC" -O3 -lineinfo -c {source}/csrc/a.cu -o a.o'
-    write_programs(environment / "bin", {"python": f"case $1 in -c) echo {environment}/site ;; *) {compiled} ;; esac"})
-    nvcc = 'echo "$@" > "$TMPDIR/../seen"; echo $NVCC_APPEND_FLAGS >> "$TMPDIR/../seen"'
-    write_programs(environment / "site" / "nvidia" / "cu13" / "bin", {"nvcc": nvcc})
+    python = f"#!/bin/sh\ncase $1 in -c) echo {environment}/site ;; *) {compiled} ;; esac\n"
+    script(environment / "bin" / "python", python)
+    nvcc = '#!/bin/sh\n{ echo "$@"; echo $NVCC_APPEND_FLAGS; } > "$TMPDIR/../seen"\n'
+    script(environment / "site" / "nvidia" / "cu13" / "bin" / "nvcc", nvcc)
     _, work, code = run_script(tiny, environment)
     assert code == 0
     named = "-Xcudafe --orig_src_path_name=/build/source/csrc/a.cu"
     places = [f"-Xcompiler=-ffile-prefix-map={work}=/build", f"-Xcompiler=-ffile-prefix-map={environment}=/build/env"]
     assert (work / "seen").read_text().splitlines() == [f"-O3 -c {named} {source}/csrc/a.cu -o a.o", " ".join(places)]
-
-
-def write_programs(folder: Path, programs: Mapping[str, str]) -> None:
-    """Write programs of the shell, name -> text, into a new folder."""
-    folder.mkdir(parents=True)
-    for name, text in programs.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
 
 
 def test_what_is_compiled_for_a_patched_torch_is_compiled_for_no_other(tmp_path: Path) -> None:

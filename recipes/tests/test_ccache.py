@@ -11,7 +11,7 @@ import pytest
 from recipes.errors import Refusal
 from recipes.files import ROOT
 from recipes.make import ccache
-from recipes.tests.conftest import Tiny
+from recipes.tests.conftest import Tiny, script
 
 # Says where it keeps objects, logs each compilation beside itself, and compiles.
 STANDIN = """#!/bin/sh
@@ -24,11 +24,7 @@ exec "$@"
 @pytest.fixture
 def standin(tmp_path: Path) -> Path:
     """A program in the place of ccache."""
-    path = tmp_path / "ccache" / "ccache"
-    path.parent.mkdir()
-    path.write_text(STANDIN)
-    path.chmod(0o755)
-    return path
+    return script(tmp_path / "ccache" / "ccache", STANDIN)
 
 
 def wheels(tiny: Tiny) -> dict[str, bytes]:
@@ -72,10 +68,7 @@ def test_a_program_that_is_no_ccache_is_refused(tmp_path: Path) -> None:
 def test_nvcc_gets_options_that_ccache_knows_and_its_own_programs_count(tmp_path: Path, standin: Path) -> None:
     toolkit = tmp_path / "cuda"
     for name in ("nvcc", "ptxas"):
-        path = toolkit / "bin" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text('#!/bin/sh\necho "$CCACHE_EXTRAFILES"\necho "$PATH"\n')
-        path.chmod(0o755)
+        script(toolkit / "bin" / name, '#!/bin/sh\necho "$CCACHE_EXTRAFILES"\necho "$PATH"\n')
     links = tmp_path / "links"
     variables = ccache.settings(standin, ROOT, links, {"PATH": "/usr/bin:/bin"})
     words = ["--generate-dependencies-with-compile", "--dependency-output", "x.o.d", "-c", "x.cu", "-o", "x.o"]

@@ -20,7 +20,7 @@ from recipes.files import ROOT
 from recipes.make import costs, machine
 from recipes.make.fetch import PipSettings
 from recipes.make.machine import Check
-from recipes.tests.conftest import Checkout
+from recipes.tests.conftest import Checkout, script
 
 CATALOGUE = Catalogue(ROOT)
 SMI = "#!/bin/sh\necho '{driver}, {capability}, NVIDIA H200'\n"
@@ -46,11 +46,6 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def tool(path: Path, text: str) -> None:
-    path.write_text(text)
-    path.chmod(0o755)
-
-
 def of_target(name: str) -> dict[str, Check]:
     return {check.about: check for check in machine.of_target(plan(CATALOGUE, name), CATALOGUE.limits)}
 
@@ -61,7 +56,7 @@ def of_machine() -> dict[str, Check]:
 
 def test_a_machine_that_lacks_nothing_passes(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PipSettings, "read", lambda: PipSettings((), ("/links",)))
-    tool(tools / "docker", "#!/bin/sh\necho '{\"nvidia\": {}}'\n")
+    script(tools / "docker", "#!/bin/sh\necho '{\"nvidia\": {}}'\n")
     states = {about: check.state for about, check in {**of_target("cpu"), **of_machine()}.items()}
     assert {about for about, state in states.items() if state != "pass"} <= {"disk"}
 
@@ -77,7 +72,7 @@ def test_a_machine_that_lacks_nothing_passes(tools: Path, monkeypatch: pytest.Mo
 def test_the_driver_is_compared_with_the_targets_cuda(
     tools: Path, driver: str, capability: str, state: str, named: str
 ) -> None:
-    tool(tools / "nvidia-smi", SMI.format(driver=driver, capability=capability))
+    script(tools / "nvidia-smi", SMI.format(driver=driver, capability=capability))
     check = of_target("cu13.0-torch2.11")["driver"]
     assert (check.state, named in check.finding) == (state, True), check
     assert of_target("cpu")["driver"].state == "pass"
@@ -90,10 +85,10 @@ def test_no_driver_is_a_warning_where_cuda_is_compiled(tools: Path) -> None:
 
 def test_what_nvidia_smi_says_is_explained(tools: Path) -> None:
     output = "Failed to initialize NVML: Driver/library version mismatch"
-    tool(tools / "nvidia-smi", f"#!/bin/sh\necho '{output}'\nexit 18\n")
+    script(tools / "nvidia-smi", f"#!/bin/sh\necho '{output}'\nexit 18\n")
     check = of_target("cu12.1-torch2.1")["driver"]
     assert (check.state, check.remedy) == ("failure", "sudo reboot")
-    tool(tools / "nvidia-smi", "#!/bin/sh\necho nonsense\n")
+    script(tools / "nvidia-smi", "#!/bin/sh\necho nonsense\n")
     assert "nvidia-smi fails (nonsense)" in of_target("cu12.1-torch2.1")["driver"].finding
 
 
@@ -112,7 +107,7 @@ GCC = "#!/bin/sh\ncase $1 in --version) echo 'Free Software Foundation' ;; *) ec
 def test_the_compiler_is_compared_with_nvccs_limit(
     tools: Path, target: str, version: str, state: str, remedy: str
 ) -> None:
-    tool(tools / "c++", GCC.format(version=version))
+    script(tools / "c++", GCC.format(version=version))
     check = of_target(target)["C++ compiler"]
     assert check.state == state and check.remedy.startswith(remedy), check
 
@@ -143,11 +138,11 @@ def test_little_memory_an_old_c_library_and_a_small_disk_are_found(
 
 def test_containers_are_named_with_what_they_lack(tools: Path) -> None:
     assert of_machine()["containers"].remedy == "apt-get install docker.io"
-    tool(tools / "docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
+    script(tools / "docker", "#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2; exit 1\n")
     assert "Cannot connect" in of_machine()["containers"].finding
-    tool(tools / "docker", "#!/bin/sh\necho '{\"runc\": {}}'\n")
+    script(tools / "docker", "#!/bin/sh\necho '{\"runc\": {}}'\n")
     assert of_machine()["containers"].state == "pass"
-    tool(tools / "nvidia-smi", SMI.format(driver="580.1", capability="9.0"))
+    script(tools / "nvidia-smi", SMI.format(driver="580.1", capability="9.0"))
     assert "nvidia-ctk" in of_machine()["containers"].remedy
 
 

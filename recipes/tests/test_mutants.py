@@ -19,6 +19,7 @@ from recipes.files import ROOT
 from recipes.pages import faults
 from recipes.pages.tables import Facts
 from recipes.prove import mutants, records
+from recipes.tests.conftest import script
 from recipes.tests.rooms import checkout_room
 from recipes.verbs import prove as verbs
 
@@ -200,10 +201,7 @@ exit $6
 def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) -> None:
     chosen = plan(Catalogue(), "cpu")
     here = type(chosen)(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
-    python = tmp_path / "env" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(PLANTING)
-    python.chmod(0o755)
+    python = script(tmp_path / "env" / "bin" / "python", PLANTING)
     (python.parent / "outcomes.json").write_text(json.dumps(outcomes()))
     for seeds, why in ((0, "not a complete run of cpu"), (2, "code 2")):
         with pytest.raises(Refusal, match=why):

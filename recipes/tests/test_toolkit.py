@@ -19,7 +19,7 @@ from recipes.catalogue.plan import Plan, plan
 from recipes.errors import Refusal
 from recipes.files import sha256_of
 from recipes.make import toolkit
-from recipes.tests.conftest import Tiny, entry, one_sentence
+from recipes.tests.conftest import Tiny, entry, one_sentence, script
 
 # `--dryrun` and `--version` as in nvcc; otherwise the C++ compiler checks the source's directives and the libraries.
 NVCC = """\
@@ -59,14 +59,6 @@ COMPILED = {
     "tinypkg.c": MODULE,
     "pyproject.toml": '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n',
 }
-
-
-def script(path: Path, text: str) -> Path:
-    """An executable script."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    path.chmod(0o755)
-    return path
 
 
 def installed(home: Path, release: str = "12.1", headers: tuple[str, ...] = (), before: str = "") -> Path:
