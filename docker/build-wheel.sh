@@ -55,7 +55,7 @@ places=("-ffile-prefix-map=$above=/build" "-ffile-prefix-map=$VIRTUAL_ENV=/build
 # gcc writes its options into each object (section .GCC.command.line), where the audit reads them.
 export CFLAGS="${CFLAGS:-} -frecord-gcc-switches ${places[*]}"
 export NVCC_APPEND_FLAGS="${NVCC_APPEND_FLAGS:-} ${places[*]/#/-Xcompiler=}"
-# Two more ways of nvcc's: it names what is internal to a file after its whole path, and a table of lines holds that path.
+# nvcc writes the whole path of a file in two more places: the names of what is internal to it, and the table of lines.
 if [ -x "$nvcc" ]; then
   export FUSEBOX_ABOVE=$above FUSEBOX_NVCC=${PYTORCH_NVCC:-$nvcc}
   export PYTORCH_NVCC=$work/nvcc      # which torch.utils.cpp_extension compiles with

@@ -452,9 +452,9 @@ def poison(given: Sample, device: str) -> None:
 
 
 def free_beside_tensors() -> Iterator[int]:
-    """The sizes of tensors that fill what torch keeps of the GPU's memory beside those in use; smaller ones go first.
+    """The sizes, in bytes, of tensors that fill the free memory beside tensors in use, if smaller ones are made first.
 
-    torch takes the smallest free piece that a tensor fits in, and these are smaller than what the driver gives.
+    torch puts a tensor into the smallest free piece in which it fits, and these are smaller than new ones.
     """
     for segment in torch.cuda.memory_snapshot():
         largest = 2**20 if segment["segment_type"] == "small" else segment["total_size"]
