@@ -48,16 +48,15 @@ if [ -n "$at_a_time" ] && [ "$jobs" -ge 4 ]; then      # most extensions have tw
 fi
 
 tree=$(realpath "$source/$(cat "$in/subfolder")")
-above=$(dirname "$tree")
 # Neither where it was built gets into the wheel, nor where the environment is: headers of torch name their own file in
 # messages. Of two options that fit, gcc takes the last. nvcc does not read CFLAGS, but starts gcc.
-places=("-ffile-prefix-map=$above=/build" "-ffile-prefix-map=$VIRTUAL_ENV=/build/env")
+places=("-ffile-prefix-map=$work=/build" "-ffile-prefix-map=$VIRTUAL_ENV=/build/env")
 # gcc writes its options into each object (section .GCC.command.line), where the audit reads them.
 export CFLAGS="${CFLAGS:-} -frecord-gcc-switches ${places[*]}"
 export NVCC_APPEND_FLAGS="${NVCC_APPEND_FLAGS:-} ${places[*]/#/-Xcompiler=}"
 # nvcc writes the whole path of a file in two more places: the names of what is internal to it, and the table of lines.
 if [ -x "$nvcc" ]; then
-  export FUSEBOX_ABOVE=$above FUSEBOX_NVCC=${PYTORCH_NVCC:-$nvcc}
+  export FUSEBOX_WORK=$work FUSEBOX_NVCC=${PYTORCH_NVCC:-$nvcc}
   export PYTORCH_NVCC=$work/nvcc      # which torch.utils.cpp_extension compiles with
   cat > "$PYTORCH_NVCC" << 'END'
 #!/usr/bin/env bash
@@ -65,7 +64,7 @@ options=()
 for option; do
   case $option in
     -lineinfo) continue ;;
-    "$FUSEBOX_ABOVE"/*.cu) options+=(-Xcudafe "--orig_src_path_name=/build/${option#"$FUSEBOX_ABOVE"/}") ;;
+    "$FUSEBOX_WORK"/*.cu) options+=(-Xcudafe "--orig_src_path_name=/build/${option#"$FUSEBOX_WORK"/}") ;;
   esac
   options+=("$option")
 done
@@ -77,7 +76,7 @@ fi
 # files, and these the process that made them.
 export LDFLAGS="${LDFLAGS:-} -Wl,--strip-all"
 # Versions come from the source, never from a git repository that happens to lie around it.
-export GIT_CEILING_DIRECTORIES=$above
+export GIT_CEILING_DIRECTORIES=$work
 # deepspeed's setup.py makes its list of requirements from a set.
 export PYTHONHASHSEED=0
 export PIP_NO_INDEX=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore

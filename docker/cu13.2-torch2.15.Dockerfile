@@ -53,6 +53,11 @@ RUN --network=none --mount=from=sources,source=/out/packages/flash-attn,target=/
     --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
     /fusebox/docker/build-package.sh /in /wheel
 
+FROM toolchain AS wheel-flash-attn-3
+RUN --network=none --mount=from=sources,source=/out/packages/flash-attn-3,target=/in \
+    --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
+    /fusebox/docker/build-package.sh /in /wheel
+
 FROM toolchain AS wheel-apex
 RUN --network=none --mount=from=sources,source=/out/packages/apex,target=/in \
     --mount=type=cache,id=fusebox-one-at-a-time,target=/one-at-a-time,sharing=locked \
@@ -76,6 +81,7 @@ RUN --network=none --mount=from=sources,source=/out/packages/transformer-engine-
 # Is each wheel what it says, and will it load? Then what the image holds is written down.
 FROM sources AS audit
 COPY --from=wheel-flash-attn /wheel /wheels/flash-attn
+COPY --from=wheel-flash-attn-3 /wheel /wheels/flash-attn-3
 COPY --from=wheel-apex /wheel /wheels/apex
 COPY --from=wheel-xformers /wheel /wheels/xformers
 COPY --from=wheel-deepspeed /wheel /wheels/deepspeed
@@ -135,7 +141,8 @@ LABEL fusebox.python="3.12"
 LABEL fusebox.cuda="13.2"
 LABEL fusebox.driver="580"
 LABEL fusebox.supported-until="2029-04"
-LABEL fusebox.packages="torch 2.15.0, transformer-engine-cu13 2.20.2, flash-attn-4 4.0.0b36, torchao 0.18.0, torchtitan 0.2.2, liger-kernel 0.8.5, quack-kernels 0.6.5, transformers 5.24.0, accelerate 1.15.0, transformer-engine 2.20.2, flash-attn 2.8.3.post2, apex 25.09+52.g6424da3b, xformers 0.0.33.post2, deepspeed 0.19.8, transformer-engine-torch 2.20.2"
+LABEL fusebox.packages="torch 2.15.0, transformer-engine-cu13 2.20.2, flash-attn-4 4.0.0b36, torchao 0.18.0, torchtitan 0.2.2, liger-kernel 0.8.5, quack-kernels 0.6.5, transformers 5.24.0, accelerate 1.15.0, transformer-engine 2.20.2, flash-attn 2.8.3.post2, flash-attn-3 3.0.0, apex 25.09+52.g6424da3b, xformers 0.0.33.post2, deepspeed 0.19.8, transformer-engine-torch 2.20.2"
+LABEL fusebox.option.flash-attn-3="for sm 9.0; without split, paged or appended keys and softcap, which are refused"
 ARG SM=
 LABEL fusebox.sm="${SM:-8.0 8.9 9.0 10.0 12.0}"
 USER 10001:10001

@@ -17,6 +17,7 @@ MODULES = {
     "deepspeed": "deepspeed",
     "dropout-layer-norm": "dropout_layer_norm",
     "flash-attn": "flash_attn",
+    "flash-attn-3": "flash_attn_3",
     "flash-attn-4": "flash_attn.cute",
     "liger-kernel": "liger_kernel",
     "ms-amp": "msamp",

@@ -230,16 +230,17 @@ def what_if(target: Target, changes: Mapping[str, Any]) -> Target:
     return validated(Target, {**target.model_dump(), **changes}, "the command line")
 
 
-def substitutions(target: Target) -> dict[str, str]:
+def substitutions(pin: Pin, target: Target) -> dict[str, str]:
     """The values that replace "{...}" in a [build.env] value."""
-    digits = ";".join(sm.replace(".", "") for sm in target.sm)
+    architectures = ";".join(pin.architectures(target))
     # {site}, the site-packages of the build environment, is known only once that environment is made.
-    return dict(zip(PLACEHOLDERS, (";".join(target.sm), digits, target.cuda, "{site}"), strict=True))
+    values = (architectures, architectures.replace(".", ""), target.cuda, "{site}")
+    return dict(zip(PLACEHOLDERS, values, strict=True))
 
 
 def build_environment(pin: Pin, target: Target) -> dict[str, str]:
     """The variables of the package's build: [build.env], then the release's own, with "{...}" filled in."""
-    known = substitutions(target)
+    known = substitutions(pin, target)
     return {
         key: re.sub(r"\{(\w+)\}", lambda match: known[match[1]], text)
         for key, text in {**pin.build.env, **pin.release.env}.items()

@@ -87,6 +87,7 @@ Distribution = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]  # its
 Module = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*$")]
 Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+/-]*$")]  # a git tag
 Address = Annotated[str, Field(pattern=r"^https://[^\s/{}]+\.[^\s/{}]+(/[^\s{}]*)?$")]
+Architecture = Annotated[str, Field(pattern=r"^\d+\.\d+$")]
 Hardware = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 -]*$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # for folders and image tags
 ImageName = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
@@ -164,7 +165,7 @@ class Target(Strict):
     cudnn: VersionText | None = None
     gcc: Annotated[str, Field(pattern=r"^\d+$")] | None = None
     toolkit: VersionText | None = None
-    sm: list[Annotated[str, Field(pattern=r"^\d+\.\d+$")]]
+    sm: list[Architecture]
     proves_on: Annotated[list[Hardware], Field(min_length=1)]
     publish: bool
     unpublished: Text | None = None
@@ -340,10 +341,11 @@ class Obstacle(NamedTuple):
 class Release(Source):
     """One pinned version of a package.
 
-    `provided` comes with the base image. `python`, `torch` and `cuda` are the ranges it needs, `requires` the run-time
-    dependencies that its metadata names, `undeclared` those that it leaves out, `subfolder` the part of the tree that
-    is built, `build` what differs from the package's [build], `parallel_extensions` the variable that tells its
-    setup.py how many extensions to build at a time; without it, each waits for the one before.
+    `provided` comes with the base image. `python`, `torch` and `cuda` are the ranges it needs, `sm` the only GPU
+    architectures that it has kernels for, `requires` the run-time dependencies that its metadata names, `undeclared`
+    those that it leaves out, `subfolder` the part of the tree that is built, `build` what differs from the package's
+    [build], `parallel_extensions` the variable that tells its setup.py how many extensions to build at a time; without
+    it, each waits for the one before.
     """
 
     kind: Literal["source", "wheel", "provided"]
@@ -351,6 +353,7 @@ class Release(Source):
     python: Specifier = ""
     torch: Specifier = ""
     cuda: CudaRange = ""
+    sm: list[Architecture] = []
     requires: list[RequirementText]
     undeclared: list[RequirementText] = []
     env: Variables = {}
@@ -386,6 +389,8 @@ class Release(Source):
             return Obstacle(f"needs CUDA {self.cuda}", "none")
         if self.cuda not in ("", "none") and not SpecifierSet(self.cuda).contains(target.cuda):
             return Obstacle(f"needs CUDA {self.cuda}", target.cuda)
+        if self.sm and not set(self.sm) & set(target.sm):
+            return Obstacle(f"has kernels for sm {', '.join(self.sm)} only", f"sm {', '.join(target.sm) or 'none'}")
         return None
 
     def unfit(self, target: Target, torch: str | None) -> Obstacle | None:
@@ -448,6 +453,10 @@ class Pin(Strict):
     def build(self) -> Build:
         """How it is built; only a source release is asked."""
         return self.package.build_of(self.release)
+
+    def architectures(self, target: Target) -> list[str]:
+        """The GPU architectures of the target that it has kernels for."""
+        return [sm for sm in target.sm if not self.release.sm or sm in self.release.sm]
 
 
 class Limit(Strict):

@@ -196,7 +196,7 @@ def check_architectures(pin: Pin, target: Target, compiled: Iterable[Extension])
             f"{pin.label}: its wheel holds no GPU code at all: set FORCE_CUDA or its like in the recipe's env."
         )
     for name, has in sorted(gpus.items()):
-        if missing := [sm for sm in target.sm if sm not in has]:
+        if missing := [sm for sm in pin.architectures(target) if sm not in has]:
             raise Refusal(
                 f"{pin.label}: {name} is compiled for sm {', '.join(has) or 'none, PTX only,'} and target "
                 f"{target.name} is for {missing[0]}: set the package's architectures in its recipe's env."

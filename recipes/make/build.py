@@ -210,7 +210,7 @@ class Builder:
                 "torch": torch.release.identity if torch else None,
                 **({"torch_patches": patched} if patched else {}),
                 "cuda": target.cuda,
-                "sm": target.sm,
+                "sm": pin.architectures(target),
                 "compiler": compiler,
                 "base": base,
             }
@@ -331,7 +331,7 @@ class Builder:
                     "python": self._version(python),
                     "compiler": inputs.get("compiler", "none"),
                     "where": inputs.get("base", "any"),
-                    **({"sm": self.plan.target.sm} if pin.build.compiler == "nvcc" else {}),
+                    **({"sm": pin.architectures(self.plan.target)} if pin.build.compiler == "nvcc" else {}),
                     **cost,
                 },
             }

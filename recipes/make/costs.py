@@ -53,7 +53,7 @@ def build_seconds(pin: Pin, target: Target, machine: Machine | None = None) -> f
     Of W seconds of work, L of them for the longest file, m jobs in any order take at most L + (W - L) / m (Graham,
     "Bounds on multiprocessing timing anomalies", 1969).
     """
-    architectures = len(target.sm) if pin.build.compiler == "nvcc" else 1
+    architectures = len(pin.architectures(target)) if pin.build.compiler == "nvcc" else 1
     longest = pin.build.longest_seconds or pin.build.core_seconds
     return architectures * (longest + (pin.build.core_seconds - longest) / jobs(pin, machine))
 

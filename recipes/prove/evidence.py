@@ -209,8 +209,8 @@ def built_for(plan: Plan, evidence: dict[str, Any]) -> Plan:
     """The plan with the GPU architectures that a run's wheels were compiled for: `--sm` can leave some out."""
     architectures = [
         package["built_with"]["sm"] for package in evidence["packages"].values() if package["built_with"].get("sm")
-    ]
-    return replace(plan, target=changed(plan.target, architectures[0], None)) if architectures else plan
+    ]  # some packages have kernels for fewer than the run was compiled for
+    return replace(plan, target=changed(plan.target, max(architectures, key=len), None)) if architectures else plan
 
 
 def state(plan: Plan, room: Room, evidence: Mapping[str, Any], row: Mapping[str, Any]) -> str:

@@ -195,7 +195,7 @@ def _audited(plan: Plan, pin: Pin, out: Path, built: Path, beside: Path | None, 
                 "python": plan.target.python,
                 "compiler": "; ".join(compilers) if compiled else "none",
                 "where": planned["inputs"]["base"] if compiled else "any",
-                **({"sm": plan.target.sm} if pin.build.compiler == "nvcc" else {}),
+                **({"sm": pin.architectures(plan.target)} if pin.build.compiler == "nvcc" else {}),
             },
         }
     stored = into / "wheels" / key

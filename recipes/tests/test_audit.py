@@ -141,6 +141,15 @@ def test_an_extension_without_gpu_code_beside_one_with_it_passes(tmp_path: Path,
     assert audit.audit(wheel(tmp_path, *made), apex, GPU, None, "2.39")["sm"] == {"deepspeed/op.so": ["9.0"]}
 
 
+def test_a_package_for_some_gpus_needs_gpu_code_for_those_alone(tmp_path: Path, apex: Pin) -> None:
+    target = GPU.model_copy(update={"sm": ["8.0", "9.0", "10.0"]})
+    narrow = apex.model_copy(update={"release": apex.release.model_copy(update={"sm": ["9.0"]})})
+    made = wheel(tmp_path, library(tmp_path, "op", fatbin((CUBIN, 90)), *PORTABLE))
+    assert audit.audit(made, narrow, target, None, "2.39")["sm"] == {"deepspeed/op.so": ["9.0"]}
+    with pytest.raises(Refusal, match=r"is for 8\.0: set the package's architectures"):
+        audit.audit(made, apex, target, None, "2.39")
+
+
 def test_a_damaged_list_of_gpu_code_ends() -> None:
     for damaged in (b"\x50\xed\x55\xba", b"\x50\xed\x55\xba" * 64, b"\x50\xed\x55\xba" + bytes(64), bytes(4096)):
         assert not list(audit._machine_code(damaged))

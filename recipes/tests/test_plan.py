@@ -41,6 +41,16 @@ def test_a_what_if_that_cannot_be_is_refused(what_if: dict[str, object], message
         plan(Catalogue(), "cpu", **what_if)  # type: ignore[arg-type]
 
 
+def test_a_package_with_kernels_for_some_gpus_is_compiled_for_those() -> None:
+    chosen = plan(Catalogue(), "cu13.2-torch2.15")
+    compiled = {pin.name: pin.architectures(chosen.target) for pin in chosen.pins if pin.release.kind == "source"}
+    assert compiled["flash-attn-3"] == ["9.0"] and compiled["flash-attn"] == chosen.target.sm
+    with pytest.raises(
+        Refusal, match=r"flash-attn-3 3\.0\.0 has kernels for sm 9\.0 only, and the target has sm 10\.0"
+    ):
+        plan(Catalogue(), "cu13.2-torch2.15", sm=["10.0"])
+
+
 def test_the_command_shows_every_step_within_two_seconds() -> None:
     seconds: list[float] = []
     while not seconds or (seconds[-1] >= 2 and len(seconds) < 5):  # other processes can slow down a few of the runs

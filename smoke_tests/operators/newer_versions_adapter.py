@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from importlib import metadata
 from unittest import mock
 
 import torch
 
+from smoke_tests.operators.flash_attn_3_adapter import FLASH_3_BACKWARD, FLASH_3_FORWARD
 from smoke_tests.operators.implements import implements
 from smoke_tests.operators.table import FLASH_BACKWARD, FLASH_FORWARD, HALF, MIXED
 from smoke_tests.operators.torch_adapter import sdpa
@@ -62,10 +64,14 @@ def te_attention_to_one_token(query: torch.Tensor, key: torch.Tensor, value: tor
     return te_attention(query, key, value)
 
 
-def te_attention_by_flash_attention_4(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def te_attention_by_flash_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, major: int
+) -> torch.Tensor:
+    """Transformer Engine's attention by this FlashAttention, whichever it would choose by itself."""
     from transformer_engine.pytorch.attention.dot_product_attention import _attention_backends
 
-    with mock.patch.dict(os.environ, NVTE_FUSED_ATTN="0"):
+    chosen = {f"NVTE_FLASH_ATTN_V{other}": str(int(other == major)) for other in (2, 3, 4)}
+    with mock.patch.dict(os.environ, NVTE_FUSED_ATTN="0", **chosen):
         _attention_backends["backend_selection_requires_update"] = True  # it reads the environment only then
         try:
             return te_attention(query, key, value)
@@ -73,13 +79,15 @@ def te_attention_by_flash_attention_4(query: torch.Tensor, key: torch.Tensor, va
             _attention_backends["backend_selection_requires_update"] = True
 
 
-if any(True for _ in metadata.distributions(name="flash-attn-4")):  # else it would take another kernel
-    implements(
-        "attention",
-        "transformer-engine.flash-4",
-        newer="2.20",
-        cuda=HALF,
-        forward="FlashAttentionForward",
-        backward="FlashAttentionBackward",
-        limits=("no rows",),
-    )(te_attention_by_flash_attention_4)
+FLASH_ATTENTION = {3: (FLASH_3_FORWARD, FLASH_3_BACKWARD), 4: ("FlashAttentionForward", "FlashAttentionBackward")}
+for major, (forward, backward) in FLASH_ATTENTION.items():
+    if any(True for _ in metadata.distributions(name=f"flash-attn-{major}")):  # else it would take another kernel
+        implements(
+            "attention",
+            f"transformer-engine.flash-{major}",
+            newer="2.20",
+            cuda=HALF,
+            forward=forward,
+            backward=backward,
+            limits=("no rows",),
+        )(partial(te_attention_by_flash_attention, major=major))

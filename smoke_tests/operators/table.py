@@ -273,7 +273,7 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
 
 
 # Adapters that add rows to the table with `implements`, so the table must exist first.
-from smoke_tests.operators import newer_versions_adapter, quack_adapter  # noqa: E402, F401
+from smoke_tests.operators import flash_attn_3_adapter, newer_versions_adapter, quack_adapter  # noqa: E402, F401
 
 
 def operator(name: str, column: str) -> Callable[..., Any]:
