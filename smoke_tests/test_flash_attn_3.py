@@ -126,7 +126,7 @@ def gradients(heads: List[torch.Tensor], gradient: torch.Tensor, deterministic: 
 @hopper
 @pytest.mark.parametrize("size", [64, 128])
 @proves(
-    "asked to be deterministic, backward over 4,096 tokens gives the same bits in 30 runs, and different bits otherwise"
+    "its backward over 4,096 tokens gives the same bits in 30 runs if asked to be deterministic, else different bits"
 )
 def test_deterministic_backward(size: int, device: str, measured: Dict[str, Any]) -> None:
     heads = [torch.randn(2, count, 4096, size, device=device).bfloat16() for count in (6, 2, 2)]
@@ -150,7 +150,7 @@ def test_deterministic_backward_of_wide_heads_is_refused(device: str, measured: 
 
 @hopper
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
-@proves("a dtype without kernels is refused, not cast")
+@proves("heads in float32 and float64, for which it has no kernels, are refused, not cast")
 def test_other_dtypes_are_refused(dtype: torch.dtype, device: str, measured: Dict[str, Any]) -> None:
     heads = torch.randn(1, 2, 5, 64, device=device, dtype=dtype)
     with pytest.raises(RuntimeError, match="fp16, bf16, and fp8") as refused:
@@ -180,6 +180,6 @@ def test_left_out_caches_are_refused(cache: str, device: str, measured: Dict[str
     used = torch.full((2,), 8, dtype=torch.int32, device=device)
     pages = torch.arange(2, dtype=torch.int32, device=device)[:, None]
     options = {"k": new, "v": new} if cache == "appended" else {"page_table": pages}
-    with pytest.raises(RuntimeError, match="does not support (appending|paged) KV") as refused:
+    with pytest.raises(RuntimeError, match=r"does not support (appending|paged) KV") as refused:
         flash_attn_interface.flash_attn_with_kvcache(query, cached, cached, cache_seqlens=used, causal=True, **options)
     measured["refusal"] = str(refused.value).splitlines()[0]
