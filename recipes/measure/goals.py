@@ -69,7 +69,7 @@ OPERATORS = (
     *(
         Goal(
             f"attention{both}, 8,192 tokens, causal, heads of 128, TFLOP/s", least,
-            f"operators/attention/2x32x8192x128/{way}", "flash-attn-4", "rate",
+            f"operators/attention/2x32x8192x128/{way}", "flash-attn-3", "rate",
             grid=(f"operators/attention/2x32x8192x128/{way}", "*"),
         )
         for way, both, least in (("forward", " forward", 720.0), ("both", " forward and backward", 620.0))
@@ -103,8 +103,8 @@ def answered(cells: list[Row]) -> list[Row]:
     if not cells[0]["run"]["machine"]["gpus"]:
         return []
     several = of(cells, "scaling/")
-    releases = cells[0]["run"]["releases"]
-    of_packages = [goal for goal in OPERATORS if goal.arm in releases]
+    packages = {name for row in cells for name in row["run"]["releases"]}
+    of_packages = [goal for goal in OPERATORS if goal.arm in packages]
     goals = [*(SEVERAL if several else ()), *((*SINGLE, *of_packages) if len(cells) > len(several) else ())]
     shown = [_shown(goal, cells) for goal in goals]
     return shown + (_least_gain(cells) if len(cells) > len(several) else [])

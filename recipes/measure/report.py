@@ -36,7 +36,7 @@ from recipes.measure.results import (
 def promote(plan: Plan, path: Path) -> list[Path]:
     """Keep the last row of each cell in smoke_tests/evidence/bench/, with the pictures of docs/status/numbers.md.
 
-    Committed cells of the same releases stay, unless they were measured again.
+    Committed cells of the same releases stay, unless they were measured again; packages may have been added since.
     """
     runs, cells = read_of(plan, path)
     names = sorted({run["machine"]["name"] for run in runs})
@@ -48,7 +48,7 @@ def promote(plan: Plan, path: Path) -> list[Path]:
     final = committed_path(plan.root, plan.target.name, names[0])
     releases = cells[-1]["run"]["releases"]
     before = read(final)[1] if final.exists() else []
-    merged = {row["key"]: row for row in [*before, *cells] if row["run"]["releases"] == releases}
+    merged = {row["key"]: row for row in [*before, *cells] if row["run"]["releases"].items() <= releases.items()}
     cells = list(merged.values())
     heads = {row["run"]["shard"]: row["run"] for row in cells}
     written = [*heads.values(), *cells]

@@ -119,8 +119,8 @@ def test_fused_is_held_to_naive_by_time_and_memory_of_one_arm_at_equal_batch() -
 
 def test_a_rate_is_that_of_the_gpu_and_is_asked_of_targets_with_the_package_only() -> None:
     speed: results.Row = {"flops": 3e11, "flops_per_second": 3e14, "samples_ms": [1.0] * 9, "host_ms": 1.0}
-    cell = {**row("operators/attention/2x32x8192x128/forward", **{"flash-attn-4": arm(**speed)})}
-    with_package = {**ON_GPUS, "releases": {"flash-attn-4": "4.0.0b36"}}
+    cell = {**row("operators/attention/2x32x8192x128/forward", **{"flash-attn-3": arm(**speed)})}
+    with_package = {**ON_GPUS, "releases": {"flash-attn-3": "3.0.0"}}
     goal = "attention forward, 8,192 tokens, causal, heads of 128, TFLOP/s"
     for run, expected in ((with_package, ["300 (300 to 300, 9), not reached"]), (ON_GPUS, [])):
         answers = goals.answered([{**ROWS.judge(cell, LIMITS), "run": run}])
@@ -275,6 +275,9 @@ def test_a_promoted_file_keeps_the_other_cells_of_the_same_releases(tmp_path: Pa
         other["key"]: 1.5,
     }
     assert final.with_name(f"{final.stem}-crossover.svg").exists()
+    added = {**SHARD, "shard": "a", "releases": {**SHARD["releases"], "apex": "1"}}
+    report.promote(chosen, planted(tmp_path, added, {**row(fp8=fast(1.8)), "shard": "a"}))
+    assert {cell["key"] for cell in results.read(final)[1]} == {row()["key"], other["key"]}
     newer = {**SHARD, "shard": "n", "releases": {"torch": "3"}}
     report.promote(chosen, planted(tmp_path, newer, {**row("operators/x/8/forward", t=arm()), "shard": "n"}))
     assert [cell["key"] for cell in results.read(final)[1]] == ["operators/x/8/forward"]
