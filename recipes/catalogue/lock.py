@@ -43,6 +43,11 @@ _LOCKED = re.compile(
 )
 
 
+def hashed_requirement(name: str, version: str, sha256: str) -> str:
+    """The line of a requirements file that installs one file alone, as pip's `--require-hashes` wants it."""
+    return f"{name}=={version} --hash=sha256:{sha256}"
+
+
 def locked_names(path: Path) -> set[str]:
     """The distributions of a lock; a line that is none is left to `Lock.read` to refuse."""
     matches = map(_LOCKED.match, path.read_text(encoding="utf-8", errors="replace").splitlines())

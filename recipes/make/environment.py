@@ -22,7 +22,7 @@ import uv
 from packaging.utils import canonicalize_name
 
 from recipes.catalogue import symptoms
-from recipes.catalogue.lock import Artifact
+from recipes.catalogue.lock import Artifact, hashed_requirement
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
@@ -137,7 +137,7 @@ def _run_script(
     """Run docker/make-environment.sh as a stage of an image does; `texts` are the other files of its input."""
     files = [(artifact.name, artifact.version, artifact.sha256, file) for artifact, file in locked]
     files.extend((wheel.pin.name, wheel.pin.release.metadata_version, wheel.sha256, wheel.path) for wheel in wheels)
-    lines = [f"{name}=={version} --hash=sha256:{sha256}\n" for name, version, sha256, _ in files]
+    lines = [hashed_requirement(name, version, sha256) + "\n" for name, version, sha256, _ in files]
     with cache.scratch("environment") as scratch:
         house = scratch / "wheelhouse"
         house.mkdir()

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from recipes.catalogue import limits
 from recipes.catalogue.load import Catalogue
-from recipes.catalogue.lock import Lock
+from recipes.catalogue.lock import Lock, hashed_requirement
 from recipes.catalogue.plan import Plan
 from recipes.errors import Refusal
 from recipes.files import digest_of, read_toml, sha256_of, write_text
@@ -181,7 +181,7 @@ def _text(plan: Plan, downloads: Downloads, about: str, follows_from: str, resol
     ]
     for name, version in resolved:
         path = downloads.choose(name, version)
-        lines.append(f"{name}=={version} --hash=sha256:{sha256_of(path)}  # {path.stat().st_size} bytes")
+        lines.append(f"{hashed_requirement(name, version, sha256_of(path))}  # {path.stat().st_size} bytes")
     return "\n".join(lines) + "\n"
 
 

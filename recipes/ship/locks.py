@@ -14,7 +14,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel, ConfigDict
 
-from recipes.catalogue.lock import Artifact, artifact_of
+from recipes.catalogue.lock import Artifact, artifact_of, hashed_requirement
 from recipes.catalogue.schema import FileName, Sha256
 from recipes.files import write_text
 from recipes.make.environment import Wheel
@@ -72,8 +72,8 @@ def write(
 
 def requirements(target: str, own: Iterable[Mapping[str, Any]], beside: Iterable[Dependency]) -> str:
     """The text of requirements.txt."""
-    lines = [f"{row['package']}=={row['version']} --hash=sha256:{row['sha256']}" for row in own]
-    lines += [f"{dependency.name}=={dependency.version} --hash=sha256:{dependency.sha256}" for dependency in beside]
+    lines = [hashed_requirement(row["package"], row["version"], row["sha256"]) for row in own]
+    lines += [hashed_requirement(dependency.name, dependency.version, dependency.sha256) for dependency in beside]
     head = f"# Target {target} of Fusebox: its wheels, and what they were proved beside.\n--only-binary :all:\n"
     return head + "".join(f"{line}\n" for line in sorted(lines))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from packaging.utils import parse_wheel_filename
 
-from recipes.catalogue.lock import Artifact
+from recipes.catalogue.lock import Artifact, hashed_requirement
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
@@ -55,7 +55,7 @@ def lay_out(
         if pin.release.kind == "wheel":
             wheel = builder.given(pin, files)
             shutil.copy(wheel.path, house)
-            lines.append(f"{pin.name}=={pin.release.metadata_version} --hash=sha256:{wheel.sha256}\n")
+            lines.append(hashed_requirement(pin.name, pin.release.metadata_version, wheel.sha256) + "\n")
             write_json(into / "given" / f"{pin.name}.json", dict(wheel.record))
     _lay_out_toolkit(plan, files, into / "environment")
     options = "--system-site-packages\n" if plan.on_base else ""
@@ -110,7 +110,7 @@ def _copied(artifacts: Iterable[Artifact], files: Mapping[str, Path], into: Path
     lines = []
     for artifact in artifacts:
         shutil.copy(files[artifact.sha256], into)
-        lines.append(f"{artifact.name}=={artifact.version} --hash=sha256:{artifact.sha256}\n")
+        lines.append(hashed_requirement(artifact.name, artifact.version, artifact.sha256) + "\n")
     return lines
 
 
@@ -146,7 +146,7 @@ def gather(plan: Plan, out: Path, wheels: Path, built_in: Path, into: Path) -> N
     requirements = (out / "environment" / "requirements.txt").read_text()
     for wheel in made:
         if wheel.pin.release.kind == "source":
-            requirements += f"{wheel.pin.name}=={wheel.pin.release.metadata_version} --hash=sha256:{wheel.sha256}\n"
+            requirements += hashed_requirement(wheel.pin.name, wheel.pin.release.metadata_version, wheel.sha256) + "\n"
     _write(into / "fusebox", constraints_txt=_constraints(plan))
     _write(into, requirements_txt=requirements, python=f"python{plan.target.python}\n", options="")
     if plan.on_base:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from recipes.tests.conftest import Index, answer, sdist, wheel
+from recipes.tests.conftest import Index, answer, script, sdist, wheel
 
 NOBODY = 65534  # the user that owns nothing
 Breakage = Callable[[Path], str]
@@ -739,9 +739,7 @@ def nvcc(folder: Path, shelf: Shelf, text: str, *options: object, toolkit: Path 
 @slow("a g++ that is too new", "g++ is too new")
 def _(folder: Path, shelf: Shelf) -> str:
     """One that says so: no distribution has it yet."""
-    compiler = folder / "g++"
-    compiler.write_text('#!/bin/sh\nexec c++ -U__GNUC__ -D__GNUC__=99 "$@"\n')
-    compiler.chmod(0o755)
+    compiler = script(folder / "g++", '#!/bin/sh\nexec c++ -U__GNUC__ -D__GNUC__=99 "$@"\n')
     return nvcc(folder, shelf, "", "-ccbin", compiler)
 
 
@@ -760,8 +758,7 @@ def _(folder: Path, shelf: Shelf) -> str:
     made(folder, "cp", "-rs", shelf.toolkit, folder / "toolkit")
     cicc = folder / "toolkit" / "nvvm" / "bin" / "cicc"
     cicc.unlink()
-    cicc.write_text("#!/bin/sh\nkill -9 $$\n")
-    cicc.chmod(0o755)
+    script(cicc, "#!/bin/sh\nkill -9 $$\n")
     nvcc_itself = folder / "toolkit" / "bin" / "nvcc"  # copied, because it finds the toolkit relative to itself
     nvcc_itself.unlink()
     shutil.copy2(shelf.toolkit / "bin" / "nvcc", nvcc_itself)

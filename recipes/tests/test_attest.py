@@ -29,7 +29,7 @@ from recipes.files import ROOT, sha256_of
 from recipes.process import git_variables
 from recipes.ship import attest, index, statements, verify
 from recipes.ship.cosign import Signer
-from recipes.tests.conftest import Tiny, made_key, spoil
+from recipes.tests.conftest import Tiny, made_key, script, spoil
 from recipes.tests.shop import folder, run_of, shop_in, wheel_of
 
 pytestmark = pytest.mark.xdist_group("a shop with signed wheels")  # slow to make, so only one process makes it
@@ -324,10 +324,7 @@ class Runner:
 
     def __post_init__(self) -> None:
         for name, text in {"gh": GH, "nox": NOX}.items():
-            program = self.scratch / "bin" / name
-            program.parent.mkdir(exist_ok=True)
-            program.write_text(text)
-            program.chmod(0o755)
+            script(self.scratch / "bin" / name, text)
         (self.scratch / "releases").mkdir()
 
     @property

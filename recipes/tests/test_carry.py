@@ -14,6 +14,7 @@ import pytest
 
 from recipes.errors import Refusal
 from recipes.ship import carry, prove_carried
+from recipes.tests.conftest import script
 
 
 def layer(*members: tuple[str, bytes | None]) -> bytes:
@@ -60,10 +61,8 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     blobs.mkdir()
     for digest, content in image.blobs.items():
         (blobs / digest).write_bytes(content)
-    crane = tmp_path / "bin" / "crane"
-    crane.parent.mkdir()
-    crane.write_text(f'#!/bin/sh\nfor word; do last=$word; done\nexec cat "{blobs}/${{last#*@}}"\n')
-    crane.chmod(0o755)
+    does = f'for word; do last=$word; done\nexec cat "{blobs}/${{last#*@}}"'
+    crane = script(tmp_path / "bin" / "crane", f"#!/bin/sh\n{does}\n")
     monkeypatch.setenv("PATH", f"{crane.parent}:/usr/bin:/bin")
     return image
 

@@ -24,7 +24,7 @@ from recipes.files import ROOT, digest_of, sha256_of
 from recipes.measure import runs
 from recipes.ship import apt, dockerfile, image, publish, registry
 from recipes.ship import bases as raising
-from recipes.tests.conftest import SOURCE, Checkout, Tiny, wheel
+from recipes.tests.conftest import SOURCE, Checkout, Tiny, script, wheel
 from recipes.tests.objects import CUBIN, PORTABLE, fatbin, library
 
 
@@ -460,8 +460,7 @@ def test_a_compilation_says_every_minute_that_it_goes_on(tmp_path: Path) -> None
     scripts, given = tmp_path / "docker", tmp_path / "in"
     scripts.mkdir()
     shutil.copy(ROOT / "docker" / "build-package.sh", scripts)
-    (scripts / "build-wheel.sh").write_text("#!/bin/sh\necho compiling; sleep 3\n")
-    (scripts / "build-wheel.sh").chmod(0o755)
+    script(scripts / "build-wheel.sh", "#!/bin/sh\necho compiling; sleep 3\n")
     (given / "source" / "tiny").mkdir(parents=True)
     command = ["bash", str(scripts / "build-package.sh"), str(given), str(tmp_path / "out")]
     variables = {**os.environ, "FUSEBOX_BEAT": "1"}

@@ -14,6 +14,7 @@ from recipes.catalogue.load import Catalogue
 from recipes.catalogue.patch import Patch
 from recipes.errors import Refusal
 from recipes.make.patch import apply, apply_all, tree_hash
+from recipes.tests.conftest import script
 
 SOURCE = "".join(f"line {number}\n" for number in range(1, 21))
 HEADER = """Description: Shout on line ten
@@ -95,10 +96,8 @@ def test_a_tree_that_is_a_git_repository_is_refused(tmp_path: Path, tree: Path) 
 def test_a_git_that_does_nothing_and_says_well_done_is_seen(
     tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    idle = tmp_path / "bin" / "git"  # as git does in a repository for files outside the current folder's prefix
-    idle.parent.mkdir()
-    idle.write_text('#!/bin/sh\ncase "$*" in *--reverse*) exit 1;; esac\n')
-    idle.chmod(0o755)
+    # as git does in a repository for files outside the current folder's prefix
+    idle = script(tmp_path / "bin" / "git", '#!/bin/sh\ncase "$*" in *--reverse*) exit 1;; esac\n')
     monkeypatch.setenv("PATH", str(idle.parent), prepend=os.pathsep)
     with pytest.raises(Refusal, match=r"had no effect on pkg/code.py of tree: .* git repository"):
         apply_all([patch.read(written(tmp_path, HEADER + DIFF))], tree)
