@@ -44,7 +44,7 @@ _LOCKED = re.compile(
 
 
 def hashed_requirement(name: str, version: str, sha256: str) -> str:
-    """The line of a requirements file that installs one file alone, as pip's `--require-hashes` wants it."""
+    """The line of a requirements file that pins one file by its hash, as pip's `--require-hashes` needs it."""
     return f"{name}=={version} --hash=sha256:{sha256}"
 
 

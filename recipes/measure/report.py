@@ -36,7 +36,7 @@ from recipes.measure.results import (
 def promote(plan: Plan, path: Path) -> list[Path]:
     """Keep the last row of each cell in smoke_tests/evidence/bench/, with the pictures of docs/status/numbers.md.
 
-    Committed cells of the same releases stay, unless they were measured again; packages may have been added since.
+    Committed cells stay unless they were measured again or a release has changed; packages may have been added.
     """
     runs, cells = read_of(plan, path)
     names = sorted({run["machine"]["name"] for run in runs})

@@ -209,8 +209,10 @@ def built_for(plan: Plan, evidence: dict[str, Any]) -> Plan:
     """The plan with the GPU architectures that a run's wheels were compiled for: `--sm` can leave some out."""
     architectures = [
         package["built_with"]["sm"] for package in evidence["packages"].values() if package["built_with"].get("sm")
-    ]  # some packages have kernels for fewer than the run was compiled for
-    return replace(plan, target=changed(plan.target, max(architectures, key=len), None)) if architectures else plan
+    ]
+    # A package may have kernels for only some of the run's architectures.
+    compiled = list(dict.fromkeys(sm for several in sorted(architectures, key=len, reverse=True) for sm in several))
+    return replace(plan, target=changed(plan.target, compiled, None)) if compiled else plan
 
 
 def state(plan: Plan, room: Room, evidence: Mapping[str, Any], row: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from recipes.catalogue.load import Catalogue
+from recipes.catalogue.load import Catalogue, build_environment
 from recipes.catalogue.plan import changed, plan
 from recipes.errors import Refusal
 from recipes.files import ROOT
@@ -45,8 +45,12 @@ def test_a_package_with_kernels_for_some_gpus_is_compiled_for_those() -> None:
     chosen = plan(Catalogue(), "cu13.2-torch2.15")
     compiled = {pin.name: pin.architectures(chosen.target) for pin in chosen.pins if pin.release.kind == "source"}
     assert compiled["flash-attn-3"] == ["9.0"] and compiled["flash-attn"] == chosen.target.sm
+    (wide,) = (pin for pin in chosen.pins if pin.name == "flash-attn")
+    narrow = wide.model_copy(update={"release": wide.release.model_copy(update={"sm": ["8.0", "9.0"]})})
+    assert build_environment(narrow, chosen.target)["FLASH_ATTN_CUDA_ARCHS"] == "80;90"
     with pytest.raises(
-        Refusal, match=r"flash-attn-3 3\.0\.0 has kernels for sm 9\.0 only, and the target has sm 10\.0"
+        Refusal,
+        match=r"flash-attn-3 3\.0\.0 has kernels for sm 9\.0 only, and the target has sm 10\.0: add one of them",
     ):
         plan(Catalogue(), "cu13.2-torch2.15", sm=["10.0"])
 

@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from smoke_tests.operators.flash_attn_3_adapter import FLASH_3_BACKWARD, FLASH_3_FORWARD
+from smoke_tests.operators.flash_attn_3_adapter import FLASH_3_BACKWARD, FLASH_3_FORWARD, HOPPER
 from smoke_tests.operators.implements import implements
 from smoke_tests.operators.table import FLASH_BACKWARD, FLASH_FORWARD, HALF, MIXED
 from smoke_tests.operators.torch_adapter import sdpa
@@ -67,7 +67,7 @@ def te_attention_to_one_token(query: torch.Tensor, key: torch.Tensor, value: tor
 def te_attention_by_flash_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, major: int
 ) -> torch.Tensor:
-    """Transformer Engine's attention by this FlashAttention, whichever it would choose by itself."""
+    """Transformer Engine's attention by the FlashAttention of this major version, whichever it would choose itself."""
     from transformer_engine.pytorch.attention.dot_product_attention import _attention_backends
 
     chosen = {f"NVTE_FLASH_ATTN_V{other}": str(int(other == major)) for other in (2, 3, 4)}
@@ -79,14 +79,17 @@ def te_attention_by_flash_attention(
             _attention_backends["backend_selection_requires_update"] = True
 
 
-FLASH_ATTENTION = {3: (FLASH_3_FORWARD, FLASH_3_BACKWARD), 4: ("FlashAttentionForward", "FlashAttentionBackward")}
-for major, (forward, backward) in FLASH_ATTENTION.items():
+FLASH_ATTENTION = {
+    3: (HOPPER, FLASH_3_FORWARD, FLASH_3_BACKWARD),
+    4: (HALF, "FlashAttentionForward", "FlashAttentionBackward"),
+}
+for major, (dtypes, forward, backward) in FLASH_ATTENTION.items():
     if any(True for _ in metadata.distributions(name=f"flash-attn-{major}")):  # else it would take another kernel
         implements(
             "attention",
             f"transformer-engine.flash-{major}",
             newer="2.20",
-            cuda=HALF,
+            cuda=dtypes,
             forward=forward,
             backward=backward,
             limits=("no rows",),
