@@ -390,7 +390,8 @@ class Release(Source):
         if self.cuda not in ("", "none") and not SpecifierSet(self.cuda).contains(target.cuda):
             return Obstacle(f"needs CUDA {self.cuda}", target.cuda)
         if self.sm and not set(self.sm) & set(target.sm):
-            has = f"sm {', '.join(target.sm)}: add one of them to --sm" if target.sm else "no GPU architecture"
+            wider = f"sm {', '.join(target.sm)} (pass --sm {','.join([*target.sm, *self.sm])})"
+            has = wider if target.sm else "no GPU architecture"
             return Obstacle(f"has kernels for sm {', '.join(self.sm)} only", has)
         return None
 
