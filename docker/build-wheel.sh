@@ -54,8 +54,10 @@ places=("-ffile-prefix-map=$work=/build" "-ffile-prefix-map=$VIRTUAL_ENV=/build/
 # gcc writes its options into each object (section .GCC.command.line), where the audit reads them.
 export CFLAGS="${CFLAGS:-} -frecord-gcc-switches ${places[*]}"
 export NVCC_APPEND_FLAGS="${NVCC_APPEND_FLAGS:-} ${places[*]/#/-Xcompiler=}"
-# nvcc writes the whole path of a file in two more places: the names of what is internal to it, and the table of lines.
+# nvcc writes the whole path of a file in two more places: the names of what is internal to it, and the table of lines. A
+# file that defines nothing but templates for others has its process id in these names, too, so each defines a symbol.
 if [ -x "$nvcc" ]; then
+  echo 'extern "C" __attribute__((visibility("hidden"))) void FUSEBOX_SYMBOL() {}' > "$work/symbol.h"
   export FUSEBOX_WORK=$work FUSEBOX_NVCC=${PYTORCH_NVCC:-$nvcc}
   export PYTORCH_NVCC=$work/nvcc      # which torch.utils.cpp_extension compiles with
   cat > "$PYTORCH_NVCC" << 'END'
@@ -64,7 +66,11 @@ options=()
 for option; do
   case $option in
     -lineinfo) continue ;;
-    "$FUSEBOX_WORK"/*.cu) options+=(-Xcudafe "--orig_src_path_name=/build/${option#"$FUSEBOX_WORK"/}") ;;
+    "$FUSEBOX_WORK"/*.cu)
+      path=${option#"$FUSEBOX_WORK"/}
+      options+=(-Xcudafe "--orig_src_path_name=/build/$path")
+      options+=(-include "$FUSEBOX_WORK/symbol.h" "-DFUSEBOX_SYMBOL=fusebox_$(md5sum <<< "$path" | cut -c1-32)")
+      ;;
   esac
   options+=("$option")
 done

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -122,9 +124,38 @@ def test_nvcc_is_not_told_where_it_compiles(tiny: Tiny, part: str) -> None:
     script(environment / "site" / "nvidia" / "cu13" / "bin" / "nvcc", nvcc)
     _, work, code = run_script(tiny, environment)
     assert code == 0
-    named = "-Xcudafe --orig_src_path_name=/build/source/csrc/a.cu"
+    symbol = f"fusebox_{hashlib.md5(b'source/csrc/a.cu' + bytes([10])).hexdigest()}"
+    own = f"-include {work}/symbol.h -DFUSEBOX_SYMBOL={symbol}"
+    named = f"-Xcudafe --orig_src_path_name=/build/source/csrc/a.cu {own}"
     places = [f"-Xcompiler=-ffile-prefix-map={work}=/build", f"-Xcompiler=-ffile-prefix-map={environment}=/build/env"]
     assert (work / "seen").read_text().splitlines() == [f"-O3 -c {named} {source}/csrc/a.cu -o a.o", " ".join(places)]
+
+
+TEMPLATES = """
+namespace { __device__ int hidden = 3; }
+template <typename T> __global__ void add(T *x) { *x += hidden; }
+template <typename T> void launch(T *x) { add<T><<<1, 1>>>(x); }
+template void launch<int>(int *);
+"""
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="unproven here: no nvcc")
+@pytest.mark.parametrize("through", ["$PYTORCH_NVCC", "$FUSEBOX_NVCC"], ids=["through the script's nvcc", "as it is"])
+def test_a_file_of_templates_alone_is_compiled_to_the_same_bytes_twice(tiny: Tiny, through: str) -> None:
+    """Without a symbol of its own, nvcc names what is internal to it by its own process."""
+    environment, source = tiny.root / "env", tiny.root / "work" / "source"
+    source.mkdir(parents=True)
+    (source / "a.cu").write_text(TEMPLATES)
+    once = f'"{through}" -arch=sm_90 -c {source}/a.cu -o {source}/$try.o && strip --strip-all {source}/$try.o'
+    python = (
+        f"#!/bin/sh\ncase $1 in -c) echo {environment}/site ;; *) for try in 1 2; do {once} || exit; done ;; esac\n"
+    )
+    script(environment / "bin" / "python", python)
+    script(environment / "site" / "nvidia" / "cu13" / "bin" / "nvcc", f'#!/bin/sh\nexec {shutil.which("nvcc")} "$@"\n')
+    _, _, code = run_script(tiny, environment)
+    assert code == 0
+    first, second = ((source / f"{number}.o").read_bytes() for number in (1, 2))
+    assert (first == second) == (through == "$PYTORCH_NVCC")
 
 
 def test_what_is_compiled_for_a_patched_torch_is_compiled_for_no_other(tmp_path: Path) -> None:
