@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List
+from functools import partial
+from typing import Any, Callable, Dict, List
 
 import flash_attn_interface
 import pytest
@@ -13,7 +14,7 @@ from smoke_tests import hardware
 from smoke_tests.claims import needs, proves
 from smoke_tests.operators import bounds, references
 from smoke_tests.operators.kernels import gpu_kernels_run
-from smoke_tests.operators.samples import sample
+from smoke_tests.operators.samples import Sample, sample
 from smoke_tests.operators.table import operator
 
 hopper = needs(sm=(9, 0))
@@ -29,15 +30,25 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **option
     return attended.transpose(1, 2)
 
 
+def assert_like_reference(
+    call: Callable[..., torch.Tensor],
+    reference: Callable[..., torch.Tensor],
+    given: Sample,
+    device: str,
+    measured: Dict[str, Any],
+) -> None:
+    """Assert that the output and the gradients of a call are those of its reference in float64."""
+    computed = bounds.forward_and_backward(call, given.inputs, given.gradient, device)
+    truth = bounds.in_float64(reference, given.inputs, given.gradient)
+    bounds.assert_as_in_float64(computed, truth, torch.bfloat16, given.roundings, measured)
+
+
 @hopper
 @pytest.mark.parametrize("size", [24, 72, 96, 192, 256])
 @proves("heads of 24 to 256, in multiples of 8, are computed as in float64, forward and backward")
 def test_every_head_size(size: int, device: str, measured: Dict[str, Any]) -> None:
     given = sample("attention", torch.bfloat16, size=size)
-    call = operator("attention", "flash-attn-3")
-    computed = bounds.forward_and_backward(call, given.inputs, given.gradient, device)
-    truth = bounds.in_float64(references.attention, given.inputs, given.gradient)
-    bounds.assert_as_in_float64(computed, truth, torch.bfloat16, given.roundings, measured)
+    assert_like_reference(operator("attention", "flash-attn-3"), references.attention, given, device, measured)
 
 
 @hopper
@@ -47,10 +58,8 @@ def test_values_of_another_size(size: int, values: int, device: str, measured: D
     given = sample("attention", torch.bfloat16, size=size)
     query, key, _ = given.inputs
     inputs = [query, key, torch.randn(*key.shape[:-1], values).bfloat16()]
-    gradient = torch.randn(*query.shape[:-1], values).bfloat16()
-    computed = bounds.forward_and_backward(attend, inputs, gradient, device)
-    truth = bounds.in_float64(references.attention, inputs, gradient)
-    bounds.assert_as_in_float64(computed, truth, torch.bfloat16, given.roundings, measured)
+    given = given._replace(inputs=inputs, gradient=torch.randn(*query.shape[:-1], values).bfloat16())
+    assert_like_reference(attend, references.attention, given, device, measured)
 
 
 @hopper
@@ -65,10 +74,7 @@ def test_window(device: str, measured: Dict[str, Any]) -> None:
         scores = query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])
         return torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1) @ value
 
-    call = lambda *heads: attend(*heads, window_size=(64, 0))  # noqa: E731
-    computed = bounds.forward_and_backward(call, given.inputs, given.gradient, device)
-    truth = bounds.in_float64(windowed, given.inputs, given.gradient)
-    bounds.assert_as_in_float64(computed, truth, torch.bfloat16, given.roundings, measured)
+    assert_like_reference(partial(attend, window_size=(64, 0)), windowed, given, device, measured)
 
 
 @hopper
@@ -88,9 +94,8 @@ def test_packed_texts(device: str, measured: Dict[str, Any]) -> None:
         texts = zip(*[tensor.transpose(0, 1)[None].split(lengths, dim=2) for tensor in heads])
         return torch.cat([references.attention(*text) for text in texts], dim=2)[0].transpose(0, 1)
 
-    computed = bounds.forward_and_backward(packed, inputs, gradient, device)
-    truth = bounds.in_float64(apart, inputs, gradient)
-    bounds.assert_as_in_float64(computed, truth, torch.bfloat16, 6, measured)
+    given = sample("attention", torch.bfloat16)._replace(inputs=inputs, gradient=gradient)
+    assert_like_reference(packed, apart, given, device, measured)
 
 
 @hopper
@@ -135,12 +140,7 @@ def gradients(heads: List[torch.Tensor], gradient: torch.Tensor, deterministic: 
 def test_deterministic_backward(size: int, device: str, measured: Dict[str, Any]) -> None:
     heads = [torch.randn(2, count, 4096, size, device=device).bfloat16() for count in (6, 2, 2)]
     gradient = torch.randn(2, 6, 4096, size, device=device).bfloat16()
-    for deterministic in (True, False):
-        first, *others = (gradients(heads, gradient, deterministic) for _ in range(30))
-        same = sum(all(torch.equal(*pair) for pair in zip(first, run)) for run in others)
-        measured["same when deterministic" if deterministic else "same otherwise"] = same
-    assert measured["same when deterministic"] == 29
-    assert measured["same otherwise"] < 29, "nothing is added in a random order: this measures nothing"
+    bounds.assert_repeats_only_if_asked(partial(gradients, heads, gradient), measured)
 
 
 @hopper

@@ -39,6 +39,16 @@ def in_float64(
     return forward_and_backward(operator, [tensor.double() for tensor in inputs], gradient.double())
 
 
+def assert_repeats_only_if_asked(gradients: Callable[[bool], List[torch.Tensor]], measured: Dict[str, Any]) -> None:
+    """Assert that 30 runs of gradients(deterministic) have the same bits if that is true, and different bits if not."""
+    for deterministic in (True, False):
+        first, *others = (gradients(deterministic) for _ in range(30))
+        same = sum(all(torch.equal(*pair) for pair in zip(first, run)) for run in others)
+        measured["same when deterministic" if deterministic else "same otherwise"] = same
+    assert measured["same when deterministic"] == 29
+    assert measured["same otherwise"] < 29, "nothing is added in a random order: this measures nothing"
+
+
 def relative_error(computed: torch.Tensor, truth: torch.Tensor) -> float:
     """Root mean square of the error over that of the truth (any equal shapes, truth in float64)."""
     return float((computed.double() - truth).norm() / truth.norm())
