@@ -53,6 +53,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         run = Run(Path(folder), manifest, chosen, options)
         if options.list:
             return run.list()
+        if run.on_gpu:
+            refuse_without_kernels(manifest["packages"]["torch"]["version"], run.machine.gpus[0])
         try:
             run.go()
         except KeyboardInterrupt:
@@ -95,6 +97,33 @@ def refuse_unusable() -> None:
     version = importlib.metadata.version("pytest")
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_PYTEST:
         stop("pytest {} is too old: install pytest {}.{} or newer.".format(version, *OLDEST_PYTEST))
+
+
+def refuse_without_kernels(version: str, gpu: hardware.Gpu) -> None:
+    """Refuse a torch that was compiled for other GPUs: all claims that compute on the GPU would fail, for one reason.
+
+    A cubin runs on GPUs of its own major version and the same or a later minor one, PTX on all later GPUs as well, and
+    code for an architecture such as sm_90a on that one alone (CUDA C++ Programming Guide, "Compute Capability").
+    """
+    code = "import torch; print(*torch.cuda.get_arch_list())"
+    asked = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    compiled = asked.stdout.decode().split()
+    if compiled and not any(runs_on(architecture, gpu.sm) for architecture in compiled):  # a broken torch names none
+        stop(
+            "torch {} has no kernels for this GPU ({}, sm_{}{}), only for {}: install a torch for a newer CUDA.".format(
+                version, gpu.name, *gpu.sm, ", ".join(compiled)
+            )
+        )
+
+
+def runs_on(architecture: str, sm: Tuple[int, int]) -> bool:
+    """Whether code for an architecture, such as "sm_86" or "compute_90" (PTX), runs on a GPU of this capability."""
+    kind, _, number = architecture.partition("_")
+    digits = number.rstrip("af")
+    built = int(digits[:-1]), int(digits[-1])
+    if kind == "compute":
+        return built <= sm
+    return built == sm if number.endswith("a") else built[0] == sm[0] and built <= sm
 
 
 class Run:

@@ -21,7 +21,7 @@ from recipes.catalogue.load import Catalogue
 from recipes.files import ROOT
 from recipes.prove.evidence import imported
 from recipes.tests.objects import library
-from recipes.tests.rooms import ROOM, PlantedRoom
+from recipes.tests.rooms import ROOM, PlantedRoom, fake_nvidia_smi
 
 
 class Site:
@@ -70,6 +70,8 @@ def site(tmp_path: Path) -> Site:
 class ForeignRoom(PlantedRoom):
     """A planted room with the command, beside a torch that is only metadata."""
 
+    gpus = ""  # the indices of those that it may see
+
     def __init__(self, folder: Path, site: Site) -> None:
         super().__init__(folder)
         for name in ("__main__", "foreign", "distributions", "loaded_once", "test_environment"):
@@ -78,7 +80,7 @@ class ForeignRoom(PlantedRoom):
         self.site, self.json = site, folder / "evidence.json"
 
     def start(self, *options: str) -> subprocess.Popen[str]:
-        variables = {**os.environ, "PYTHONPATH": str(self.site.folder), "CUDA_VISIBLE_DEVICES": ""}
+        variables = {**os.environ, "PYTHONPATH": str(self.site.folder), "CUDA_VISIBLE_DEVICES": self.gpus}
         return subprocess.Popen(
             [sys.executable, "-B", "-m", "smoke_tests", "--json", str(self.json), *options],
             cwd=self.folder.parent, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -153,6 +155,37 @@ def test_exit_codes_and_options(foreign: ForeignRoom) -> None:
     shutil.rmtree(foreign.site.folder / "torch-2.11.0.dist-info")
     code, _, sentence = foreign.ended()
     assert code == 2 and "torch is not installed in this environment" in sentence
+
+
+@pytest.mark.parametrize(
+    ("compiled", "fits"),
+    [
+        ("sm_80 sm_86", False),
+        ("sm_90a", True),
+        ("sm_100a compute_100", False),
+        ("sm_80 compute_80", True),
+        ("sm_80 sm_90", True),
+        ("", True),
+    ],
+)
+def test_a_torch_without_kernels_for_the_gpu_is_refused(
+    foreign: ForeignRoom, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: str, fits: bool
+) -> None:
+    """As with torch 2.0.1, whose wheel for CUDA 11.7 ends at sm_86, on an H200."""
+    fake_nvidia_smi(tmp_path / "bin", "NVIDIA H200, 9.0, 143771, 580.1")
+    foreign.gpus = "0"
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    (site.folder / "torch/version.py").write_text("cuda = '11.7'\n")
+    source = f"manual_seed = abs\nclass cuda:\n    get_arch_list = staticmethod(lambda: {compiled.split()})\n"
+    (site.folder / "torch/__init__.py").write_text(source + "    device_count = staticmethod(lambda: 0)\n")
+    foreign.plant(PROVED.format("a"), "test_torch.py")
+    code, _, sentence = foreign.ended()
+    if fits:
+        assert code == 0
+    else:
+        only = ", ".join(compiled.split())
+        expected = f"torch 2.11.0 has no kernels for this GPU (NVIDIA H200, sm_90), only for {only}: install a torch"
+        assert code == 2 and expected in sentence and not foreign.json.exists()
 
 
 def test_time_and_ctrl_c_end_it_with_all_processes(foreign: ForeignRoom, tmp_path: Path) -> None:
