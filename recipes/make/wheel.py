@@ -81,11 +81,16 @@ def relabel(wheel: Path, final: Path, renamed: Callable[[str], str], changed: Ma
         for name in sorted(changed.keys() - entries.keys()):
             made.writestr(_like(kind, name), changed[name])
             entries[name] = _entry(changed[name])
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(
-            [*([name, *entry] for name, entry in entries.items()), [renamed(record), "", ""]]
-        )
-        made.writestr(_like(kind, renamed(record)), text.getvalue())
+        made.writestr(_like(kind, renamed(record)), _record(entries, renamed(record)))
+
+
+def _record(entries: Mapping[str, list[str]], name: str) -> str:
+    """The text of a RECORD of that name, which lists itself without a hash."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(
+        [*([file, *entry] for file, entry in entries.items()), [name, "", ""]]
+    )
+    return text.getvalue()
 
 
 def _ends(archive: zipfile.ZipFile) -> dict[int, int]:

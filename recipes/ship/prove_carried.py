@@ -87,15 +87,8 @@ def main() -> int:
 def prove(options: argparse.Namespace) -> int:
     carried = json.loads((options.folder / "image.json").read_text())
     work = options.work.resolve()
-    layout, root = work / "oci", work / "root"
-    with timed("parts checked, blobs written"):
-        join(options.folder, carried["parts"], layout)
-    image = Image(layout, carried["digest"])
-    if not (work / "unpacked").exists():
-        shutil.rmtree(root, ignore_errors=True)
-        with timed("layers unpacked"):
-            image.unpack(root, options.zstd)
-        (work / "unpacked").write_text(carried["digest"])
+    root = work / "root"
+    image = unpacked_image(options, carried, root)
     options.out.mkdir(parents=True, exist_ok=True)
     options.out.chmod(0o1777)
     driver = Driver.of_machine()
@@ -110,12 +103,9 @@ def prove(options: argparse.Namespace) -> int:
         raise Failure("No runtime on this machine runs the image; the reasons stand above.")
     about = {
         "image": "{}@{}".format(carried["name"], carried["digest"]),
-        "config": image.manifest["config"]["digest"],
-        "layers": [layer["digest"] for layer in image.manifest["layers"]],
-        "labels": image.config["config"].get("Labels") or {},
+        **image.described(),
         "runtime": {"name": used, "version": container.version(used), "kernel": platform.release()},
         "refused": refused,
-        "user": image.config["config"].get("User") or "0:0",
         "driver": driver.listed(),
     }
     line = "image {image} in {name} {version}, as {user}".format(**about, **about["runtime"])
@@ -128,6 +118,20 @@ def prove(options: argparse.Namespace) -> int:
     print(line)
     print(f"smoke ended with code {code}; outcomes in {options.out}")
     return code
+
+
+def unpacked_image(options: argparse.Namespace, carried: dict[str, Any], root: Path) -> Image:
+    """The carried image, checked by its digest, with its layers in `root`; an earlier run can have unpacked it."""
+    layout, done = root.with_name("oci"), root.with_name("unpacked")
+    with timed("parts checked, blobs written"):
+        join(options.folder, carried["parts"], layout)
+    image = Image(layout, carried["digest"])
+    if not done.exists():
+        shutil.rmtree(root, ignore_errors=True)
+        with timed("layers unpacked"):
+            image.unpack(root, options.zstd)
+        done.write_text(carried["digest"])
+    return image
 
 
 @contextlib.contextmanager
@@ -200,6 +204,15 @@ class Image:
         if "sha256:" + sha256_of(self.blob(digest)) != digest:
             raise Failure(f"{self.blob(digest)} does not have the bytes of its name: bring the parts again.")
         return self.blob(digest)
+
+    def described(self) -> dict[str, Any]:
+        """The image as image.json describes it: its parts, its labels and the user that it runs as."""
+        return {
+            "config": self.manifest["config"]["digest"],
+            "layers": [layer["digest"] for layer in self.manifest["layers"]],
+            "labels": self.config["config"].get("Labels") or {},
+            "user": self.config["config"].get("User") or "0:0",
+        }
 
     def unpack(self, root: Path, zstd: str) -> None:
         """Unpack the layers in order, and apply what each removes of those below it."""
@@ -468,12 +481,7 @@ def _specification(container: Container, command: Sequence[str]) -> dict[str, An
         {"destination": "/" + place, "type": "none", "source": str(path), "options": ["bind", "ro", "nosuid", "nodev"]}
         for path, place in container.driver.mounts()
     ]
-    devices = []
-    for path in container.driver.devices:
-        status = path.stat()
-        numbers = {"major": os.major(status.st_rdev), "minor": os.minor(status.st_rdev)}
-        mode = stat.S_IMODE(status.st_mode)
-        devices.append({"path": str(path), "type": "c", "fileMode": mode, "uid": 0, "gid": 0, **numbers})
+    devices = [_device(path) for path in container.driver.devices]
     rules: list[dict[str, Any]] = [{"allow": False, "access": "rwm"}]
     rules += [{"allow": True, "type": "c", "major": d["major"], "minor": d["minor"], "access": "rwm"} for d in devices]
     return {
@@ -495,6 +503,12 @@ def _specification(container: Container, command: Sequence[str]) -> dict[str, An
             "namespaces": [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")],
         },
     }
+
+
+def _device(path: Path) -> dict[str, Any]:
+    status = path.stat()
+    numbers = {"major": os.major(status.st_rdev), "minor": os.minor(status.st_rdev)}
+    return {"path": str(path), "type": "c", "fileMode": stat.S_IMODE(status.st_mode), "uid": 0, "gid": 0, **numbers}
 
 
 def unshare(container: Container, command: Sequence[str], output: int | None) -> int:

@@ -22,7 +22,7 @@ from recipes.catalogue.schema import Pin, Target
 from recipes.errors import Refusal
 from recipes.files import digest_of, sha256_of, write_json
 from recipes.make import audit, environment
-from recipes.make.build import Builder, installed, write_settings
+from recipes.make.build import Builder, Tree, installed, write_settings
 from recipes.make.environment import Wheel
 from recipes.make.export import check_exported
 
@@ -62,20 +62,25 @@ def lay_out(
     _write(
         into / "environment", requirements_txt="".join(lines), python=f"python{plan.target.python}\n", options=options
     )
+    pins = {pin.name: pin for pin in plan.pins}
     for name, tree in builder.trees(files).items():
-        pin = next(pin for pin in plan.pins if pin.name == name)
-        folder = into / "packages" / name
-        shutil.copytree(tree.path, folder / "source" / tree.path.name, symlinks=True)
-        inputs = builder.inputs(pin, tree, pin.build.compiler, base_of(plan.target, standin))
-        write_settings(pin, plan.target, folder)
+        inputs = builder.inputs(pins[name], tree, pins[name].build.compiler, base_of(plan.target, standin))
         exported = wheelcache / digest_of(inputs) if wheelcache else None
         if wheelcache and elsewhere and not (wheelcache / digest_of(inputs) / "wheel.json").exists():
-            exported, inputs = _made_elsewhere(pin, inputs, wheelcache)
-        write_json(into / "inputs" / f"{name}.json", {"inputs": inputs, "patches": list(tree.patches)})
+            exported, inputs = _made_elsewhere(pins[name], inputs, wheelcache)
+        _lay_out_package(pins[name], plan.target, tree, inputs, into)
         if exported and (exported / "wheel.json").exists():
             check_exported(exported)
-            shutil.copytree(exported, folder / "wheel")
-            builder.steps.say("cached", pin.label, f"{exported.name[:12]}, {inputs.get('base', 'any base')}")
+            shutil.copytree(exported, into / "packages" / name / "wheel")
+            builder.steps.say("cached", pins[name].label, f"{exported.name[:12]}, {inputs.get('base', 'any base')}")
+
+
+def _lay_out_package(pin: Pin, target: Target, tree: Tree, inputs: dict[str, Any], into: Path) -> None:
+    """Write the patched source of a package, the settings of its build, and what its wheel will be made from."""
+    folder = into / "packages" / pin.name
+    shutil.copytree(tree.path, folder / "source" / tree.path.name, symlinks=True)
+    write_settings(pin, target, folder)
+    write_json(into / "inputs" / f"{pin.name}.json", {"inputs": inputs, "patches": list(tree.patches)})
 
 
 ELSEWHERE = ("compiler", "base")  # the inputs that may differ for a wheel compiled elsewhere
@@ -198,12 +203,18 @@ def _audited(plan: Plan, pin: Pin, out: Path, built: Path, beside: Path | None, 
                 **({"sm": pin.architectures(plan.target)} if pin.build.compiler == "nvcc" else {}),
             },
         }
+    stored = _stored(path, record, built / "build.log", into, key)
+    return Wheel(pin, stored, record["sha256"], record)
+
+
+def _stored(path: Path, record: dict[str, Any], log: Path, into: Path, key: str) -> Path:
+    """The wheel as INTO/wheels/KEY keeps it, with its record and its log; INTO/wheelhouse has a link to it."""
     stored = into / "wheels" / key
     stored.mkdir(parents=True)
     shutil.copy(path, stored)
-    if (built / "build.log").exists():
-        shutil.copy(built / "build.log", stored)
+    if log.exists():
+        shutil.copy(log, stored)
     write_json(stored / "wheel.json", record)
     (into / "wheelhouse").mkdir(exist_ok=True)
     os.link(stored / path.name, into / "wheelhouse" / path.name)
-    return Wheel(pin, stored / path.name, record["sha256"], record)
+    return stored / path.name

@@ -144,12 +144,8 @@ def collect(
             remove(left)
         try:
             partial.mkdir()
-            rows = []
-            for wheel in wheels:
-                if wheel.pin.name in chosen:
-                    with steps.step("collect", wheel.pin.label) as step:
-                        rows.append(_Collected(plan, wheel, libraries, build).write(partial))
-                        step.note = rows[-1]["file"]
+            collected = [_Collected(plan, wheel, libraries, build) for wheel in wheels if wheel.pin.name in chosen]
+            rows = [_written(each, partial, steps) for each in collected]
             locks.write(partial, plan.target.name, plan.target.python, [(row, row["file"]) for row in rows], beside)
             dependencies = [dependency.model_dump() for dependency in beside]
             write_json(partial / LIST, {"target": plan.target.name, "wheels": rows, "dependencies": dependencies})
@@ -161,6 +157,14 @@ def collect(
             for left in final.parent.glob(".wheels.*"):
                 remove(left)
     return final
+
+
+def _written(wheel: _Collected, into: Path, steps: Steps) -> dict[str, Any]:
+    """Write a wheel into a folder as a step that is shown, and return its row of the list."""
+    with steps.step("collect", wheel.pin.label) as step:
+        row = wheel.write(into)
+        step.note = row["file"]
+    return row
 
 
 @dataclass(frozen=True)

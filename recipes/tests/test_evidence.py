@@ -184,56 +184,75 @@ def test_no_place_of_a_machine_stays(chosen: Plan, place: str) -> None:
     )
 
 
-def test_a_run_elsewhere_is_of_these_tests_or_refused(chosen: Plan, tmp_path: Path) -> None:
-    here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
-    shutil.copytree(chosen.root / "smoke_tests", tmp_path / "smoke_tests")
-    (tmp_path / "away").mkdir()
-    with pytest.raises(Refusal, match=r"outcomes\.json is missing: bring it"):
-        smoke.bring(here, tmp_path / "away")
+HARDWARE = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
+
+
+@pytest.fixture
+def away(tmp_path: Path) -> Path:
+    """The folder of a run elsewhere, with an empty manifest and a log."""
+    folder = tmp_path / "away"
+    folder.mkdir()
+    (folder / "smoke.log").write_text("proved\n")
+    (folder / "manifest.json").write_text('{"packages": {}}')
+    return folder
+
+
+@pytest.fixture
+def here(chosen: Plan, tmp_path: Path) -> Plan:
+    """The plan in a checkout whose tests can be changed."""
+    shutil.copytree(chosen.root / "smoke_tests", tmp_path / "smoke_tests", ignore=shutil.ignore_patterns("evidence"))
+    return Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
+
+
+def outcomes_away(chosen: Plan, tmp_path: Path) -> dict[str, Any]:
+    """The outcomes of one claim, which read the references."""
     ran = record(chosen)
-    hardware = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
     (row,) = ran["claims"]
     row["measured"] = {"limit": f"raised in {tmp_path}/partial/build/apex-23.05/a.cu:3", "error": 0.5}
-    references = tmp_path / "smoke_tests" / "operators" / "references.py"
-    files = {"operators/references.py": sha256_of(references)}
-    outcomes = {"target": "cpu", "files": files, "hardware": hardware, "python": "3.12.1", **ran}
-    (tmp_path / "away" / "smoke.log").write_text("proved\n")
-    (tmp_path / "away" / "manifest.json").write_text('{"packages": {}}')
-    (tmp_path / "away" / "outcomes.json").write_text(json.dumps(outcomes))
-    smoke.bring(here, tmp_path / "away")
+    files = {"operators/references.py": sha256_of(tmp_path / "smoke_tests" / "operators" / "references.py")}
+    return {"target": "cpu", "files": files, "hardware": HARDWARE, "python": "3.12.1", **ran}
+
+
+def test_a_run_elsewhere_is_of_these_tests(chosen: Plan, here: Plan, away: Path, tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"outcomes\.json is missing: bring it"):
+        smoke.bring(here, away)
+    outcomes = outcomes_away(chosen, tmp_path)
+    settings = outcomes | {"ran": {"data": [f"pytest.ini:{'0' * 64}"]}}
+    (away / "outcomes.json").write_text(json.dumps(settings))
+    with pytest.raises(Refusal, match=r"come from other tests than .* \(pytest\.ini\)"):
+        smoke.bring(here, away)
+    (tmp_path / "smoke_tests" / "operators" / "references.py").write_text("# another\n")
+    (away / "outcomes.json").write_text(json.dumps(outcomes))
+    with pytest.raises(Refusal, match=r"come from other tests than .* \(operators/references\.py\)"):
+        smoke.bring(here, away)
+
+
+def test_a_damaged_run_elsewhere_is_refused(chosen: Plan, here: Plan, away: Path, tmp_path: Path) -> None:
+    """The evidence that a sound run wrote, without paths of its machine, stays as it is."""
+    outcomes = outcomes_away(chosen, tmp_path)
+    (away / "outcomes.json").write_text(json.dumps(outcomes))
+    smoke.bring(here, away)
     (path,) = (tmp_path / "build").rglob("cpu--x86-64.json")
     measured = json.loads(path.read_text())["claims"][0]["measured"]
     assert measured == {"limit": "raised in apex-23.05/a.cu:3", "error": 0.5}
-    settings = outcomes | {"ran": {"data": [f"pytest.ini:{'0' * 64}"]}}
-    (tmp_path / "away" / "outcomes.json").write_text(json.dumps(settings))
-    with pytest.raises(Refusal, match=r"come from other tests than .* \(pytest\.ini\)"):
-        smoke.bring(here, tmp_path / "away")
-    references.write_text("# another\n")
-    (tmp_path / "away" / "outcomes.json").write_text(json.dumps(outcomes))
-    with pytest.raises(Refusal, match=r"come from other tests than .* \(operators/references\.py\)"):
-        smoke.bring(here, tmp_path / "away")
     for name, text, why in (
         ("outcomes.json", '{"target": "c', "not valid JSON"),
         ("outcomes.json", "{}", r"damaged or incomplete \(target"),
-        ("outcomes.json", json.dumps(outcomes | {"hardware": hardware | {"name": "../up"}}), r".*\(hardware.name"),
+        ("outcomes.json", json.dumps(outcomes | {"hardware": HARDWARE | {"name": "../up"}}), r".*\(hardware.name"),
         ("outcomes.json", json.dumps(outcomes | {"claims": ["x"]}), r".*\(claims.0"),
         ("outcomes.json", json.dumps({"foreign": True}), "about an environment that Fusebox did not build"),
         ("outcomes.json", json.dumps(outcomes | {"target": "ms-amp"}), "for the target ms-amp: bring the file of cpu"),
         ("manifest.json", "[]", "damaged or incomplete"),
         ("manifest.json", '{"packages": {"torch": {}}}', r".*\(packages.torch.built_with"),
     ):
-        (tmp_path / "away" / name).write_text(text)
+        (away / name).write_text(text)
         with pytest.raises(Refusal, match=rf"{name} is {why}"):
-            smoke.bring(here, tmp_path / "away")
+            smoke.bring(here, away)
     assert json.loads(path.read_text())["claims"][0]["measured"] == measured  # the earlier evidence is unchanged
 
 
-def test_a_run_in_an_image_names_it_and_what_ran_it(chosen: Plan, tmp_path: Path) -> None:
-    here, away = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock), tmp_path / "away"
-    shutil.copytree(chosen.root / "smoke_tests", tmp_path / "smoke_tests", ignore=shutil.ignore_patterns("evidence"))
-    away.mkdir()
-    hardware = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
-    outcomes = {"target": "cpu", "files": {}, "hardware": hardware, "python": "3.12.1", **record(chosen)}
+def test_a_run_in_an_image_names_it_and_what_ran_it(chosen: Plan, here: Plan, away: Path, tmp_path: Path) -> None:
+    outcomes = {"target": "cpu", "files": {}, "hardware": HARDWARE, "python": "3.12.1", **record(chosen)}
     image = f"example.org/fusebox@sha256:{'0' * 64}"
     base = {"name": "debian", "digest": "sha256:1"}
     labels = {f"org.opencontainers.image.base.{key}": value for key, value in base.items()}
@@ -242,9 +261,7 @@ def test_a_run_in_an_image_names_it_and_what_ran_it(chosen: Plan, tmp_path: Path
         "runtime": {"name": "crun", "version": "1.8"}, "refused": {"enroot": "it is not installed"},
     }  # fmt: skip
     (away / "outcomes.json").write_text(json.dumps(outcomes))
-    (away / "manifest.json").write_text('{"packages": {}}')
     (away / "image.json").write_text(json.dumps(about))
-    (away / "smoke.log").write_text("proved\n")
     with pytest.raises(Refusal, match=r"smoke\.log does not begin with 'image example\.org.* in crun 1\.8, as 10001"):
         smoke.bring(here, away)
     (away / "smoke.log").write_text(f"image {image} in crun 1.8, as 10001:10001\nproved\n")
@@ -268,15 +285,12 @@ DOCSTRING, CODE = ('"""', '"""In other words: '), ("return ", "return 1 and ")
 
 @pytest.mark.parametrize(("edit", "is_refused"), [(DOCSTRING, False), (CODE, True)])
 def test_a_run_elsewhere_is_kept_if_only_a_docstring_has_changed_since(
-    chosen: Plan, tmp_path: Path, edit: tuple[str, str], is_refused: bool
+    chosen: Plan, here: Plan, tmp_path: Path, edit: tuple[str, str], is_refused: bool
 ) -> None:
     """The text that ran is read from git's history."""
-    here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
-    shutil.copytree(chosen.root / "smoke_tests", tmp_path / "smoke_tests", ignore=shutil.ignore_patterns("evidence"))
     references = tmp_path / "smoke_tests" / "operators" / "references.py"
     files = {"operators/references.py": sha256_of(references)}
-    hardware = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
-    outcomes = {"target": "cpu", "files": files, "hardware": hardware, "python": "3.12.1", **record(chosen)}
+    outcomes = {"target": "cpu", "files": files, "hardware": HARDWARE, "python": "3.12.1", **record(chosen)}
     for name, text in (("smoke.log", "proved\n"), ("manifest.json", '{"packages": {}}')):
         (tmp_path / name).write_text(text)
     (tmp_path / "outcomes.json").write_text(json.dumps(outcomes))
@@ -334,11 +348,10 @@ def test_a_run_with_a_refuted_claim_names_a_known_cause(
         shutil.copytree(chosen.root / name, tmp_path / name, ignore=shutil.ignore_patterns("evidence", "tests"))
     ran = record(chosen)
     ran["claims"][0] |= outcome
-    hardware = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
     (tmp_path / "smoke.log").write_text(f"{log}\n")
     (tmp_path / "manifest.json").write_text('{"packages": {}}')
     (tmp_path / "outcomes.json").write_text(
-        json.dumps({"target": "cpu", "files": {}, "hardware": hardware, "python": "3.12.1", **ran})
+        json.dumps({"target": "cpu", "files": {}, "hardware": HARDWARE, "python": "3.12.1", **ran})
     )
     smoke.bring(Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock), tmp_path)
     assert ("cause: parts of two versions of cuDNN" in capsys.readouterr().out) == is_named

@@ -468,6 +468,18 @@ def test_a_compilation_says_every_minute_that_it_goes_on(tmp_path: Path) -> None
     assert "0 min, 1 lines: compiling" in done.stdout.splitlines()
 
 
+def installed(site: Path, name: str, files: list[str]) -> str:
+    """Write the empty files of a distribution, and its RECORD, which is returned."""
+    record = f"{name}-1.0.dist-info/RECORD"
+    for file in (*files, record):
+        path = site / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    rows = [f'"{file}",,' if "," in file else f"{file},sha256=x,0" for file in (*files, record)]
+    (site / record).write_text("".join(f"{row}\n" for row in rows))
+    return record
+
+
 def test_an_environment_is_split_by_how_often_it_changes(tmp_path: Path) -> None:
     """Every file once, with its mode: NVIDIA's libraries, torch, the locked dependencies, the target's own packages."""
     prefix, site = tmp_path / "env", tmp_path / "env" / "lib" / "python3.11" / "site-packages"
@@ -478,14 +490,7 @@ def test_an_environment_is_split_by_how_often_it_changes(tmp_path: Path) -> None
         "numpy": ["numpy/core.py"],
         "Flash_attn": ["flash_attn/op.so"],
     }
-    for name, files in owned.items():
-        record = f"{name}-1.0.dist-info/RECORD"
-        for file in (*files, record):
-            path = site / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("")
-        rows = [f'"{file}",,' if "," in file else f"{file},sha256=x,0" for file in (*files, record)]
-        (site / record).write_text("".join(f"{row}\n" for row in rows))
+    records = {name: installed(site, name, files) for name, files in owned.items()}
     (prefix / "bin" / "torchrun").chmod(0o755)
     (prefix / "bin" / "python").symlink_to("/usr/bin/python3")
     (prefix / "fusebox").mkdir()
@@ -502,7 +507,7 @@ def test_an_environment_is_split_by_how_often_it_changes(tmp_path: Path) -> None
         for layer in (tmp_path / "layers").iterdir()
     }
     place = "lib/python3.11/site-packages"
-    records = {name: f"{place}/{name}-1.0.dist-info/RECORD" for name in owned}
+    records = {name: f"{place}/{record}" for name, record in records.items()}
     assert split == {
         "cuda": {records["nvidia_nccl_cu13"], records["nvidia_cublas"]}
         | {f"{place}/nvidia/{file}" for file in ("__init__.py", "nccl/lib.so", "cublas/lib.so")},

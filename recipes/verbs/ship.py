@@ -51,26 +51,29 @@ def register(verbs: Verbs) -> None:
     for added in (verified, back):
         add_trust(added)
     for added in (built, published):
-        add_standin(added)
-        added.add_argument(
-            "--wheelcache", type=folder, help="a folder of exported wheels to use instead of compiling them"
-        )
-        added.add_argument("--ca", type=place, help="a file of certificates, for a machine behind a proxy")
-        added.add_argument(
-            "--pip-conf", type=place, help="a configuration of pip for the steps that fetch; it stays out of the image"
-        )
-        added.add_argument(
-            "--apt",
-            choices=("locked", "newest"),
-            help="install the distribution's packages from recipes/lock/apt/, or its current ones (default: locked, "
-            "and newest on a substitute base)",
-        )
-        added.add_argument(
-            "--cache", type=text, metavar="REF", help="keep the stages between runs in a registry, under this name"
-        )
-        added.add_argument(
-            "--network", help='the network of the steps that fetch, such as "host" (default: that of the builder)'
-        )
+        _add_building(added)
+
+
+def _add_building(added: argparse.ArgumentParser) -> None:
+    """Add how an image is built: on which bases, with which wheels, and how its steps reach the network."""
+    add_standin(added)
+    added.add_argument("--wheelcache", type=folder, help="a folder of exported wheels to use instead of compiling them")
+    added.add_argument("--ca", type=place, help="a file of certificates, for a machine behind a proxy")
+    added.add_argument(
+        "--pip-conf", type=place, help="a configuration of pip for the steps that fetch; it stays out of the image"
+    )
+    added.add_argument(
+        "--apt",
+        choices=("locked", "newest"),
+        help="install the distribution's packages from recipes/lock/apt/, or its current ones (default: locked, "
+        "and newest on a substitute base)",
+    )
+    added.add_argument(
+        "--cache", type=text, metavar="REF", help="keep the stages between runs in a registry, under this name"
+    )
+    added.add_argument(
+        "--network", help='the network of the steps that fetch, such as "host" (default: that of the builder)'
+    )
 
 
 def image(options: argparse.Namespace) -> int:
