@@ -3,13 +3,18 @@
 #
 #   build-package.sh IN OUT
 #
-# IN holds source/NAME (the tree) and what build-wheel.sh reads, or wheel/ if it was built from the same inputs before.
+# IN holds source/NAME (the tree) and what build-wheel.sh reads, or wheel/ if it was built from the same inputs before, or
+# left_out.txt if the package has no kernels for the image's GPU architectures; OUT stays empty then.
 # /needs/NAME holds the wheels of packages that its build needs. OUT gets the wheel, build.log and compiler.txt.
 set -euo pipefail
 in=${1:?what to build} out=${2:?the folder for the wheel}
 mkdir -p "$out"
 if [ -d "$in/wheel" ]; then
   cp "$in"/wheel/* "$out/"
+  exit
+fi
+if [ -e "$in/left_out.txt" ]; then
+  cat "$in/left_out.txt"
   exit
 fi
 export VIRTUAL_ENV=/opt/build

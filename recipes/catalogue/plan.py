@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ class Plan:
     """A target with everything it pins.
 
     `lock` is None where a what-if has none; `toolkit_lock` is of a target that pins its CUDA toolkit. `narrowed` has
-    the GPU architectures if they are others than the declared ones.
+    the GPU architectures if they are others than the declared ones, and `left_out` the pins that have kernels for none
+    of these; the lock covers those as well.
     """
 
     root: Path
@@ -39,6 +40,17 @@ class Plan:
     lock: Lock | None
     toolkit_lock: Lock | None = None
     narrowed: tuple[str, ...] = ()
+    left_out: tuple[Pin, ...] = ()
+
+    @property
+    def declared(self) -> list[Pin]:
+        """The pins of the target, also those that are left out."""
+        return [*self.pins, *self.left_out]
+
+    @property
+    def packages(self) -> str:
+        """Its packages with their versions, as an image's label lists them."""
+        return ", ".join(pin.label for pin in self.pins)
 
     @property
     def torch(self) -> Pin | None:
@@ -113,17 +125,35 @@ def changed(declared: Target, sm: list[str] | None, python: str | None) -> Targe
 def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: str | None = None) -> Plan:
     """The plan of a target, or of a what-if (other GPU architectures or Python); refused if it cannot be built."""
     declared = catalogue.target(name)
-    target = changed(declared, sm, python)
+    target = changed(declared, None, python)
     pins = catalogue.pins(target)
     patches = {pin.name: patch.selected(catalogue.root, pin, target) for pin in pins}
     path = catalogue.root / "recipes" / "lock" / f"{name}.txt"
     lock = Lock.read(path, target) if path.exists() and target.python == declared.python else None
-    held = limits.facts(target, lock, {}, catalogue.learned.base)
-    limits.refuse(limits.judge(catalogue.limits, held, held))
-    listed = catalogue.learned.releases.get("sm", target.sm)
-    if strange := [architecture for architecture in target.sm if architecture not in listed]:
-        raise Refusal(f"There is no GPU architecture {strange[0]}: choose one of {', '.join(listed)}.")
     beside = path.with_suffix(".toolkit.txt")
     toolkit = Lock.read(beside, target) if lock and beside.exists() else None
-    narrowed = tuple(target.sm) if target.sm != declared.sm else ()
-    return Plan(catalogue.root, target, pins, patches, lock, toolkit, narrowed)
+    chosen = for_architectures(Plan(catalogue.root, target, pins, patches, lock, toolkit), sm)
+    held = limits.facts(chosen.target, lock, {}, catalogue.learned.base)
+    limits.refuse(limits.judge(catalogue.limits, held, held))
+    listed = catalogue.learned.releases.get("sm", chosen.target.sm)
+    if strange := [architecture for architecture in chosen.target.sm if architecture not in listed]:
+        raise Refusal(f"There is no GPU architecture {strange[0]}: choose one of {', '.join(listed)}.")
+    return chosen
+
+
+def for_architectures(chosen: Plan, sm: list[str] | None) -> Plan:
+    """The plan for these GPU architectures, without the packages that have kernels for none of them.
+
+    Refused if a package that stays is built beside such a package.
+    """
+    target = changed(chosen.target, sm, None)
+    left_out = tuple(pin for pin in chosen.pins if pin.release.sm and not pin.architectures(target))
+    pins = [pin for pin in chosen.pins if pin not in left_out]
+    for pin in left_out:
+        if beside := [each.name for each in pins if each.release.kind == "source" and pin.name in each.build.needs]:
+            raise Refusal(
+                f"{beside[0]} is built beside {pin.label}, which {pin.release.reach}: "
+                f"pass --sm {','.join([*target.sm, *pin.release.sm])}."
+            )
+    narrowed = tuple(target.sm) if target.sm != chosen.target.sm else ()
+    return replace(chosen, target=target, pins=pins, narrowed=narrowed, left_out=left_out)

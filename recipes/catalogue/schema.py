@@ -377,6 +377,11 @@ class Release(Source):
         """Its run-time dependencies, whether its metadata names them or not."""
         return [*self.requires, *self.undeclared]
 
+    @property
+    def reach(self) -> str:
+        """What `sm` says of a release that names GPU architectures."""
+        return f"has kernels for sm {', '.join(self.sm)} only"
+
     def obstacle(self, target: Target, torch: str | None) -> Obstacle | None:
         """Why this release cannot be in the target, or None. `torch` is the target's version of it."""
         if not SpecifierSet(self.python).contains(f"{target.python}.0"):
@@ -390,9 +395,7 @@ class Release(Source):
         if self.cuda not in ("", "none") and not SpecifierSet(self.cuda).contains(target.cuda):
             return Obstacle(f"needs CUDA {self.cuda}", target.cuda)
         if self.sm and not set(self.sm) & set(target.sm):
-            wider = f"sm {', '.join(target.sm)} (pass --sm {','.join([*target.sm, *self.sm])})"
-            has = wider if target.sm else "no GPU architecture"
-            return Obstacle(f"has kernels for sm {', '.join(self.sm)} only", has)
+            return Obstacle(self.reach, f"sm {', '.join(target.sm) or 'none'}")
         return None
 
     def unfit(self, target: Target, torch: str | None) -> Obstacle | None:

@@ -72,8 +72,10 @@ def show(chosen: Plan, cache: Cache) -> None:
     for step in _steps(chosen, cache):
         table.add_row(*step)
     console.print(table)
+    left_out = {pin.name for pin in chosen.left_out}
     for package, option in target.options.items():
-        say(f"option: {package}: {option}")
+        if package not in left_out:
+            say(f"option: {package}: {option}")
     for image in target.base.unresolved:
         say(f"unresolved: the digest of {image} is not known; `nox -s lock -- {target.name}` asks its registry")
     _show_cost(chosen, cache)
@@ -87,6 +89,8 @@ def _steps(chosen: Plan, cache: Cache) -> Iterator[tuple[str, str, str, str]]:
             yield "base", pin.label, f"comes with {target.base.wheels.image}", ""
         else:
             yield ("fetch", pin.label, *_source(pin, cache))
+    for pin in chosen.left_out:
+        yield "leave out", pin.label, f"it {pin.release.reach}", ""
     if chosen.lock:
         missing = sum(not _cached(cache, artifact.sha256) for artifact in chosen.lock.artifacts)
         state = f"{missing} to fetch" if missing else "cached"

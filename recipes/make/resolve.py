@@ -32,7 +32,7 @@ EXTRAS = ("cccl", "crt", "nvcc", "nvvm", "profiler")
 def _declared(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     """What the target and each recipe require to be locked, with a label for who requires it."""
     yield f"target {plan.target.name}", plan.target.requires
-    for pin in plan.pins:
+    for pin in plan.declared:
         yield pin.label, [*pin.release.needs, *(pin.build.requires if pin.release.kind == "source" else [])]
 
 
@@ -40,7 +40,7 @@ def requirements(plan: Plan) -> list[str]:
     """The requirements of a target's environment beside its packages: to run, to build and to be smoke-tested."""
     groups = read_toml(plan.root / "pyproject.toml")["dependency-groups"]
     wanted = {"pip", *groups["smoke"], *(text for _, texts in _declared(plan) for text in texts)}
-    own = {pin.name for pin in plan.pins}
+    own = {pin.name for pin in plan.declared}
     parsed = [Requirement(text) for text in wanted]
     needed = [
         requirement
@@ -53,7 +53,7 @@ def requirements(plan: Plan) -> list[str]:
 def inputs(plan: Plan) -> str:
     """The hash of everything that decides a lock; a lock whose header has another hash is out of date."""
     kept_to = limits.constraints(Catalogue(plan.root).limits, plan.target)
-    own = sorted(pin.name for pin in plan.pins)
+    own = sorted(pin.name for pin in plan.declared)
     return digest_of([requirements(plan), kept_to, plan.target.python, plan.target.glibc, own])
 
 
@@ -77,7 +77,7 @@ def check(plan: Plan) -> None:
 def _check_requirements(plan: Plan, lock: Lock) -> None:
     """Refuse a lock that lacks what a recipe requires, or has a version of it that the recipe does not allow."""
     versions = {canonicalize_name(artifact.name): artifact.version for artifact in lock.artifacts}
-    own = {pin.name for pin in plan.pins}
+    own = {pin.name for pin in plan.declared}
     for label, texts in _declared(plan):
         for requirement in filter(plan.target.applies, map(Requirement, texts)):
             name = canonicalize_name(requirement.name)
@@ -191,7 +191,7 @@ def _resolve(
     """The names and versions to which requirements resolve under constraints: the earlier versions if they fit."""
     with downloads.cache.scratch("lock") as scratch:
         # A dependency on one of the target's own packages is met by the target, never by the index.
-        (scratch / "own.txt").write_text("".join(f"{pin.name}; sys_platform == 'never'\n" for pin in plan.pins))
+        (scratch / "own.txt").write_text("".join(f"{pin.name}; sys_platform == 'never'\n" for pin in plan.declared))
         (scratch / "constraints.txt").write_text("".join(f"{constraint}\n" for constraint in kept_to))
         options = ["--constraints", str(scratch / "constraints.txt"), "--overrides", str(scratch / "own.txt")]
         options += ["--python-version", plan.target.python]

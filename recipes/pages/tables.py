@@ -330,7 +330,7 @@ def _not_run(facts: Facts, plan: Plan) -> list[list[str]]:
     for pin in plan.pins:
         cell = _patched(facts.proofs, plan, pin), ""
         if built and pin.name in built["packages"]:
-            cell = state, _how(plan, built["packages"][pin.name]["built_with"])
+            cell = state, _how(plan, pin.name, built["packages"])
         labels.setdefault(cell, []).append(pin.label)
     cells = sorted(labels, key=lambda cell: LADDER.index(cell[0]))
     return [[f"`{plan.target.name}`", "", ", ".join(labels[cell]), *cell] for cell in cells]
@@ -350,7 +350,7 @@ def _cell(facts: Facts, plan: Plan, run: dict[str, Any], package: str) -> tuple[
     claims = [row for row in run["claims"] if row["package"] == package]
     if not claims:
         return "declared", ""
-    how = _how(plan, run["packages"].get(package, {}).get("built_with", {}))
+    how = _how(plan, package, run["packages"])
     missing = sum(claim.about(plan) in (None, package) for claim in evidence.missing_claims(plan, facts.room, run))
     counts = facts.states(plan, run, claims) | ({"not run": missing} if missing else {})
     return ", ".join(_counted(word, count, run["commit"]) for word, count in counts.items()), how
@@ -366,17 +366,20 @@ def since(commit: str) -> str:
     return f" since {commit[:7]} ([diff](../../compare/{commit}...main))"
 
 
-def _how(plan: Plan, built: Mapping[str, Any]) -> str:
+def _how(plan: Plan, package: str, packages: Mapping[str, Any]) -> str:
     """The compilers of a package and where they ran; nothing if it is not compiled."""
-    compiled = built.get("compiler", "none") != "none"
-    return f"{_otherwise(plan, built)}{built['compiler']}, {built['where']}" if compiled else ""
+    built = packages.get(package, {}).get("built_with", {})
+    if built.get("compiler", "none") == "none":
+        return ""
+    return f"{_otherwise(plan, package, built)}{built['compiler']}, {built['where']}"
 
 
-def _otherwise(plan: Plan, built: Mapping[str, Any]) -> str:
+def _otherwise(plan: Plan, package: str, built: Mapping[str, Any]) -> str:
     """What a wheel was compiled with and for, if its target declares another toolkit or more architectures."""
     target, nvcc = plan.target, re.search(r"release (\d+\.\d+)", built["compiler"])
     toolkit = f"CUDA {nvcc[1]} in place of {target.cuda}; " if nvcc and nvcc[1] != target.cuda else ""
-    return toolkit + (f"sm {' '.join(built['sm'])} only; " if built.get("sm", target.sm) != target.sm else "")
+    possible = next(pin.architectures(target) for pin in plan.pins if pin.name == package)
+    return toolkit + (f"sm {' '.join(built['sm'])} only; " if built.get("sm", possible) != possible else "")
 
 
 def answered_documents(facts: Facts) -> str:

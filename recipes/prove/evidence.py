@@ -9,14 +9,13 @@ from __future__ import annotations
 import collections
 import importlib
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipes.catalogue.plan import Plan, changed
+from recipes.catalogue.plan import Plan, for_architectures
 from recipes.errors import Refusal
 from recipes.files import read_json, sha256_of
 from recipes.prove.claims import Claim, Room, definitions_of
@@ -212,7 +211,7 @@ def built_for(plan: Plan, evidence: dict[str, Any]) -> Plan:
     ]
     # A package may have kernels for only some of the run's architectures.
     compiled = list(dict.fromkeys(sm for several in sorted(architectures, key=len, reverse=True) for sm in several))
-    return replace(plan, target=changed(plan.target, compiled, None)) if compiled else plan
+    return for_architectures(plan, compiled) if compiled else plan
 
 
 def state(plan: Plan, room: Room, evidence: Mapping[str, Any], row: Mapping[str, Any]) -> str:

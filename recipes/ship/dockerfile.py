@@ -91,6 +91,6 @@ def labels(plan: Plan) -> dict[str, str]:
         "fusebox.cuda": target.cuda,
         "fusebox.driver": target.driver or "none",
         "fusebox.supported-until": bases(plan.root).supported_until(target),
-        "fusebox.packages": ", ".join(pin.label for pin in plan.pins),
+        "fusebox.packages": plan.packages,
     }
     return fixed | {f"fusebox.option.{package}": option for package, option in target.options.items()}

@@ -147,9 +147,10 @@ def build(plan: Plan, options: Options) -> str:
 
 def buildx(plan: Plan, options: Options, *output: str) -> None:
     """Run `docker buildx build` on a target's Dockerfile; what it prints goes to the terminal."""
+    narrowed = [f"--label=fusebox.packages={plan.packages}"] if plan.left_out else []  # the Dockerfile's names all
     command = [
         "docker", "buildx", "build", "--file", str(plan.root / "docker" / f"{plan.target.name}.Dockerfile"),
-        "--provenance=false", *options.arguments(plan.target), *output, str(plan.root),
+        "--provenance=false", *options.arguments(plan.target), *narrowed, *output, str(plan.root),
     ]  # fmt: skip
     if subprocess.run(command, check=False).returncode != 0:
         raise Refusal(f"docker buildx build of {plan.target.name} failed: read what it printed above.")

@@ -73,6 +73,8 @@ def lay_out(
             check_exported(exported)
             shutil.copytree(exported, into / "packages" / name / "wheel")
             builder.steps.say("cached", pins[name].label, f"{exported.name[:12]}, {inputs.get('base', 'any base')}")
+    for pin in plan.left_out:
+        _write(into / "packages" / pin.name, left_out_txt=f"{pin.label} is left out: it {pin.release.reach}.\n")
 
 
 def _lay_out_package(pin: Pin, target: Target, tree: Tree, inputs: dict[str, Any], into: Path) -> None:

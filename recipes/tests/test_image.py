@@ -468,6 +468,14 @@ def test_a_compilation_says_every_minute_that_it_goes_on(tmp_path: Path) -> None
     assert "0 min, 1 lines: compiling" in done.stdout.splitlines()
 
 
+def test_the_stage_of_a_package_that_is_left_out_says_so_and_makes_no_wheel(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "left_out.txt").write_text("a 1.0 is left out: it has kernels for sm 9.0 only.\n")
+    command = ["bash", str(ROOT / "docker" / "build-package.sh"), str(tmp_path / "in"), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "a 1.0 is left out: it has kernels for sm 9.0 only.\n" and not [*(tmp_path / "out").iterdir()]
+
+
 def installed(site: Path, name: str, files: list[str]) -> str:
     """Write the empty files of a distribution, and its RECORD, which is returned."""
     record = f"{name}-1.0.dist-info/RECORD"

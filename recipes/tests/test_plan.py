@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
 from recipes.catalogue.load import Catalogue, build_environment
-from recipes.catalogue.plan import changed, plan
+from recipes.catalogue.plan import changed, for_architectures, plan
 from recipes.errors import Refusal
 from recipes.files import ROOT
+from recipes.make import costs, resolve
+from recipes.make.cache import Cache
 from recipes.make.costs import build_seconds, jobs, memory_limit
+from recipes.pages import tables
+from recipes.prove import evidence
 from recipes.tests.conftest import Checkout, Tiny
 
 
@@ -48,8 +54,36 @@ def test_a_package_with_kernels_for_some_gpus_is_compiled_for_those() -> None:
     (wide,) = (pin for pin in chosen.pins if pin.name == "flash-attn")
     narrow = wide.model_copy(update={"release": wide.release.model_copy(update={"sm": ["8.0", "9.0"]})})
     assert build_environment(narrow, chosen.target)["FLASH_ATTN_CUDA_ARCHS"] == "80;90"
-    with pytest.raises(Refusal, match=r"has kernels for sm 9\.0 only, and .* sm 10\.0 \(pass --sm 10\.0,9\.0\)"):
-        plan(Catalogue(), "cu13.2-torch2.15", sm=["10.0"])
+
+
+def test_a_package_without_kernels_for_the_gpus_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its lock still fits, and evidence of such a run has the stack of such a plan."""
+    whole, chosen = (plan(Catalogue(), "cu13.2-torch2.15", sm=sm) for sm in (None, ["8.9"]))
+    assert {pin.name for pin in whole.pins} - {pin.name for pin in chosen.pins} == {"flash-attn-3"}
+    assert [pin.name for pin in chosen.left_out] == ["flash-attn-3"] and not whole.left_out
+    assert "flash-attn-3" not in chosen.packages and "flash-attn-3" in whole.packages
+    resolve.check(chosen)
+    costs.show(chosen, Cache())
+    assert re.search(r"leave out +flash-attn-3 3\.0\.0 +it has kernels for sm 9\.0 only", capsys.readouterr().out)
+    ran = {"packages": {"apex": {"built_with": {"sm": ["8.9"]}}}}
+    assert evidence.built_for(whole, ran).stack == chosen.stack != whole.stack
+    assert plan(Catalogue(), "cu13.2-torch2.15", sm=["9.0"]).left_out == ()
+
+
+def test_a_package_with_kernels_for_some_gpus_is_not_said_to_be_built_for_fewer() -> None:
+    whole, built = plan(Catalogue(), "cu13.2-torch2.15"), {"compiler": "c++ 12.2.0", "sm": ["9.0"]}
+    assert tables._otherwise(whole, "flash-attn-3", built) == ""
+    assert tables._otherwise(whole, "apex", built) == "sm 9.0 only; "
+
+
+def test_what_is_built_beside_a_package_that_is_left_out_is_refused() -> None:
+    whole = plan(Catalogue(), "cu13.2-torch2.15")
+    core = next(pin for pin in whole.pins if pin.name == "transformer-engine-cu13")
+    narrow = core.model_copy(update={"release": core.release.model_copy(update={"sm": ["9.0"]})})
+    pins = [narrow if pin is core else pin for pin in whole.pins]
+    expected = r"transformer-engine-torch is built beside transformer-engine-cu13 .* sm 9\.0 only: pass --sm 8\.9,9\.0"
+    with pytest.raises(Refusal, match=expected):
+        for_architectures(replace(whole, pins=pins), ["8.9"])
 
 
 def test_the_command_shows_every_step_within_two_seconds() -> None:

@@ -85,9 +85,9 @@ def test_a_cell_says_what_was_built_otherwise_than_declared() -> None:
     declared, fewer = plan(Catalogue(), "cu12.1-torch2.1"), plan(Catalogue(), "cu12.1-torch2.1", sm=["9.0"])
     nvcc = "c++ 12.2.0; Cuda compilation tools, release {}, V{}.131"
     built = {"compiler": nvcc.format("12.4", "12.4"), "sm": ["9.0"]}
-    assert tables._otherwise(declared, built) == "CUDA 12.4 in place of 12.1; sm 9.0 only; "
-    assert tables._otherwise(declared, {"compiler": nvcc.format("12.1", "12.1"), "sm": ["8.0", "9.0"]}) == ""
-    assert tables._otherwise(declared, {"compiler": "c++ 12.2.0"}) == ""
+    assert tables._otherwise(declared, "apex", built) == "CUDA 12.4 in place of 12.1; sm 9.0 only; "
+    assert tables._otherwise(declared, "apex", {"compiler": nvcc.format("12.1", "12.1"), "sm": ["8.0", "9.0"]}) == ""
+    assert tables._otherwise(declared, "apex", {"compiler": "c++ 12.2.0"}) == ""
     run = {"packages": {"torch": {"built_with": {}}, "apex": {"built_with": built}}}
     assert evidence.built_for(declared, run).stack == fewer.stack != declared.stack
 
