@@ -109,21 +109,26 @@ def refuse_without_kernels(version: str, gpu: hardware.Gpu) -> None:
     asked = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
     compiled = asked.stdout.decode().split()
     if compiled and not any(runs_on(architecture, gpu.sm) for architecture in compiled):  # a broken torch names none
+        other = "an older" if gpu.sm < min(map(capability, compiled)) else "a newer"
         stop(
-            "torch {} has no kernels for this GPU ({}, sm_{}{}), only for {}: install a torch for a newer CUDA.".format(
-                version, gpu.name, *gpu.sm, ", ".join(compiled)
+            "torch {} has no kernels for this GPU ({}, sm_{}{}), only for {}: install a torch for {} CUDA.".format(
+                version, gpu.name, *gpu.sm, ", ".join(compiled), other
             )
         )
 
 
 def runs_on(architecture: str, sm: Tuple[int, int]) -> bool:
     """Whether code for an architecture, such as "sm_86" or "compute_90" (PTX), runs on a GPU of this capability."""
-    kind, _, number = architecture.partition("_")
-    digits = number.rstrip("af")
-    built = int(digits[:-1]), int(digits[-1])
-    if kind == "compute":
-        return built <= sm
-    return built == sm if number.endswith("a") else built[0] == sm[0] and built <= sm
+    built = capability(architecture)
+    if architecture.endswith("a"):
+        return built == sm
+    return built <= sm and (architecture.startswith("compute_") or built[0] == sm[0])
+
+
+def capability(architecture: str) -> Tuple[int, int]:
+    """ "sm_90a" -> (9, 0)."""
+    digits = architecture.partition("_")[2].rstrip("af")
+    return int(digits[:-1]), int(digits[-1])
 
 
 class Run:
