@@ -15,7 +15,9 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import site
+import subprocess
 import sys
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
@@ -28,11 +30,15 @@ COLOURS = {PASS: "32", WARNING: "33", FAILURE: "31"}
 ROOM = Path(__file__).resolve().parent
 SHARED = re.compile(r"\.so(\.\d+)*$")
 OF_CUDA = re.compile(r"lib(cudnn|cublas|cublasLt|nccl|cudart|cusparse|nvJitLink|nvrtc)\.so\.(\d+)$")
+OWN_CUDNN = re.compile(r"(^|/)libcudnn\.so\.\d+$")
+# Transformer Engine's two calls, in the order of its releases from 2.12 on.
+SYSTEM_FIRST = re.compile(r"_library_from_system\(lib_name\).*_library_from_python\(lib_name\)", re.DOTALL)
 # A mangled name in one of torch's namespaces: a function, a method, a type's information or its table of methods.
 OF_TORCH = re.compile(rb"_Z(?:T[A-Z]|GV)?N[rVK]*[RO]?(?:2at|3c10|5torch|6caffe2)")
 OLD_STRING, NEW_STRING = "std::string", "__cxx11"  # in the mangled name of a function that takes a string, by C++ ABI
 # The oldest driver for each CUDA (NVIDIA's compatibility page: minor versions share the driver).
 DRIVERS = {11: 450, 12: 525, 13: 580}
+TOOLKIT = "/usr/local/cuda"
 SHOWN = 4  # files or symbols that a finding names
 
 
@@ -97,6 +103,7 @@ def of_environment() -> Iterator[Check]:
     yield of_triton(installed)
     libraries = shared_libraries(installed.values())
     yield from copies(libraries)
+    yield from of_the_system(installed)
     yield from extensions(installed, libraries)
     yield float8(installed)
 
@@ -323,6 +330,32 @@ def copies(libraries: Dict[str, List[Path]]) -> Iterator[Check]:
             remedy = "uninstall the packages of the CUDA that torch is not built for"
             yield Check("two copies", WARNING, finding, remedy)
     yield Check("CUDA libraries", PASS, "{} were looked at".format(sum(map(len, versions.values()))))
+
+
+def of_the_system(installed: Dict[str, Distribution]) -> Iterator[Check]:
+    """A cuDNN of the system that Transformer Engine loads beside the environment's own (TransformerEngine 1853)."""
+    every = [(each, path) for each in installed.values() for path, _, _ in each.files]
+    brought = [(each.root / path).parent.resolve() for each, path in every if OWN_CUDNN.search(path)]
+    for each, path in every:
+        if path == "transformer_engine/common/__init__.py" and brought:
+            text = (each.root / path).read_text(encoding="utf-8", errors="replace")
+            taken = cudnn_of_the_system() if SYSTEM_FIRST.search(text) else None
+            if taken and taken.resolve().parent not in brought:
+                finding = "{} {} loads {} beside the cuDNN in {}".format(each.name, each.version, taken, brought[0])
+                yield Check("two copies", WARNING, finding, "export CUDNN_HOME={}".format(brought[0].parent))
+
+
+def cudnn_of_the_system() -> Optional[Path]:
+    """The cuDNN that Transformer Engine finds first: by a variable, in the CUDA toolkit, or in the loader's cache."""
+    variables = ("CUDNN_HOME", "CUDNN_PATH", "CUDA_HOME", "CUDA_PATH")
+    for folder in filter(None, [*map(os.environ.get, variables), TOOLKIT]):
+        for path in sorted(Path(folder).rglob("libcudnn.so*"), key=lambda path: path.name, reverse=True):
+            if "stub" not in str(path):
+                return path
+    program = shutil.which("ldconfig", path=os.environ.get("PATH", "") + ":/sbin:/usr/sbin")
+    listed = subprocess.run([program, "-p"], stdout=subprocess.PIPE, check=False).stdout.decode() if program else ""
+    match = re.search(r"^\s*libcudnn\.so \(.*=> (.+)$", listed, re.MULTILINE)
+    return Path(match.group(1)) if match else None
 
 
 def extensions(installed: Dict[str, Distribution], libraries: Dict[str, List[Path]]) -> Iterator[Check]:

@@ -20,6 +20,7 @@ import pytest
 from recipes.catalogue.load import Catalogue
 from recipes.files import ROOT
 from recipes.prove.evidence import imported
+from recipes.tests.conftest import script
 from recipes.tests.objects import library
 from recipes.tests.rooms import ROOM, PlantedRoom, fake_nvidia_smi
 
@@ -302,6 +303,40 @@ def test_two_copies_of_a_cuda_library_are_named(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "cuda"))
     copies = [check for check in doctor.of_environment() if check.about == "two copies"]
     assert any(f"LD_LIBRARY_PATH puts {tmp_path / 'cuda'} first" in check.finding for check in copies)
+
+
+CALLS = [f"_load_cuda_library_from_{where}(lib_name)\n" for where in ("system", "python")]
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_cudnn_of_the_system_beside_the_environments_is_named(
+    site: Site, doctor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    """As seen with transformer-engine 2.18.0 from pip on a machine with cuDNN for development."""
+    healthy(site)
+    own = site.install("nvidia-cudnn", "9", {"nvidia/cudnn/lib/libcudnn.so.9": b""})
+    loader = "transformer_engine/common/__init__.py"
+    (core,) = site.install("transformer-engine-cu13", "2.18.0", {loader: "".join(CALLS).encode()}).values()
+    other = tmp_path / "system" / "libcudnn.so"
+    other.parent.mkdir()
+    other.touch()
+    for name in ("CUDNN_HOME", "CUDNN_PATH", "CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(doctor, "TOOLKIT", str(tmp_path / "none"))
+    if listed:
+        script(other.with_name("ldconfig"), f"#!/bin/sh\necho '\tlibcudnn.so (libc6,x86-64) => {other}'\n")
+        monkeypatch.setenv("PATH", str(other.parent), prepend=os.pathsep)
+    else:
+        monkeypatch.setenv("CUDA_HOME", str(other.parent))
+    (found,) = [check for check in doctor.of_environment() if check.about == "two copies"]
+    folder = own["nvidia/cudnn/lib/libcudnn.so.9"].parent
+    assert found.finding == f"transformer-engine-cu13 2.18.0 loads {other} beside the cuDNN in {folder}"
+    assert found.remedy == f"export CUDNN_HOME={folder.parent}"
+    core.write_text("".join(reversed(CALLS)))  # as patches/transformer-engine/0006 has it
+    assert "two copies" not in faults(doctor)
+    core.write_text("".join(CALLS))
+    monkeypatch.setenv("CUDNN_HOME", str(folder.parent))
+    assert "two copies" not in faults(doctor)
 
 
 SYMBOL = "namespace c10 {{ struct {name} {{ void {method}(int); }}; {body} }}"
