@@ -328,10 +328,10 @@ def test_a_cudnn_of_the_system_beside_the_environments_is_named(
         monkeypatch.setenv("PATH", str(other.parent), prepend=os.pathsep)
     else:
         monkeypatch.setenv("CUDA_HOME", str(other.parent))
-    (found,) = [check for check in doctor.of_environment() if check.about == "two copies"]
+    (named,) = [check for check in doctor.of_environment() if check.about == "two copies"]
     folder = own["nvidia/cudnn/lib/libcudnn.so.9"].parent
-    assert found.finding == f"transformer-engine-cu13 2.18.0 loads {other} beside the cuDNN in {folder}"
-    assert found.remedy == f"export CUDNN_HOME={folder.parent}"
+    assert named.finding == f"transformer-engine-cu13 2.18.0 loads {other} beside the cuDNN in {folder}"
+    assert named.remedy == f"export CUDNN_HOME={folder.parent}"
     core.write_text("".join(reversed(CALLS)))  # as patches/transformer-engine/0006 has it
     assert "two copies" not in faults(doctor)
     core.write_text("".join(CALLS))
