@@ -30,7 +30,6 @@ COLOURS = {PASS: "32", WARNING: "33", FAILURE: "31"}
 ROOM = Path(__file__).resolve().parent
 SHARED = re.compile(r"\.so(\.\d+)*$")
 OF_CUDA = re.compile(r"lib(cudnn|cublas|cublasLt|nccl|cudart|cusparse|nvJitLink|nvrtc)\.so\.(\d+)$")
-OWN_CUDNN = re.compile(r"(^|/)libcudnn\.so\.\d+$")
 # Transformer Engine's two calls, in the order of its releases from 2.12 on.
 SYSTEM_FIRST = re.compile(r"_library_from_system\(lib_name\).*_library_from_python\(lib_name\)", re.DOTALL)
 # A mangled name in one of torch's namespaces: a function, a method, a type's information or its table of methods.
@@ -335,7 +334,7 @@ def copies(libraries: Dict[str, List[Path]]) -> Iterator[Check]:
 def of_the_system(installed: Dict[str, Distribution]) -> Iterator[Check]:
     """A cuDNN of the system that Transformer Engine loads beside the environment's own (TransformerEngine 1853)."""
     every = [(each, path) for each in installed.values() for path, _, _ in each.files]
-    brought = [(each.root / path).parent.resolve() for each, path in every if OWN_CUDNN.search(path)]
+    brought = [(each.root / path).parent.resolve() for each, path in every if "/libcudnn.so." in path]
     for each, path in every:
         if path == "transformer_engine/common/__init__.py" and brought:
             text = (each.root / path).read_text(encoding="utf-8", errors="replace")

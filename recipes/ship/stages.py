@@ -64,15 +64,16 @@ def lay_out(
     )
     pins = {pin.name: pin for pin in plan.pins}
     for name, tree in builder.trees(files).items():
-        inputs = builder.inputs(pins[name], tree, pins[name].build.compiler, base_of(plan.target, standin))
+        pin = pins[name]
+        inputs = builder.inputs(pin, tree, pin.build.compiler, base_of(plan.target, standin))
         exported = wheelcache / digest_of(inputs) if wheelcache else None
         if wheelcache and elsewhere and not (wheelcache / digest_of(inputs) / "wheel.json").exists():
-            exported, inputs = _made_elsewhere(pins[name], inputs, wheelcache)
-        _lay_out_package(pins[name], plan.target, tree, inputs, into)
+            exported, inputs = _made_elsewhere(pin, inputs, wheelcache)
+        _lay_out_package(pin, plan.target, tree, inputs, into)
         if exported and (exported / "wheel.json").exists():
             check_exported(exported)
             shutil.copytree(exported, into / "packages" / name / "wheel")
-            builder.steps.say("cached", pins[name].label, f"{exported.name[:12]}, {inputs.get('base', 'any base')}")
+            builder.steps.say("cached", pin.label, f"{exported.name[:12]}, {inputs.get('base', 'any base')}")
     for pin in plan.left_out:
         _write(into / "packages" / pin.name, left_out_txt=f"{pin.label} is left out: it {pin.release.reach}.\n")
 
