@@ -8,6 +8,7 @@ where it nearly cancels, the roundings of dP and D remain, and the result that t
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import List, Sequence
 
 import torch
@@ -50,11 +51,7 @@ def variances(
         """Of sums over independent pairs [b, h, l, l'] times rows [b, h, l', d], from `first` on."""
         return (by_pair @ rows.pow(2).sum(-1)[..., None])[:, :, first:, 0]
 
-    def rounded(by_head: torch.Tensor) -> List[torch.Tensor]:
-        """Of the roundings of the gradient of each head [b, h, l, d], and of its group, number by number."""
-        together = by_head.unflatten(1, (kv_heads, group)).sum(2)
-        return [parts * by_head[:, :, first:].pow(2), together[:, :, first:].pow(2)]
-
+    rounded = partial(_of_gradients, kv_heads=kv_heads, first=first, parts=parts)
     of_dq = added(scale**2 * of_ds, key) + (scale**2 * of_d * (p @ key).pow(2).sum(-1))[:, :, first:]
     of_d_to_keys = scale**2 * of_d * query.pow(2).sum(-1) * p[..., first:].pow(2).sum(-1)  # from a row to all keys
     return [
@@ -63,6 +60,12 @@ def variances(
         [added(scale**2 * of_ds.mT, query), of_d_to_keys, *rounded(ds.mT @ query * scale)],
         [added(p.pow(2).mT, gradient), *rounded(p.mT @ gradient)],
     ]
+
+
+def _of_gradients(by_head: torch.Tensor, kv_heads: int, first: int, parts: int) -> List[torch.Tensor]:
+    """The variances that rounding the gradient of each head [b, h, l, d], and of its group, adds to each number."""
+    together = by_head.unflatten(1, (kv_heads, -1)).sum(2)
+    return [parts * by_head[:, :, first:].pow(2), together[:, :, first:].pow(2)]
 
 
 def assert_as_in_float64_beyond(

@@ -150,14 +150,18 @@ def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     assert sound["losses"] == [alone.update(step)["loss"] for step in range(8)]
     measured["share"] = sound["share"]
     assert 0 < sound["share"] < 1
+    assert_equally_far(monkeypatch)
+    assert_own_faults_are_not_of_fp8()
 
+
+def assert_equally_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Assert that FP8 rounded by hand and the emulation are equally far from high precision, to the last bit."""
     compared: List[Outcome] = []
 
     def noting(*outcomes: Outcome) -> Any:
         compared.extend(outcomes)
         return distances(*outcomes)
 
-    # If FP8 itself is rounded by hand, both are equally far from high precision, to the last bit.
     monkeypatch.setattr(guard_module, "distances", noting)
     by_hand = Run(small("e8m3"))
     guard = Guard(by_hand.update, by_hand.model, by_hand.optimizer, every=5, steps=2, mantissas=(3, 3), loss_of=loss_of)
@@ -170,6 +174,10 @@ def test_states(measured: Dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> No
     assert len(matrices) == 8 and not any("head" in name or "embedding" in name for name in matrices)
     assert [(len(each.losses), set(each.weights)) for each in compared] == [(2, matrices)] * 3
     assert guard.seconds > 0
+
+
+def assert_own_faults_are_not_of_fp8() -> None:
+    """Assert that a loss which is NaN in high precision, too, and a period too short are named as what they are."""
 
     def broken(batch: int) -> float:
         return float("nan") if batch == 3 else 1.0

@@ -228,6 +228,14 @@ def test_refused_weights(tmp_path: Path) -> None:
     config = folder / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "tie_word_embeddings": True}))
     refused("lm_head.weight is not model.embed_tokens.weight")
+    assert_files_refused(folder, gate, refused)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "safetensors", None)
+        refused("needs the package safetensors")
+
+
+def assert_files_refused(folder: Path, gate: str, refused: Callable[..., None]) -> None:
+    """Assert that no file of weights, an index that leads elsewhere and a pickled program are refused."""
     (folder / "model.safetensors").unlink()
     refused("has no weights")
     index = folder / "model.safetensors.index.json"
@@ -241,13 +249,11 @@ def test_refused_weights(tmp_path: Path) -> None:
         index.write_text(json.dumps({"weight_map": weights}))
         refused(part)
     (folder / "model.safetensors").unlink()
-    PLANTED[:] = [str(tmp_path / "planted")]
+    planted = folder.with_name("planted")
+    PLANTED[:] = [str(planted)]
     torch.save({gate: Program()}, str(folder / "pytorch_model.bin"))
     refused("pytorch_model.bin is not a whole file of tensors alone")
-    assert not (tmp_path / "planted").exists()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "safetensors", None)
-        refused("needs the package safetensors")
+    assert not planted.exists()
 
 
 @proves(

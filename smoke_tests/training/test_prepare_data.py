@@ -91,6 +91,26 @@ def test_parts_of_a_batch(tmp_path: Path) -> None:
     assert text.unseen(1)[0].tolist()[0] == tokens[5 * text.count : 5 * text.count + 5]
 
 
+def write_zst(path: Path, package: Any, lines: bytes) -> None:
+    frames = [package.ZstdCompressor().compress(part) for part in (lines[:900], lines[900:])]
+    path.write_bytes(b"".join(frames))
+    cut = path.with_name("cut.jsonl.zst")
+    cut.write_bytes(b"".join(frames)[:-3])
+    with pytest.raises(TextError, match="the middle of a zstd frame"):
+        list(documents.documents([str(cut)]))
+
+
+def write_parquet(path: Path, package: Any, lines: bytes) -> None:
+    table = importlib.import_module("pyarrow").table({"text": HELD, "more": [1] * len(HELD)})
+    package.write_table(table, str(path), row_group_size=2)
+    with pytest.raises(TextError, match="no column txt, but text, more"):
+        list(documents.documents([str(path)], "txt"))
+
+
+def write_dataset(path: Path, package: Any, lines: bytes) -> None:
+    package.Dataset.from_dict({"text": HELD}).save_to_disk(str(path))
+
+
 @proves(
     "documents become the same tokens from .jsonl and from those of .zst, Parquet and datasets that can be read here; "
     "the rest is refused by the name of the package",
@@ -104,28 +124,10 @@ def test_formats(tmp_path: Path) -> None:
     pieces = list(documents.pieces(path))
     assert all(piece.last is True for piece in pieces) and 0 < pieces[0].share <= pieces[-1].share == 1.0
 
-    def zst(other: Path, package: Any) -> None:
-        raw = Path(path).read_bytes()
-        frames = [package.ZstdCompressor().compress(part) for part in (raw[:900], raw[900:])]
-        other.write_bytes(b"".join(frames))
-        cut = other.with_name("cut.jsonl.zst")
-        cut.write_bytes(b"".join(frames)[:-3])
-        with pytest.raises(TextError, match="the middle of a zstd frame"):
-            list(documents.documents([str(cut)]))
-
-    def parquet(other: Path, package: Any) -> None:
-        table = importlib.import_module("pyarrow").table({"text": HELD, "more": [1] * len(HELD)})
-        package.write_table(table, str(other), row_group_size=2)
-        with pytest.raises(TextError, match="no column txt, but text, more"):
-            list(documents.documents([str(other)], "txt"))
-
-    def dataset(other: Path, package: Any) -> None:
-        package.Dataset.from_dict({"text": HELD}).save_to_disk(str(other))
-
     for name, module, write in (
-        ("lines.jsonl.zst", "zstandard", zst),
-        ("table.parquet", "pyarrow.parquet", parquet),
-        ("rows", "datasets", dataset),
+        ("lines.jsonl.zst", "zstandard", write_zst),
+        ("table.parquet", "pyarrow.parquet", write_parquet),
+        ("rows", "datasets", write_dataset),
     ):
         other = tmp_path / name
         try:
@@ -139,7 +141,7 @@ def test_formats(tmp_path: Path) -> None:
             with pytest.raises(TextError, match=f"needs the package {module.partition('.')[0]}, which"):
                 list(documents.documents([str(other)]))
         else:
-            write(other, package)
+            write(other, package, Path(path).read_bytes())
             assert list(documents.documents([str(other)])) == expected
 
 

@@ -29,6 +29,20 @@ from smoke_tests.training.trainer import Run
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+# Tables of a DeepSpeed configuration that cannot be followed, by the field that the refusal names.
+REFUSED_FIELDS = {
+    "scheduler.params.warmup_type": {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}}},
+    "optimizer.params.betas": {"optimizer": {"params": {"betas": [0.9]}}},
+    "zero_optimization.stage": {"zero_optimization": {"stage": 3}},
+    "fp16.enabled": {"fp16": {"enabled": True}},
+    "train_batch_size": {"train_batch_size": 999},
+    "msamp.enabled": {"msamp": {"enabled": True, "opt_level": "O2"}},
+    "bf16.enabled": {"bf16": {"enabled": False}},
+    "gradient_clipping": {"gradient_clipping": "much"},
+    "tensorboard.output_path": {"tensorboard": {"output_path": "x"}},
+}
+
+
 @proves(
     "a DeepSpeed configuration is followed field by field, and what cannot be followed is refused by name",
     seed="A08",
@@ -57,17 +71,7 @@ def test_deepspeed(tmp_path: Path) -> None:
         path.write_text(json.dumps(table))
         options = small("bf16", deepspeed=str(path), out=str(tmp_path / "out"))
         assert field in refusal_of(lambda options=options: pretrain.start(options))  # type: ignore[misc]
-    for field, table in {
-        "scheduler.params.warmup_type": {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 7}}},
-        "optimizer.params.betas": {"optimizer": {"params": {"betas": [0.9]}}},
-        "zero_optimization.stage": {"zero_optimization": {"stage": 3}},
-        "fp16.enabled": {"fp16": {"enabled": True}},
-        "train_batch_size": {"train_batch_size": 999},
-        "msamp.enabled": {"msamp": {"enabled": True, "opt_level": "O2"}},
-        "bf16.enabled": {"bf16": {"enabled": False}},
-        "gradient_clipping": {"gradient_clipping": "much"},
-        "tensorboard.output_path": {"tensorboard": {"output_path": "x"}},
-    }.items():
+    for field, table in REFUSED_FIELDS.items():
         path.write_text(json.dumps(table))
         assert field in refusal_of(lambda: deepspeed_config.applied(str(path), small("bf16")))
     for processes, makes in ((1, "one process makes it 12"), (2, "2 processes make it 24")):
@@ -78,51 +82,61 @@ def test_deepspeed(tmp_path: Path) -> None:
         assert text.endswith(f"train_batch_size is 36, and {makes}")
 
 
+# Flags that no machine can follow, and the flag that the refusal names.
+UNREADABLE = (
+    ("--steps 0", "--steps"),
+    ("--steps ten", "--steps"),
+    ("--modle tiny", "--modle"),
+    ("--model huge", "--model"),
+    ("--precision fp7", "--precision"),
+    ("--learning-rate nan", "--learning-rate"),
+    ("--guard 10 --precision bf16", "--guard"),
+    ("--guard 2 --precision torchao.tensorwise", "--guard-steps"),
+)
+# Flags that cannot be followed together, or on a CPU.
+UNFIT = (
+    ("--precision fp8", "--precision fp8"),
+    ("--ops swish=torch", "--ops"),
+    ("--ops rope=cuda", "--ops"),
+    ("--graphs", "--graphs"),
+    ("--precision ms-amp.O1", "--precision ms-amp.O1 needs"),  # the package, or else a GPU
+    ("--precision ms-amp.O1 --ops adamw=apex", "--ops"),
+    ("--precision ms-amp.O2 --compile", "--compile"),
+    ("--precision ms-amp.O2 --graphs", "--graphs"),
+    ("--precision ms-amp.O2 --recompute", "--recompute"),
+    ("--precision ms-amp.O2 --guard 10", "--guard"),
+    ("--precision ms-amp.O2 --gradient-accumulation-steps 2", "--gradient-accumulation-steps"),
+    ("--weights bfloat16", "--weights bfloat16 needs a GPU"),
+    ("--weights bfloat16 --precision float32", "--precision float32"),
+    ("--weights bfloat16 --ops adamw=torch", "--ops"),
+    ("--weights bfloat16 --precision torchao.rowwise --guard 10", "--guard"),
+    ("--te-modules", "--te-modules needs a GPU"),
+    ("--te-modules --precision torchao.rowwise", "--precision torchao.rowwise"),
+    ("--te-modules --ops swiglu=torch", "--ops swiglu=torch"),
+    ("--te-modules --guard 10", "--guard"),
+    ("--ops rms_norm=transformer-engine", "--weights bfloat16"),
+    ("--resume", "--resume"),
+    ("--out /proc/none", "--out"),
+)
+
+
 @proves("a run that cannot be made is refused in one sentence that names the flag", package="torch", since="2.4")
 def test_refusals(tmp_path: Path) -> None:
     lines = (tmp_path / "lines.jsonl", tmp_path / "short.txt")
     lines[0].write_text('{"text": "a"}\n{"txt": "b"}\n')
     lines[1].write_text("too short")
-    for words, named in (
-        ("--steps 0", "--steps"),
-        ("--steps ten", "--steps"),
-        ("--modle tiny", "--modle"),
-        ("--model huge", "--model"),
-        ("--precision fp7", "--precision"),
-        ("--learning-rate nan", "--learning-rate"),
-        ("--guard 10 --precision bf16", "--guard"),
-        ("--guard 2 --precision torchao.tensorwise", "--guard-steps"),
-    ):
+    for words, named in UNREADABLE:
         assert named in refusal_of(lambda words=words: parse(words.split()))  # type: ignore[misc]
-    out = ["--out", str(tmp_path / "out"), "--device", "cpu"]
     for more, named in (
-        (["--precision", "fp8"], "--precision fp8"),
-        (["--ops", "swish=torch"], "--ops"),
-        (["--ops", "rope=cuda"], "--ops"),
-        (["--graphs"], "--graphs"),
-        (["--precision", "ms-amp.O1"], "--precision ms-amp.O1 needs"),  # the package, or else a GPU
-        (["--precision", "ms-amp.O1", "--ops", "adamw=apex"], "--ops"),
-        *((["--precision", "ms-amp.O2", f"--{name}"], f"--{name}") for name in ("compile", "graphs", "recompute")),
-        (["--precision", "ms-amp.O2", "--guard", "10"], "--guard"),
-        (["--precision", "ms-amp.O2", "--gradient-accumulation-steps", "2"], "--gradient-accumulation-steps"),
-        (["--weights", "bfloat16"], "--weights bfloat16 needs a GPU"),
-        (["--weights", "bfloat16", "--precision", "float32"], "--precision float32"),
-        (["--weights", "bfloat16", "--ops", "adamw=torch"], "--ops"),
-        (["--weights", "bfloat16", "--precision", "torchao.rowwise", "--guard", "10"], "--guard"),
-        (["--te-modules"], "--te-modules needs a GPU"),
-        (["--te-modules", "--precision", "torchao.rowwise"], "--precision torchao.rowwise"),
-        (["--te-modules", "--ops", "swiglu=torch"], "--ops swiglu=torch"),
-        (["--te-modules", "--guard", "10"], "--guard"),
-        (["--ops", "rms_norm=transformer-engine"], "--weights bfloat16"),
-        (["--resume"], "--resume"),
+        *((words.split(), named) for words, named in UNFIT),
         (["--data", str(lines[0])], "line 2"),
         (["--data", str(lines[1])], "too few"),
         (["--data", str(tmp_path / "none.txt")], "none.txt"),
         (["--deepspeed", str(lines[0])], "--deepspeed"),
         (["--tokenizer", str(tmp_path)], "tokenizer"),
-        (["--out", "/proc/none"], "--out"),
     ):
-        assert named in refusal_of(lambda more=more: pretrain.main([*out, *more]))  # type: ignore[misc]
+        flags = ["--out", str(tmp_path / "out"), "--device", "cpu", *more]
+        assert named in refusal_of(lambda flags=flags: pretrain.main(flags))  # type: ignore[misc]
     trained(small(steps=1, out=str(tmp_path / "done")))
     assert "--resume" in refusal_of(lambda: pretrain.start(small(out=str(tmp_path / "done"))))
     assert "--seed" in refusal_of(lambda: pretrain.start(small(out=str(tmp_path / "done"), resume=True, seed=1)))

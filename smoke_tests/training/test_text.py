@@ -122,14 +122,19 @@ def test_text(tmp_path: Path) -> None:
     assert len(Text.read(files, "", max(tokens) + 1, 4, 0).tokens) == len(tokens)
     with pytest.raises(TextError, match=f"token {max(tokens)} .* vocabulary of {max(tokens)}"):
         Text.read(files, "", max(tokens), 4, 0)
+    with mock.patch.object(text_module, "opened", lambda _: ManyTokens()):
+        assert Text.read(files[:1], "", 257, 1, 0).tokens[:].tolist() == [0, 255, 256]
+    assert_least_text()
+    path = tmp_path / "lines.jsonl"
+    path.write_text('{"text": "one"}\n{"text": 2}\n', "utf-8")
+    with pytest.raises(TextError, match="line 2: "):
+        list(documents([str(path)]))
+
+
+def assert_least_text() -> None:
+    """Assert that at least one window is held out, and that a text of one window is refused."""
     assert [Text(torch.zeros(4 * count + 1), 4, 0).held_out for count in (199, 200)] == [1, 2]
     small_text = torch.zeros(19, dtype=torch.uint8)
     assert (Text(small_text, 9, 0).count, Text(small_text, 9, 0).held_out) == (1, 1)
     with pytest.raises(TextError, match="18 tokens, too few for two windows of 9"):
         Text(small_text[:18], 9, 0)
-    with mock.patch.object(text_module, "opened", lambda _: ManyTokens()):
-        assert Text.read(files[:1], "", 257, 1, 0).tokens[:].tolist() == [0, 255, 256]
-    path = tmp_path / "lines.jsonl"
-    path.write_text('{"text": "one"}\n{"text": 2}\n', "utf-8")
-    with pytest.raises(TextError, match="line 2: "):
-        list(documents([str(path)]))
