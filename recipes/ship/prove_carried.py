@@ -6,7 +6,7 @@
 Needs root, Python 3.11 and what the image's layers are compressed with (gzip or zstd). It
 1. checks every part by its hash, and every blob of the OCI layout that they hold by its digest, up to the image's own;
 2. unpacks the layers into a root file system, each checked by the digest that the image's configuration gives;
-3. adds the driver's libraries and devices, as NVIDIA's container toolkit does for "compute,utility";
+3. adds the driver's libraries and devices, as NVIDIA's container toolkit does for "compute,utility", and /etc/hosts;
 4. runs the image's entry point with `smoke`, as the image's user, with a read-only root and a new /tmp, in the first
    of these that works: enroot, apptainer, bubblewrap, runc, crun, unshare with chroot;
 5. leaves outcomes.json, smoke.log, manifest.json and image.json in OUT: `nox -s promote -- --from OUT` reads them.
@@ -23,6 +23,7 @@ import os
 import platform
 import shlex
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -47,9 +48,9 @@ PROGRAMS = (
 )
 LIBRARY_PLACE, PROGRAM_PLACE = "usr/lib/x86_64-linux-gnu", "usr/bin"
 BLOCK = 1 << 20
-# The trial that a runtime must pass: the user, a read-only root, a writable /tmp, OUT, and the GPUs.
+# The trial that a runtime must pass: the user, a read-only root, a writable /tmp, OUT, its own name, and the GPUs.
 TRIAL = """
-import ctypes, os
+import ctypes, os, socket
 assert (os.getuid(), os.getgid()) == (%d, %d), (os.getuid(), os.getgid())
 for folder in ("/", "/opt/fusebox", "/usr"):
     assert os.statvfs(folder).f_flag & os.ST_RDONLY, folder + " can be written"
@@ -57,6 +58,7 @@ for folder in ("/tmp", "/mnt", "/dev/shm"):
     path = os.path.join(folder, "trial")
     open(path, "w").close()
     os.remove(path)
+socket.gethostbyname(socket.gethostname())
 assert os.path.exists("/opt/fusebox/bin/python") and os.listdir("/proc/self/fd") and os.path.exists("/dev/urandom")
 if %r:
     code = ctypes.CDLL("libcuda.so.1").cuInit(0)
@@ -75,8 +77,9 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("/tmp/fusebox-image"), help="where the image is unpacked")
     parser.add_argument("--runtime", choices=list(RUNTIMES), help="use this one alone")
     parser.add_argument("--zstd", default="zstd", help="the program zstd, or a command that runs it")
-    parser.add_argument("arguments", nargs="*", help="arguments of pytest, behind --")
-    options = parser.parse_args()
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:end], argparse.Namespace(arguments=words[end + 1 :]))
     try:
         return prove(options)
     except (Failure, OSError) as error:
@@ -94,6 +97,7 @@ def prove(options: argparse.Namespace) -> int:
     driver = Driver.of_machine()
     with timed("driver's files added"):
         driver.prepare(root)
+    write_hosts(root)
     tools = unpacked_tools(options.folder, work)
     container = Container(root, image.config["config"], driver, options.out.resolve(), tools)
     used, refused = choose(container, [options.runtime] if options.runtime else list(RUNTIMES))
@@ -347,6 +351,18 @@ class Driver:
 
 # --- the container
 
+HOSTNAME = "fusebox"  # of a container that has a name of its own
+
+
+def write_hosts(root: Path) -> None:
+    """Write the root's /etc/hosts, which Docker, enroot and Apptainer bring along and an image does not have.
+
+    torchrun looks up its own host. Where no server answers for that name, it waits for minutes.
+    """
+    place = root / "etc" / "hosts"
+    place.unlink(missing_ok=True)  # a link could lead out of the root
+    place.write_text(f"127.0.0.1\tlocalhost\n::1\tlocalhost\n127.0.1.1\t{socket.gethostname()} {HOSTNAME}\n")
+
 
 class Container:
     """What every runtime has to make of the image: its process, its mounts, its devices and its user."""
@@ -495,7 +511,7 @@ def _specification(container: Container, command: Sequence[str]) -> dict[str, An
             "noNewPrivileges": True,
         },
         "root": {"path": str(container.root), "readonly": True},
-        "hostname": "fusebox",
+        "hostname": HOSTNAME,
         "mounts": mounts,
         "linux": {
             "devices": devices,

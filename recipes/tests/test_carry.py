@@ -6,6 +6,8 @@ import gzip
 import hashlib
 import io
 import json
+import socket
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -147,3 +149,23 @@ def test_the_first_runtime_that_works_runs_it_and_the_others_say_why(
     assert (run["root"]["readonly"], run["process"]["user"]) == (True, {"uid": 10001, "gid": 10001})
     assert "capabilities" not in run["process"]
     assert run["process"]["noNewPrivileges"]
+
+
+def test_what_stands_behind_two_dashes_is_for_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(prove_carried, "prove", lambda options: asked.append(options) or 0)
+    for behind in ([], ["--", "-n", "2"]):
+        monkeypatch.setattr(sys, "argv", ["prove_carried.py", "parts", "--out", "out", *behind])
+        assert prove_carried.main() == 0
+    assert [(each.folder, each.arguments) for each in asked] == [(Path("parts"), []), (Path("parts"), ["-n", "2"])]
+
+
+def test_the_container_knows_its_own_name(tmp_path: Path) -> None:
+    """Also where an image's /etc/hosts leads out of its root."""
+    outside, hosts = tmp_path / "hosts", tmp_path / "root" / "etc" / "hosts"
+    hosts.parent.mkdir(parents=True)
+    outside.touch()
+    hosts.symlink_to(outside)
+    prove_carried.write_hosts(tmp_path / "root")
+    names = {name for line in hosts.read_text().splitlines() for name in line.split()[1:]}
+    assert {"localhost", socket.gethostname(), prove_carried.HOSTNAME} == names and not outside.read_text()
