@@ -257,14 +257,15 @@ HEADLINES = (  # README's numbers: a file of rows, a cell and an arm in it, and 
 def headlines(facts: Facts) -> str:
     """README's numbers: five of the goals of `bench`, on the newest stack, and when each was measured."""
     answers: dict[tuple[str, str, str], tuple[str, str]] = {}
-    files = {record.file: record for record in records.every(facts.root)}
+    made = {(record.file, record.shard): record for record in records.every(facts.root)}
     for stem in dict.fromkeys(stem for stem, *_ in HEADLINES):
         path = results.committed_path(facts.root, *stem.split("--"))
         cells = read(path)[1] if path.exists() else []
-        days = {row["key"]: _day(row["shard"]) for row in cells}
+        shards = {row["key"]: row["shard"] for row in cells}
         for goal in answered(cells) if cells else []:
             if goal["key"]:
-                measured = _measured(days[goal["key"]], files[f"bench/{path.name}"])
+                shard = shards[goal["key"]]
+                measured = _measured(_day(shard), made[f"bench/{path.name}", shard])
                 answers.setdefault((stem, goal["key"], goal["arm"]), (goal["found"], measured))  # time before memory
     rows = []
     for stem, cell, arm, label in HEADLINES:
@@ -434,10 +435,11 @@ def described_speeds(facts: Facts) -> str:
 def records_table(facts: Facts) -> str:
     """The files that programs of smoke_tests/ wrote, and whether the programs have changed since."""
     rows = []
-    for record in records.every(facts.root):
+    for record, share in records.counted(records.every(facts.root)):
         commit = record.commit
         link = f"[{commit[:7]}](../../compare/{commit}...main)" if commit else "an unknown commit"
         state = f"the program has changed since {link}" if record.changed else "current"
+        state += f" ({share})" if share else ""
         rows.append([f"[{record.file}](smoke_tests/evidence/{record.file})", f"`{record.program}`", state])
     return markdown.table("record|program|state", rows)
 

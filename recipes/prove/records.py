@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -23,16 +27,23 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Record:
-    """A file that a program of smoke_tests/ wrote, and whether the program has changed since."""
+    """A file that a program of smoke_tests/ wrote, and whether the program has changed since.
+
+    A file of bench's rows was written by several runs: there is a record for each, with its `shard`.
+    """
 
     file: str
     program: str
     commit: str
     changed: bool
+    shard: str = ""
 
 
 def note(root: Path, path: Path) -> str:
-    """Record the current commit as the one whose program made a file of smoke_tests/evidence/."""
+    """Record the current commit as the one whose program made a file of smoke_tests/evidence/.
+
+    Of a file of bench's rows, it is the commit of those runs that have none yet.
+    """
     folder = root / "smoke_tests" / "evidence"
     try:
         name = path.resolve().relative_to(folder.resolve()).as_posix()
@@ -43,26 +54,52 @@ def note(root: Path, path: Path) -> str:
         raise Refusal(f"{path} is not a record below {folder} ({known}): put it there under such a name.")
     if not (commit := commit_of(root)):
         raise Refusal(f"{path} comes from tests that are not committed: commit smoke_tests/, and record it again.")
-    noted = {"commit": commit, "key": _key_of_program(Room(root).code, program)}
-    write_json(folder / "records.json", {**_noted(root), name: noted})
+    made = {"commit": commit, "key": _key_of_program(Room(root).code, program)}
+    before = _noted(root)
+    others = {place: noted for place, noted in before.items() if place.partition("#")[0] != name}
+    parts = {place: made if place == name else before.get(place, made) for place in _places(name, folder)}
+    write_json(folder / "records.json", others | parts)
     return name
 
 
 def every(root: Path) -> list[Record]:
     """Every committed record; a record without a known commit counts as changed."""
-    code, noted = Room(root).code, _noted(root)
+    folder, noted = root / "smoke_tests" / "evidence", _noted(root)
+    key_of = functools.cache(functools.partial(_key_of_program, Room(root).code))
     records = []
     for pattern, program in PROGRAMS.items():
-        for path in sorted((root / "smoke_tests" / "evidence").glob(pattern)):
-            name = path.relative_to(root / "smoke_tests" / "evidence").as_posix()
-            made = noted.get(name, {"commit": "", "key": ""})
-            records.append(Record(name, program, made["commit"], made["key"] != _key_of_program(code, program)))
+        for path in sorted(folder.glob(pattern)):
+            name = path.relative_to(folder).as_posix()
+            for place in _places(name, folder):
+                made = noted.get(place, {"commit": "", "key": ""})
+                changed = made["key"] != key_of(program)
+                records.append(Record(name, program, made["commit"], changed, place.partition("#")[2]))
     return records
+
+
+def counted(records: Iterable[Record]) -> list[tuple[Record, str]]:
+    """Records without their shards, each once, with how many of its file's runs it stands for; "" if for all."""
+    alike = Counter(replace(record, shard="") for record in records)
+    runs = Counter[str]()
+    for record, count in alike.items():
+        runs[record.file] += count
+    return [
+        (record, f"{count} of {runs[record.file]} runs" if count < runs[record.file] else "")
+        for record, count in alike.items()
+    ]
 
 
 def program_of(name: str) -> str | None:
     """The program that writes a file of this name."""
     return next((program for pattern, program in PROGRAMS.items() if fnmatch(name, pattern)), None)
+
+
+def _places(name: str, folder: Path) -> list[str]:
+    """Where records.json has a file's records: its name, or of a file of bench's rows NAME#SHARD for each run."""
+    if not name.endswith(".jsonl"):
+        return [name]
+    rows = map(json.loads, (folder / name).read_text(encoding="utf-8").splitlines())
+    return [f"{name}#{row['shard']}" for row in rows if row["key"] == "shard"]
 
 
 def _noted(root: Path) -> dict[str, dict[str, str]]:

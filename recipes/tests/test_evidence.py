@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -487,6 +488,30 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
     for old, new, changed in edits:
         program.write_text(program.read_text().replace(old, new))
         assert [noted.changed for noted in records.every(tmp_path)] == [changed]
+
+
+def test_each_run_in_a_file_of_rows_names_the_commit_of_its_program(tmp_path: Path) -> None:
+    """Rows that are measured again stand beside older ones, which an older program measured."""
+    program = tmp_path / "smoke_tests" / "bench" / "__main__.py"
+    program.parent.mkdir(parents=True)
+    path = tmp_path / "smoke_tests" / "evidence" / "bench" / "cu--H200.jsonl"
+    path.parent.mkdir(parents=True)
+    commits = []
+    for shard, value in (("first", 1), ("second", 2), ("third", 2)):
+        program.write_text(f"def run():\n    return {value}\n")
+        with path.open("a") as file:
+            file.write(f'{{"key": "shard", "shard": "{shard}"}}\n{{"key": "linear/x", "shard": "{shard}"}}\n')
+        committed(tmp_path)
+        commits.append(smoke.commit_of(tmp_path))
+        records.note(tmp_path, path)
+    noted = records.every(tmp_path)
+    assert [(each.shard, each.commit, each.changed) for each in noted] == [
+        ("first", commits[0], True),
+        ("second", commits[1], False),
+        ("third", commits[2], False),
+    ]
+    assert [runs for _, runs in records.counted(noted)] == ["1 of 3 runs"] * 3
+    assert records.counted(noted[1:2]) == [(dataclasses.replace(noted[1], shard=""), "")]
 
 
 @pytest.mark.parametrize(

@@ -117,9 +117,9 @@ def _changed_mutants(root: Path) -> None:
 
 def _changed_records(root: Path) -> None:
     """Say which numbers and training records were written by a program that has changed since."""
-    for record in records.every(root):
+    for record, share in records.counted(records.every(root)):
         state = f"the program {record.program} has changed" if record.changed else "nothing changed"
-        say(f"{record.file}, since {record.commit or 'no commit'}: {state}")
+        say(f"{record.file}{f', {share}' if share else ''}, since {record.commit or 'no commit'}: {state}")
 
 
 def mutants(options: argparse.Namespace) -> int:
