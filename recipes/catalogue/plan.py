@@ -134,6 +134,8 @@ def plan(catalogue: Catalogue, name: str, sm: list[str] | None = None, python: s
     toolkit = Lock.read(beside, target) if lock and beside.exists() else None
     chosen = for_architectures(Plan(catalogue.root, target, pins, patches, lock, toolkit), sm)
     held = limits.facts(chosen.target, lock, {}, catalogue.learned.base)
+    for pin in chosen.left_out:
+        held.pop(pin.name)
     limits.refuse(limits.judge(catalogue.limits, held, held))
     listed = catalogue.learned.releases.get("sm", chosen.target.sm)
     if strange := [architecture for architecture in chosen.target.sm if architecture not in listed]:

@@ -14,6 +14,7 @@ import pytest
 
 from recipes.catalogue.load import Catalogue, build_environment
 from recipes.catalogue.plan import changed, for_architectures, plan
+from recipes.catalogue.schema import Limit
 from recipes.errors import Refusal
 from recipes.files import ROOT
 from recipes.make import costs, resolve
@@ -68,6 +69,15 @@ def test_a_package_without_kernels_for_the_gpus_is_left_out(capsys: pytest.Captu
     ran = {"packages": {"apex": {"built_with": {"sm": ["8.9"]}}}}
     assert evidence.built_for(whole, ran).stack == chosen.stack != whole.stack
     assert plan(Catalogue(), "cu13.2-torch2.15", sm=["9.0"]).left_out == ()
+
+
+def test_a_package_that_is_left_out_breaks_no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"package": "flash-attn-3", "versions": ">=3", "needs": {"torch": "<2"}, "reason": "it does not import"}
+    broken = Limit.model_validate({**row, "thread": "https://github.com/Dao-AILab/flash-attention/issues/1"})
+    monkeypatch.setattr(Catalogue, "limits", [broken])
+    with pytest.raises(Refusal, match="it does not import"):
+        plan(Catalogue(), "cu13.2-torch2.15")
+    assert plan(Catalogue(), "cu13.2-torch2.15", sm=["8.9"]).left_out
 
 
 def test_a_package_with_kernels_for_some_gpus_is_not_said_to_be_built_for_fewer() -> None:
