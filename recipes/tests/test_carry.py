@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import hashlib
 import io
@@ -152,8 +153,13 @@ def test_the_first_runtime_that_works_runs_it_and_the_others_say_why(
 
 
 def test_what_stands_behind_two_dashes_is_for_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(prove_carried, "prove", lambda options: asked.append(options) or 0)
+    asked: list[argparse.Namespace] = []
+
+    def proved(options: argparse.Namespace) -> int:
+        asked.append(options)
+        return 0
+
+    monkeypatch.setattr(prove_carried, "prove", proved)
     for behind in ([], ["--", "-n", "2"]):
         monkeypatch.setattr(sys, "argv", ["prove_carried.py", "parts", "--out", "out", *behind])
         assert prove_carried.main() == 0
