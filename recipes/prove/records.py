@@ -98,8 +98,12 @@ def _places(name: str, folder: Path) -> list[str]:
     """Where records.json has a file's records: its name, or of a file of bench's rows NAME#SHARD for each run."""
     if not name.endswith(".jsonl"):
         return [name]
-    rows = map(json.loads, (folder / name).read_text(encoding="utf-8").splitlines())
-    return [f"{name}#{row['shard']}" for row in rows if row["key"] == "shard"]
+    try:
+        rows = [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+        return [f"{name}#{row['shard']}" for row in rows if row["key"] == "shard"]
+    except (ValueError, KeyError, TypeError) as error:
+        fault = f"{type(error).__name__}: {error}"
+        raise Refusal(f"{folder / name} does not hold bench's rows ({fault}): promote the rows again.") from None
 
 
 def _noted(root: Path) -> dict[str, dict[str, str]]:

@@ -512,6 +512,10 @@ def test_each_run_in_a_file_of_rows_names_the_commit_of_its_program(tmp_path: Pa
     ]
     assert [runs for _, runs in records.counted(noted)] == ["1 of 3 runs"] * 3
     assert records.counted(noted[1:2]) == [(dataclasses.replace(noted[1], shard=""), "")]
+    for damaged in ("{", "[]", "{}", '{"key": "shard"}'):
+        path.write_text(f"{damaged}\n")
+        with pytest.raises(Refusal, match=r"H200\.jsonl does not hold bench's rows .*: promote the rows again"):
+            records.every(tmp_path)
 
 
 @pytest.mark.parametrize(
