@@ -7,6 +7,7 @@ compiled ones torch, CUDA, GPU architectures, Python ABI, compiler and base. Com
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -35,6 +36,7 @@ from recipes.files import digest_of, disk_full, put, remove, sha256_of, write_js
 from recipes.make import audit, ccache, environment, toolkit
 from recipes.make.cache import Cache
 from recipes.make.environment import Wheel
+from recipes.make.export import Exported
 from recipes.make.fetch import Downloads, unpack
 from recipes.make.git import Git
 from recipes.make.patch import apply_all, tree_hash
@@ -65,12 +67,22 @@ class Workshop:
 
 
 class Builder:
-    """Makes all wheels of a plan. `mirror` is a folder to fetch from before the network; `copies` keeps all of it."""
+    """Makes all wheels of a plan. `mirror` is a folder to fetch from before the network; `copies` keeps all of it.
+
+    The wheels of `exported` serve instead of compiling.
+    """
 
     def __init__(
-        self, plan: Plan, cache: Cache, steps: Steps, mirror: Path | None = None, *, copies: bool = False
+        self,
+        plan: Plan,
+        cache: Cache,
+        steps: Steps,
+        mirror: Path | None = None,
+        *,
+        copies: bool = False,
+        exported: Exported | None = None,
     ) -> None:
-        self.plan, self.cache, self.steps = plan, cache, steps
+        self.plan, self.cache, self.steps, self.exported = plan, cache, steps, exported
         self.downloads = Downloads(cache, steps, mirror, plan.target)
         self.git = Git(cache, steps, mirror, copies)
         self._probed = False
@@ -188,9 +200,25 @@ class Builder:
             step.note = f"{len(patches)} applied, repacked"
 
     def _wheel(self, pin: Pin, tree: Tree, files: Mapping[str, Path], before: list[Wheel]) -> Wheel:
-        compiler = self._compiler(pin) if pin.build.compiler != "none" else "none"
-        inputs = self.inputs(pin, tree, compiler, f"bare, {' '.join(platform.libc_ver())}")
-        return self._cached(pin, inputs, lambda: self._build(pin, tree, inputs, files, before))
+        base = f"bare, {' '.join(platform.libc_ver())}"
+        try:
+            compiler = self._compiler(pin) if pin.build.compiler != "none" else "none"
+        except Refusal:  # without a compiler here, a wheel that was compiled elsewhere can still serve
+            if wheel := self.exported_wheel(pin, self.inputs(pin, tree, "none here", base)):
+                return wheel
+            raise
+        inputs = self.inputs(pin, tree, compiler, base)
+        wheel = self.exported_wheel(pin, inputs)
+        return wheel or self._cached(pin, inputs, lambda: self._build(pin, tree, inputs, files, before))
+
+    def exported_wheel(self, pin: Pin, inputs: Mapping[str, Any]) -> Wheel | None:
+        """The exported wheel that serves for these inputs, if any does."""
+        folder = self.exported.serving(pin.label, inputs) if self.exported else None
+        if folder is None:
+            return None
+        record = json.loads((folder / "wheel.json").read_text(encoding="utf-8"))
+        self.steps.say("cached", pin.label, f"{folder.name[:12]}, {record['inputs'].get('base', 'any base')}")
+        return Wheel(pin, folder / record["file"], record["sha256"], record)
 
     def inputs(self, pin: Pin, tree: Tree, compiler: str, base: str) -> dict[str, Any]:
         """What decides the bytes of a wheel built by that compiler on that base; its hash is the wheel's key."""

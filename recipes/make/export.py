@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from recipes.errors import Refusal
 from recipes.files import digest_of, disk_named, put, sha256_of
 from recipes.make import audit
 from recipes.make.cache import Cache
+
+ELSEWHERE = ("compiler", "base")  # the inputs that may differ for a wheel compiled elsewhere
 
 
 def export_wheels(cache: Cache, into: Path) -> int:
@@ -70,3 +75,38 @@ def check_exported(folder: Path) -> None:
         return  # repacked: its objects come from the publisher's wheel, whose hash is in the key
     for extension in audit.extensions(wheel):
         audit.refuse_unportable(label, extension)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A folder of exported wheels, which serve instead of compiling.
+
+    With `elsewhere`, a wheel also serves if only its compiler and base differ; it keeps its own key.
+    """
+
+    folder: Path
+    elsewhere: bool = False
+
+    def serving(self, label: str, inputs: Mapping[str, Any]) -> Path | None:
+        """The checked folder KEY/ of the wheel that serves for these inputs."""
+        chosen: Path | None = self.folder / digest_of(inputs)
+        if chosen and not (chosen / "wheel.json").exists():
+            chosen = self._made_elsewhere(label, inputs) if self.elsewhere else None
+        if chosen:
+            check_exported(chosen)
+        return chosen
+
+    def _made_elsewhere(self, label: str, inputs: Mapping[str, Any]) -> Path | None:
+        """The wheel whose inputs differ in its compiler and base alone; several are refused."""
+        wanted = {key: value for key, value in inputs.items() if key not in ELSEWHERE}
+        fitting = []
+        for path in sorted(self.folder.glob("*/wheel.json")):
+            theirs = json.loads(path.read_text(encoding="utf-8")).get("inputs", {})
+            if {key: value for key, value in theirs.items() if key not in ELSEWHERE} == wanted:
+                fitting.append(path.parent)
+        if len(fitting) > 1:
+            raise Refusal(
+                f"{label}: {len(fitting)} exported wheels differ in compiler or base alone "
+                f"({', '.join(folder.name[:12] for folder in fitting)}): remove all but one of them from the folder."
+            )
+        return fitting[0] if fitting else None

@@ -24,7 +24,6 @@ from recipes.files import digest_of, sha256_of, write_json
 from recipes.make import audit, environment
 from recipes.make.build import Builder, Tree, installed, write_settings
 from recipes.make.environment import Wheel
-from recipes.make.export import check_exported
 
 # --- stage `sources`
 
@@ -34,18 +33,11 @@ def base_of(target: Target, standin: str | None = None) -> str:
     return " + ".join([standin or target.base.wheels.reference, *target.base.wheels.apt])
 
 
-def lay_out(
-    plan: Plan,
-    builder: Builder,
-    into: Path,
-    wheelcache: Path | None,
-    standin: str | None = None,
-    elsewhere: bool = False,
-) -> None:
+def lay_out(plan: Plan, builder: Builder, into: Path, standin: str | None = None) -> None:
     """Write the input of the later stages: environment/ to build in, and packages/NAME/ for each built package.
 
-    `standin` is the image that stands for the base of the wheels: what is compiled on it has another key. With
-    `elsewhere`, a wheel of `wheelcache` also serves if only its compiler and base differ; it keeps its own key.
+    `standin` is the image that stands for the base of the wheels: what is compiled on it has another key. The builder's
+    exported wheels keep their own.
     """
     files = builder.fetch()
     house = into / "environment" / "wheelhouse"
@@ -66,14 +58,11 @@ def lay_out(
     for name, tree in builder.trees(files).items():
         pin = pins[name]
         inputs = builder.inputs(pin, tree, pin.build.compiler, base_of(plan.target, standin))
-        exported = wheelcache / digest_of(inputs) if wheelcache else None
-        if wheelcache and elsewhere and not (wheelcache / digest_of(inputs) / "wheel.json").exists():
-            exported, inputs = _made_elsewhere(pin, inputs, wheelcache)
+        if exported := builder.exported_wheel(pin, inputs):
+            inputs = exported.record["inputs"]
         _lay_out_package(pin, plan.target, tree, inputs, into)
-        if exported and (exported / "wheel.json").exists():
-            check_exported(exported)
-            shutil.copytree(exported, into / "packages" / name / "wheel")
-            builder.steps.say("cached", pin.label, f"{exported.name[:12]}, {inputs.get('base', 'any base')}")
+        if exported:
+            shutil.copytree(exported.path.parent, into / "packages" / name / "wheel")
     for pin in plan.left_out:
         _write(into / "packages" / pin.name, left_out_txt=f"{pin.label} is left out: it {pin.release.reach}.\n")
 
@@ -84,25 +73,6 @@ def _lay_out_package(pin: Pin, target: Target, tree: Tree, inputs: dict[str, Any
     shutil.copytree(tree.path, folder / "source" / tree.path.name, symlinks=True)
     write_settings(pin, target, folder)
     write_json(into / "inputs" / f"{pin.name}.json", {"inputs": inputs, "patches": list(tree.patches)})
-
-
-ELSEWHERE = ("compiler", "base")  # the inputs that may differ for a wheel compiled elsewhere
-
-
-def _made_elsewhere(pin: Pin, inputs: dict[str, Any], wheelcache: Path) -> tuple[Path | None, dict[str, Any]]:
-    """The exported wheel whose inputs differ in its compiler and base alone, with its inputs; several are refused."""
-    wanted = {key: value for key, value in inputs.items() if key not in ELSEWHERE}
-    fitting = []
-    for path in sorted(wheelcache.glob("*/wheel.json")):
-        theirs = json.loads(path.read_text(encoding="utf-8")).get("inputs", {})
-        if {key: value for key, value in theirs.items() if key not in ELSEWHERE} == wanted:
-            fitting.append((path.parent, theirs))
-    if len(fitting) > 1:
-        raise Refusal(
-            f"{pin.label}: {len(fitting)} exported wheels differ in compiler or base alone "
-            f"({', '.join(folder.name[:12] for folder, _ in fitting)}): remove all but one of them from the folder."
-        )
-    return fitting[0] if fitting else (None, inputs)
 
 
 def _lay_out_toolkit(plan: Plan, files: Mapping[str, Path], into: Path) -> None:

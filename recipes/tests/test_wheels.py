@@ -26,7 +26,7 @@ from packaging.version import Version
 
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
-from recipes.files import ROOT, sha256_of, write_json
+from recipes.files import ROOT, digest_of, sha256_of, write_json
 from recipes.make.environment import Wheel
 from recipes.ship import fitting, sbom
 from recipes.ship import wheels as collecting
@@ -146,6 +146,33 @@ def test_a_build_number_gives_a_replaced_wheel_a_name_of_its_own(shop: Tiny) -> 
     assert parse_wheel_filename(path.name)[2] == (2, "")
     wrong = shop.run("wheels", "tiny", "--build", "0")
     assert wrong.returncode == 2 and "0 is not a number from 1 on" in wrong.stderr
+
+
+def test_wheels_compiled_on_another_machine_are_collected(shop: Tiny, tmp_path: Path) -> None:
+    """Only on request, and then without a compiler; the SBOM names theirs."""
+    shop.succeed("cache", "export", tmp_path / "exported")
+    records = {path: json.loads(path.read_text()) for path in tmp_path.glob("exported/*/wheel.json")}
+    (path,) = [path for path, record in records.items() if record["inputs"]["package"] == "tinypkg 1.0"]
+    record = records[path]
+    record["inputs"] |= {"compiler": "another c++", "base": "another machine"}
+    record["built_with"]["compiler"] = "another c++"
+    write_json(path, record)
+    path.parent.rename(path.parent.with_name(digest_of(record["inputs"])))
+    for wheel in shop.cache.glob("wheels/*/tinypkg-*.whl"):
+        shutil.rmtree(wheel.parent)
+    brought = ("wheels", "tiny", "--wheelcache", tmp_path / "exported")
+    shop.refuse("wheels", "tiny", "--compiled-elsewhere", naming=("add --wheelcache DIR",))
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("uv", "patch", "git"):
+        if place := shutil.which(name):
+            (tools / name).symlink_to(place)
+    shop.refuse(*brought, naming=("tinypkg 1.0 is compiled and there is no c++",), PATH=str(tools))
+    assert "another machine" in shop.succeed(*brought, "--compiled-elsewhere", PATH=str(tools))
+    assert not [*shop.cache.glob("wheels/*/tinypkg-*.whl")]
+    bill = json.loads(part(wheel_of(shop, "tinypkg"), "sboms/fusebox.cdx.json"))
+    facts = {fact["name"]: fact["value"] for fact in bill["metadata"]["component"]["properties"]}
+    assert facts["fusebox:compiler"] == "another c++"
 
 
 def test_a_killed_run_leaves_the_former_wheels(shop: Tiny) -> None:

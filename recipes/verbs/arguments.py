@@ -63,6 +63,21 @@ def add_trust(parser: argparse.ArgumentParser, *, required: bool = True) -> None
     )
 
 
+def add_wheelcache(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--wheelcache", type=folder, help="a folder of exported wheels to use instead of compiling them"
+    )
+
+
+def add_compiled_elsewhere(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--compiled-elsewhere",
+        action="store_true",
+        help="also take exported wheels that another compiler or base made from the same inputs; the image's manifest "
+        "or the wheel's SBOM says so",
+    )
+
+
 def add_standin(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--standin",

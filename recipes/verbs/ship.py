@@ -19,17 +19,23 @@ from recipes.ship import image as images
 from recipes.ship import publish as publishing
 from recipes.ship import verify as verifying
 from recipes.ship.cosign import Signer, workflow
-from recipes.verbs.arguments import Verbs, add_standin, add_trust, chosen, folder, place, standins, text
+from recipes.verbs.arguments import (
+    Verbs,
+    add_compiled_elsewhere,
+    add_standin,
+    add_trust,
+    add_wheelcache,
+    chosen,
+    place,
+    standins,
+    text,
+)
 
 
 def register(verbs: Verbs) -> None:
     """Add these verbs with their arguments."""
     built = verbs.add("image", image, mirror=True, sm=True)
-    built.add_argument(
-        "--compiled-elsewhere",
-        action="store_true",
-        help="also take exported wheels that another compiler or base made from the same inputs; the image says so",
-    )
+    add_compiled_elsewhere(built)
     published = verbs.add("publish", publish, mirror=True, sm=True)
     published.add_argument("--registry", required=True, help="the registry to push to: HOST[:PORT][/PATH]")
     published.add_argument(
@@ -57,7 +63,7 @@ def register(verbs: Verbs) -> None:
 def _add_building(added: argparse.ArgumentParser) -> None:
     """Add how an image is built: on which bases, with which wheels, and how its steps reach the network."""
     add_standin(added)
-    added.add_argument("--wheelcache", type=folder, help="a folder of exported wheels to use instead of compiling them")
+    add_wheelcache(added)
     added.add_argument("--ca", type=place, help="a file of certificates, for a machine behind a proxy")
     added.add_argument(
         "--pip-conf", type=place, help="a configuration of pip for the steps that fetch; it stays out of the image"

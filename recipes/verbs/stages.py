@@ -6,18 +6,17 @@ import argparse
 
 from recipes.make.build import Builder
 from recipes.make.cache import Cache
+from recipes.make.export import Exported
 from recipes.progress import Steps
 from recipes.ship import stages
-from recipes.verbs.arguments import Verbs, chosen, folder, place
+from recipes.verbs.arguments import Verbs, add_wheelcache, chosen, place
 
 
 def register(verbs: Verbs) -> None:
     """Add these verbs with their arguments."""
     patched = verbs.add("patch", patch, mirror=True, sm=True)
     patched.add_argument("--into", type=place, help="write here what the stages of an image build from")
-    patched.add_argument(
-        "--wheelcache", type=folder, help="a folder of exported wheels to use instead of compiling them"
-    )
+    add_wheelcache(patched)
     patched.add_argument("--standin", help="the image that stands for the base on which the wheels are compiled")
     patched.add_argument(
         "--elsewhere", help="if not empty: also take exported wheels that another compiler or base made from the same"
@@ -35,10 +34,11 @@ def register(verbs: Verbs) -> None:
 def patch(options: argparse.Namespace) -> int:
     """Fetch every source of a target and apply its patches."""
     plan, cache = chosen(options), Cache()
+    exported = Exported(options.wheelcache, bool(options.elsewhere)) if options.wheelcache else None
     with Steps() as steps, cache.held(steps.wait):
-        builder = Builder(plan, cache, steps, options.mirror)
+        builder = Builder(plan, cache, steps, options.mirror, exported=exported)
         if options.into:
-            stages.lay_out(plan, builder, options.into, options.wheelcache, options.standin, bool(options.elsewhere))
+            stages.lay_out(plan, builder, options.into, options.standin)
             return 0
         for name, tree in builder.trees(builder.fetch()).items():
             steps.say("patch", f"{name}: tree {tree.sha256[:12]}", str(tree.path))

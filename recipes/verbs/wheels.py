@@ -13,6 +13,7 @@ from recipes.files import write_json
 from recipes.make import environment, resolve
 from recipes.make.build import Builder
 from recipes.make.cache import Cache
+from recipes.make.export import Exported
 from recipes.process import held
 from recipes.progress import Steps, say
 from recipes.ship import attest, claims_wheel, fitting, locks
@@ -20,12 +21,14 @@ from recipes.ship import index as indexing
 from recipes.ship import wheels as collecting
 from recipes.ship.cosign import Signer, workflow
 from recipes.ship.publish import Commit
-from recipes.verbs.arguments import Verbs, add_trust, chosen, folder, place
+from recipes.verbs.arguments import Verbs, add_compiled_elsewhere, add_trust, add_wheelcache, chosen, folder, place
 
 
 def register(verbs: Verbs) -> None:
     """Add these verbs with their arguments."""
     collected = verbs.add("wheels", wheels, mirror=True, sm=True)
+    add_wheelcache(collected)
+    add_compiled_elsewhere(collected)
     collected.add_argument(
         "--build", type=number, metavar="N", help="the wheels' build number, for a wheel that replaces a published one"
     )
@@ -71,13 +74,16 @@ def wheels(options: argparse.Namespace) -> int:
         return _answer(fitting.Wanted.read(options.torch, options.python, options.cuda))
     if options.python or options.cuda:
         raise Refusal("--python and --cuda choose among wheels for a torch: add --for torch==VERSION.")
+    if options.compiled_elsewhere and not options.wheelcache:
+        raise Refusal("--compiled-elsewhere chooses among exported wheels: add --wheelcache DIR.")
     plan, cache = chosen(options), Cache()
     signer = Signer(options.key) if options.key else workflow("wheels.yml")
     commit = Commit.of(plan.root).sha if signer else None
+    exported = Exported(options.wheelcache, options.compiled_elsewhere) if options.wheelcache else None
     resolve.check(plan)
     place_of_target = environment.folder(plan.root, plan.target)
     with Steps() as steps, held(place_of_target, steps.wait), cache.held(steps.wait):
-        builder = Builder(plan, cache, steps, options.mirror)
+        builder = Builder(plan, cache, steps, options.mirror, exported=exported)
         locked, built = builder.wheels()
         names = {pin.name for pin in collecting.own(plan)}
         beside = locks.dependencies(locked, built, names, builder.downloads, places=options.lock)
