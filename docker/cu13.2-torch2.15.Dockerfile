@@ -141,10 +141,12 @@ LABEL fusebox.python="3.12"
 LABEL fusebox.cuda="13.2"
 LABEL fusebox.driver="580"
 LABEL fusebox.supported-until="2029-04"
-LABEL fusebox.packages="torch 2.15.0, transformer-engine-cu13 2.20.2, flash-attn-4 4.0.0b36, torchao 0.18.0, torchtitan 0.2.2, liger-kernel 0.8.5, quack-kernels 0.6.5, transformers 5.24.0, accelerate 1.15.0, transformer-engine 2.20.2, flash-attn 2.8.3.post2, flash-attn-3 3.0.0, apex 25.09+52.g6424da3b, xformers 0.0.33.post2, deepspeed 0.19.8, transformer-engine-torch 2.20.2"
 LABEL fusebox.option.flash-attn-3="for sm 9.0 only; refuses splits, softcap, appended keys, and paged keys that TMA cannot load"
 ARG SM=
 LABEL fusebox.sm="${SM:-8.0 8.9 9.0 10.0 12.0}"
+# Not every package has kernels for every SM, and a label cannot say which has; `nox -s image` knows, and gives its own.
+ARG NARROWED="${SM:+those of /opt/fusebox/fusebox/manifest.json}"
+LABEL fusebox.packages="${NARROWED:-torch 2.15.0, transformer-engine-cu13 2.20.2, flash-attn-4 4.0.0b36, torchao 0.18.0, torchtitan 0.2.2, liger-kernel 0.8.5, quack-kernels 0.6.5, transformers 5.24.0, accelerate 1.15.0, transformer-engine 2.20.2, flash-attn 2.8.3.post2, flash-attn-3 3.0.0, apex 25.09+52.g6424da3b, xformers 0.0.33.post2, deepspeed 0.19.8, transformer-engine-torch 2.20.2}"
 USER 10001:10001
 WORKDIR /tmp
 ENTRYPOINT ["dumb-init", "--"]

@@ -38,6 +38,7 @@ def text(plan: Plan) -> str:
         needs=lambda pin: [name for name in pin.build.needs if name in own],
         variables=environment.own_variables(plan.target, Path("/opt/fusebox")) | _driver(plan.target),
         labels=labels(plan),
+        narrowable=any(pin.release.sm for pin in plan.pins),
         quoted=_quoted,
     )
 

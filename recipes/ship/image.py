@@ -147,7 +147,7 @@ def build(plan: Plan, options: Options) -> str:
 
 def buildx(plan: Plan, options: Options, *output: str) -> None:
     """Run `docker buildx build` on a target's Dockerfile; what it prints goes to the terminal."""
-    narrowed = [f"--label=fusebox.packages={plan.packages}"] if plan.left_out else []  # the Dockerfile's names all
+    narrowed = [f"--label=fusebox.packages={plan.packages}"] if options.sm else []  # the Dockerfile cannot know
     command = [
         "docker", "buildx", "build", "--file", str(plan.root / "docker" / f"{plan.target.name}.Dockerfile"),
         "--provenance=false", *options.arguments(plan.target), *narrowed, *output, str(plan.root),

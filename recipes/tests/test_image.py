@@ -112,6 +112,33 @@ def test_an_image_says_which_gpus_it_is_compiled_for_and_that_it_wants_the_drive
     assert not any("NVIDIA" in line for line in texts["cpu"])
 
 
+@pytest.mark.parametrize("sm", ["", "8.9"])
+def test_a_label_names_no_package_that_docker_alone_leaves_out(sm: str) -> None:
+    """Docker expands these variables as a shell does."""
+    whole = plan(Catalogue(), "cu13.2-torch2.15")
+    last = dockerfile.text(whole).rpartition("ARG SM=\n")[2].partition("USER ")[0]
+    lines = [line for line in last.splitlines() if not line.startswith("#")]
+    words = [re.sub(r"^(ARG|LABEL) ", "", line).replace("fusebox.", "label_") for line in lines]
+    command = ["sh", "-c", "\n".join([*words, 'echo "$label_sm"; echo "$label_packages"'])]
+    done = subprocess.run(command, env={**os.environ, "SM": sm}, capture_output=True, text=True, check=True)
+    named = ["8.9", "those of /opt/fusebox/fusebox/manifest.json"]
+    assert done.stdout.splitlines() == (named if sm else [" ".join(whole.target.sm), whole.packages])
+
+
+@pytest.mark.parametrize(("sm", "has"), [((), None), (("9.0",), True), (("8.9",), False)])
+def test_nox_gives_the_label_whole(sm: tuple[str, ...], has: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def ran(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", ran)
+    image.buildx(plan(Catalogue(), "cu13.2-torch2.15", list(sm) or None), image.Options({}, sm=sm))
+    labels = [word for word in commands[0] if word.startswith("--label=fusebox.packages=torch 2.15.0, ")]
+    assert ["flash-attn-3" in label for label in labels] == ([] if has is None else [has])
+
+
 def test_a_published_image_says_until_when_it_is_supported() -> None:
     catalogue = Catalogue()
     for name, target in catalogue.targets.items():
