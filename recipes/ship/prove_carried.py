@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import ctypes.util
 import hashlib
+import io
 import json
 import os
 import platform
@@ -27,11 +28,12 @@ import socket
 import stat
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 # What the toolkit (libnvidia-container) mounts, where it exists, for the capabilities "compute" and "utility".
 LIBRARIES = (
@@ -47,7 +49,7 @@ PROGRAMS = (
     "nvidia-cuda-mps-server",
 )
 LIBRARY_PLACE, PROGRAM_PLACE = "usr/lib/x86_64-linux-gnu", "usr/bin"
-BLOCK = 1 << 20
+BLOCK, PIPE = 1 << 20, 1 << 16
 # The trial that a runtime must pass: the user, a read-only root, a writable /tmp, OUT, its own name, and the GPUs.
 TRIAL = """
 import ctypes, os, socket
@@ -219,70 +221,86 @@ class Image:
         }
 
     def unpack(self, root: Path, zstd: str) -> None:
-        """Unpack the layers in order, and apply what each removes of those below it."""
+        """Unpack the layers in order, each on those below it; after a fault, nothing of them is left."""
         root.mkdir(parents=True)
         layers = zip(self.manifest["layers"], self.config["rootfs"]["diff_ids"], strict=False)
-        for layer, diff_id in layers:
-            is_zstd = layer["mediaType"].endswith("zstd")
-            program = [*shlex.split(zstd), "-d", "-q", "-c"] if is_zstd else ["gzip", "-d", "-c"]
-            remove_whited_out(root, Removed.of(self.blob(layer["digest"]), program))
-            extract(self.blob(layer["digest"]), program, diff_id, root)
-
-
-class Removed:
-    """What a layer removes of those below it (OCI's whiteouts): files, and all that is in the folders `emptied`."""
-
-    def __init__(self, files: list[str], emptied: list[str]) -> None:
-        self.files, self.emptied = files, emptied
-
-    @classmethod
-    def of(cls, blob: Path, program: Sequence[str]) -> Removed:
-        removed = cls([], [])
-        with blob.open("rb") as packed, subprocess.Popen(program, stdin=packed, stdout=subprocess.PIPE) as unpacking:
-            assert unpacking.stdout
-            with subprocess.Popen(["tar", "-t", "-f", "-"], stdin=unpacking.stdout, stdout=subprocess.PIPE) as listing:
-                assert listing.stdout
-                for line in listing.stdout:
-                    folder, _, name = line.decode().rstrip("\n").rpartition("/")
-                    if name == ".wh..wh..opq":
-                        removed.emptied.append(folder)
-                    elif name.startswith(".wh."):
-                        removed.files.append(folder + "/" + name[len(".wh.") :])
-        return removed
-
-
-def remove_whited_out(root: Path, removed: Removed) -> None:
-    paths = [root / name.lstrip("./") for name in removed.files]
-    for folder in removed.emptied:
-        if (root / folder).is_dir():
-            paths += list((root / folder).iterdir())
-    for path in paths:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(str(path))
-        elif path.is_symlink() or path.exists():
-            path.unlink()
+        try:
+            for layer, diff_id in layers:
+                is_zstd = layer["mediaType"].endswith("zstd")
+                program = [*shlex.split(zstd), "-d", "-q", "-c"] if is_zstd else ["gzip", "-d", "-c"]
+                extract(self.blob(layer["digest"]), program, diff_id, root)
+        except (Failure, OSError):
+            shutil.rmtree(root, ignore_errors=True)
+            raise
 
 
 def extract(blob: Path, program: Sequence[str], diff_id: str, root: Path) -> None:
     """Unpack one layer and check the bytes of its archive while they pass."""
-    digest = hashlib.sha256()
     tar = ["tar", "-x", "-f", "-", "-C", str(root), "--same-owner", "--preserve-permissions", "--numeric-owner"]
     tar += ["--exclude=.wh.*"]
-    with (
-        blob.open("rb") as packed,
-        subprocess.Popen(program, stdin=packed, stdout=subprocess.PIPE) as unpacking,
-        subprocess.Popen(tar, stdin=subprocess.PIPE) as extracting,
-    ):
-        assert unpacking.stdout
-        assert extracting.stdin
-        while block := unpacking.stdout.read(BLOCK):
-            digest.update(block)
-            extracting.stdin.write(block)
-        extracting.stdin.close()
-    if unpacking.returncode or extracting.returncode:
+    try:
+        with (
+            blob.open("rb") as packed,
+            subprocess.Popen(program, stdin=packed, stdout=subprocess.PIPE) as unpacking,
+            subprocess.Popen(tar, stdin=subprocess.PIPE) as extracting,
+        ):
+            assert unpacking.stdout
+            assert extracting.stdin
+            passing = Passing(unpacking.stdout, extracting.stdin)
+            remove_whited_out(root, passing)
+            while passing.read(BLOCK):
+                pass
+        failed = unpacking.returncode or extracting.returncode
+    except (tarfile.TarError, BrokenPipeError):
+        failed = 1
+    if failed:
         raise Failure(f"{blob} cannot be unpacked: see the message above.")
-    if "sha256:" + digest.hexdigest() != diff_id:
+    if "sha256:" + passing.digest.hexdigest() != diff_id:
         raise Failure(f"{blob} unpacks to other bytes than the image names: bring the parts again.")
+
+
+class Passing(io.RawIOBase):
+    """The archive of a layer on its way to tar, hashed: a block goes on when the next is read, not before."""
+
+    def __init__(self, source: IO[bytes], sink: IO[bytes]) -> None:
+        self.source, self.sink = source, sink
+        self.digest, self.block = hashlib.sha256(), b""
+
+    def read(self, size: int = -1) -> bytes:
+        self.sink.write(self.block)
+        self.block = self.source.read(size)
+        self.digest.update(self.block)
+        return self.block
+
+
+def remove_whited_out(root: Path, layer: Passing) -> None:
+    """Remove what a layer removes of those below it (OCI's whiteouts), each before tar gets to its block."""
+    own: set[Path] = set()
+    with tarfile.open(fileobj=layer, mode="r|", bufsize=PIPE) as archive:
+        for member in archive:
+            path = root / member.name.lstrip("/")
+            hidden = path.parent / path.name.removeprefix(".wh.")
+            if ".." in hidden.parts or hidden.parent != path.parent:
+                raise Failure(f"{member.name} in a layer does not name a place in the image: bring the parts again.")
+            if path.name == ".wh..wh..opq":
+                for beside in list(path.parent.iterdir()) if path.parent.is_dir() else []:
+                    remove_lower(beside, own)
+            elif hidden != path:
+                remove_lower(hidden, own)
+            else:
+                own |= {path, *path.parents}
+
+
+def remove_lower(path: Path, own: set[Path]) -> None:
+    """Remove what lower layers have at a path; `own` is what the layer itself brings."""
+    is_folder = path.is_dir() and not path.is_symlink()
+    if is_folder and path in own:
+        for below in list(path.iterdir()):
+            remove_lower(below, own)
+    elif is_folder:
+        shutil.rmtree(str(path))
+    elif path not in own and (path.is_symlink() or path.exists()):
+        path.unlink()
 
 
 # --- the driver

@@ -100,6 +100,52 @@ def test_parts_hold_the_image_and_unpack_to_its_layers(carried: Path, registry: 
     assert files == {"etc/kept": b"1", "opt/c": b"2"}
 
 
+def test_a_layer_is_decompressed_once(carried: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    script(tmp_path / "bin" / "gzip", f'#!/bin/sh\necho "$*" >> "{log}"\nexec /usr/bin/gzip "$@"\n')
+    unpacked(carried, tmp_path / "work")
+    assert log.read_text().splitlines() == ["-d -c"] * len(LAYERS)
+
+
+def unpacked_layers(root: Path, *layers: bytes) -> dict[str, bytes]:
+    """The files that these layers leave in a root."""
+    root.mkdir()
+    for content in layers:
+        blob = root.with_name("blob")
+        blob.write_bytes(gzip.compress(content))
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        prove_carried.extract(blob, ["gzip", "-d", "-c"], digest, root)
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_layer_removes_what_is_below_it_and_nothing_of_its_own(tmp_path: Path) -> None:
+    """Wherever the marker stands in it: the specification of OCI only recommends that it comes first."""
+    below = layer(("a", None), ("a/old", b"1"), ("a/b", None), ("a/b/old", b"1"), ("c", None), ("c/old", b"1"))
+    more = layer(("é", b"1"), (".dots", b"1"), ("dots", b"1"))
+    above = layer(
+        ("a", None), ("a/new", b"2"), ("a/b", None), ("a/b/new", b"2"), ("a/.wh..wh..opq", b""),
+        (".wh.c", b""), ("c", b"2"), (".wh.é", b""), ("./.wh..dots", b""),
+    )  # fmt: skip
+    files = unpacked_layers(tmp_path / "root", below, more, above)
+    assert files == {"a/new": b"2", "a/b/new": b"2", "c": b"2", "dots": b"1"}
+
+
+@pytest.mark.parametrize("name", ["../.wh.beside", "a/../../.wh.beside", "a/.wh.", "a/.wh...", "a/.wh.."])
+def test_a_layer_removes_nothing_outside_the_image(tmp_path: Path, name: str) -> None:
+    (tmp_path / "beside").touch()
+    with pytest.raises(prove_carried.Failure, match="does not name a place in the image"):
+        unpacked_layers(tmp_path / "root", layer(("a", None), ("a/b", b"1")), layer((name, b"")))
+    assert (tmp_path / "beside").exists() and (tmp_path / "root" / "a" / "b").exists()
+
+
+def test_a_layer_that_ends_early_is_refused(registry: Registry, tmp_path: Path) -> None:
+    blob = tmp_path / "blob"
+    blob.write_bytes(next(content for content in registry.blobs.values() if content[:2] == b"\x1f\x8b")[:60])
+    (tmp_path / "root").mkdir()
+    with pytest.raises(prove_carried.Failure, match="cannot be unpacked: see the message above"):
+        prove_carried.extract(blob, ["gzip", "-d", "-c"], "sha256:0", tmp_path / "root")
+
+
 def test_a_damaged_part_is_named(carried: Path, tmp_path: Path) -> None:
     part = carried / "image.001"
     part.write_bytes(part.read_bytes()[::-1])
@@ -116,6 +162,7 @@ def test_a_blob_that_is_not_of_the_image_is_refused(carried: Path, tmp_path: Pat
     last.write_bytes(gzip.compress(layer(("etc/planted", b"x"))))
     with pytest.raises(prove_carried.Failure, match="unpacks to other bytes than the image names"):
         image.unpack(tmp_path / "root", "zstd")
+    assert not (tmp_path / "root").exists()
     config = image.blob(image.manifest["config"]["digest"])
     config.write_text("{}")
     with pytest.raises(prove_carried.Failure, match="does not have the bytes of its name"):
