@@ -52,6 +52,11 @@ class Facts:
     def root(self) -> Path:
         return self.catalogue.root
 
+    @cached_property
+    def written(self) -> list[records.Record]:
+        """The committed records of programs."""
+        return records.every(self.root)
+
     def states(self, plan: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, int]:
         """How many of these rows of a run are in each state, for the architectures that the run was built for."""
         return evidence.counted(self._state_by_row[plan.target.name, run["log_sha256"], row["id"]] for row in rows)
@@ -257,7 +262,7 @@ HEADLINES = (  # README's numbers: a file of rows, a cell and an arm in it, and 
 def headlines(facts: Facts) -> str:
     """README's numbers: five of the goals of `bench`, on the newest stack, and when each was measured."""
     answers: dict[tuple[str, str, str], tuple[str, str]] = {}
-    made = {(record.file, record.shard): record for record in records.every(facts.root)}
+    made = {(record.file, record.shard): record for record in facts.written}
     for stem in dict.fromkeys(stem for stem, *_ in HEADLINES):
         path = results.committed_path(facts.root, *stem.split("--"))
         cells = read(path)[1] if path.exists() else []
@@ -435,7 +440,7 @@ def described_speeds(facts: Facts) -> str:
 def records_table(facts: Facts) -> str:
     """The files that programs of smoke_tests/ wrote, and whether the programs have changed since."""
     rows = []
-    for record, share in records.counted(records.every(facts.root)):
+    for record, share in records.counted(facts.written):
         commit = record.commit
         link = f"[{commit[:7]}](../../compare/{commit}...main)" if commit else "an unknown commit"
         state = f"the program has changed since {link}" if record.changed else "current"

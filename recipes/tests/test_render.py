@@ -81,6 +81,19 @@ def test_a_number_says_whether_its_program_has_changed() -> None:
     assert tables._measured("2026-11-21", unknown) == "2026-11-21, at an unknown commit"
 
 
+def test_records_are_judged_once_for_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged, every = list[Path](), records.every
+
+    def counting(root: Path) -> list[records.Record]:
+        judged.append(root)
+        return every(root)
+
+    monkeypatch.setattr(records, "every", counting)
+    facts = tables.Facts.of(Catalogue())
+    assert tables.headlines(facts) and tables.records_table(facts)
+    assert len(judged) == 1
+
+
 def test_a_cell_says_what_was_built_otherwise_than_declared() -> None:
     declared, fewer = plan(Catalogue(), "cu12.1-torch2.1"), plan(Catalogue(), "cu12.1-torch2.1", sm=["9.0"])
     nvcc = "c++ 12.2.0; Cuda compilation tools, release {}, V{}.131"
