@@ -7,7 +7,6 @@ compiled ones torch, CUDA, GPU architectures, Python ABI, compiler and base. Com
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import re
@@ -36,7 +35,7 @@ from recipes.files import digest_of, disk_full, put, remove, sha256_of, write_js
 from recipes.make import audit, ccache, environment, toolkit
 from recipes.make.cache import Cache
 from recipes.make.environment import Wheel
-from recipes.make.export import Exported
+from recipes.make.export import Exported, record_in
 from recipes.make.fetch import Downloads, unpack
 from recipes.make.git import Git
 from recipes.make.patch import apply_all, tree_hash
@@ -216,7 +215,7 @@ class Builder:
         folder = self.exported.serving(pin.label, inputs) if self.exported else None
         if folder is None:
             return None
-        record = json.loads((folder / "wheel.json").read_text(encoding="utf-8"))
+        record = record_in(folder)
         self.steps.say("cached", pin.label, f"{folder.name[:12]}, {record['inputs'].get('base', 'any base')}")
         return Wheel(pin, folder / record["file"], record["sha256"], record)
 

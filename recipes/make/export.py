@@ -56,14 +56,9 @@ def import_wheels(cache: Cache, source: Path) -> int:
 
 def check_exported(folder: Path) -> None:
     """Refuse a folder KEY/ of exported wheels that differs from its record or its name."""
-    try:
-        record = json.loads((folder / "wheel.json").read_text(encoding="utf-8"))
-        inputs, wheel, sha256 = record["inputs"], folder / record["file"], record["sha256"]
-        label = inputs["package"]
-        if wheel.parent != folder:
-            raise ValueError("the wheel lies elsewhere")
-    except (OSError, ValueError, KeyError, TypeError):
-        raise Refusal(f"{folder}/wheel.json is not the record of a wheel: export it again.") from None
+    record = record_in(folder)
+    inputs, wheel, sha256 = record["inputs"], folder / record["file"], record["sha256"]
+    label = inputs["package"]
     if digest_of(inputs) != folder.name:
         raise Refusal(f"{label}: {folder} is not named after its inputs: export it again.")
     if not wheel.is_file() or (actual := sha256_of(wheel)) != sha256:
@@ -75,6 +70,18 @@ def check_exported(folder: Path) -> None:
         return  # repacked: its objects come from the publisher's wheel, whose hash is in the key
     for extension in audit.extensions(wheel):
         audit.refuse_unportable(label, extension)
+
+
+def record_in(folder: Path) -> dict[str, Any]:
+    """The record of the wheel in a folder KEY/: its inputs, file and sha256."""
+    try:
+        record: dict[str, Any] = json.loads((folder / "wheel.json").read_text(encoding="utf-8"))
+        texts = (record["inputs"]["package"], record["file"], record["sha256"])
+        if not all(isinstance(text, str) for text in texts) or (folder / record["file"]).parent != folder:
+            raise ValueError("the wheel lies elsewhere")
+    except (OSError, ValueError, KeyError, TypeError):
+        raise Refusal(f"{folder}/wheel.json is not the record of a wheel: export it again.") from None
+    return record
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class Exported:
         wanted = {key: value for key, value in inputs.items() if key not in ELSEWHERE}
         fitting = []
         for path in sorted(self.folder.glob("*/wheel.json")):
-            theirs = json.loads(path.read_text(encoding="utf-8")).get("inputs", {})
+            theirs = record_in(path.parent)["inputs"]
             if {key: value for key, value in theirs.items() if key not in ELSEWHERE} == wanted:
                 fitting.append(path.parent)
         if len(fitting) > 1:

@@ -341,6 +341,8 @@ def test_a_wheel_compiled_on_a_standin_has_another_key(tiny: Tiny, tmp_path: Pat
     shutil.copytree(record.parent, exported / "another")
     again = ("patch", "tiny", "--into", tmp_path / "again", "--wheelcache", exported, "--elsewhere", "yes")
     tiny.refuse(*again, naming=("tinypkg 1.0: 2 exported wheels differ in compiler or base alone",))
+    (exported / "another" / "wheel.json").write_text("{")
+    tiny.refuse(*again, naming=("another/wheel.json is not the record of a wheel: export it again",))
 
 
 def test_what_was_built_is_audited_and_described(tiny: Tiny, laid_out: tuple[Plan, Path], tmp_path: Path) -> None:
