@@ -41,7 +41,10 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command; its exit code."""
     options = parser().parse_args(arguments)
     refuse_unusable()
-    manifest = distributions.description()
+    try:
+        manifest = distributions.description()
+    except ValueError as error:
+        stop(str(error))
     chosen = [distributions.canonical(name) for name in options.package]
     for name in chosen:
         if name not in manifest["packages"]:

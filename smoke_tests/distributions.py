@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import re
+from importlib.metadata import Distribution
 from pathlib import Path
-from typing import Any, Dict, Tuple
+from typing import Any, Dict, List, Tuple
 
 FOREIGN, UNPINNED = "foreign", "unpinned"
+SBOM = "sboms/fusebox.cdx.json"  # in the .dist-info folder of a wheel that Fusebox collected
 # Distribution -> the module that stands for it: every package that a claim can be about, except torch's own parts.
 MODULES = {
     "torch": "torch",
@@ -47,14 +50,29 @@ def release(version: str) -> Tuple[int, ...]:
     return tuple(int(number) for number in match.group().split(".")) if match else ()
 
 
-def versions() -> Dict[str, str]:
-    """The packages installed here that claims can be about, name -> version; no package is imported."""
-    first: Dict[str, str] = {}
+def installed() -> Dict[str, Distribution]:
+    """The packages installed here that claims can be about, by name; no package is imported."""
+    first: Dict[str, Distribution] = {}
     for distribution in importlib.metadata.distributions():
         name = canonical(str(distribution.metadata["Name"] or ""))
         if name in MODULES:  # the first one on the path is the one that an import finds
-            first.setdefault(name, str(distribution.version))
+            first.setdefault(name, distribution)
     return {name: first[name] for name in MODULES if name in first}
+
+
+def patches_of(name: str, distribution: Distribution) -> List[Dict[str, Any]]:
+    """The patches in a wheel that Fusebox collected, as its SBOM names them; none in another wheel.
+
+    The SBOM holds no hash of a patched file. ValueError if it cannot be read.
+    """
+    text = distribution.read_text(SBOM)
+    if text is None:
+        return []
+    try:
+        patches = json.loads(text)["metadata"]["component"].get("pedigree", {}).get("patches", [])
+        return [{"file": issue["id"], "installed": {}} for patch in patches for issue in patch["resolves"]]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError("{}: its {} is not Fusebox's list of patches: install it again.".format(name, SBOM)) from None
 
 
 def cuda_of_torch() -> str:
@@ -71,17 +89,17 @@ def cuda_of_torch() -> str:
 
 
 def description() -> Dict[str, Any]:
-    """This environment in the form of a manifest, without a pin, a patch or declared hardware."""
+    """This environment in the form of a manifest, without a pin or declared hardware."""
     packages = {
         name: {
-            "version": version,
-            "release": version,
+            "version": str(distribution.version),
+            "release": str(distribution.version),
             "module": MODULES[name],
             "kind": FOREIGN,
             "record_sha256": UNPINNED,
             "built_with": {},
-            "patches": [],
+            "patches": patches_of(name, distribution),
         }
-        for name, version in versions().items()
+        for name, distribution in installed().items()
     }
     return {"target": FOREIGN, "stack": UNPINNED, "cuda": cuda_of_torch(), "proves_on": [], "packages": packages}

@@ -158,6 +158,27 @@ def test_exit_codes_and_options(foreign: ForeignRoom) -> None:
     assert code == 2 and "torch is not installed in this environment" in sentence
 
 
+def test_a_wheel_of_ours_says_how_it_is_patched(foreign: ForeignRoom) -> None:
+    """A claim about flash-attn has to know whether kernels were left out, also where pip installed the wheel."""
+    foreign.plant(
+        '@proves("the patches are known")\ndef test_patches(manifest):\n'
+        '    (patch,) = manifest["packages"]["flash-attn"]["patches"]\n'
+        '    assert patch["file"] == "patches/flash-attn/0001-leave-out.patch"\n',
+        "test_flash_attn.py",
+    )
+    foreign.site.install("flash-attn", "2.8.3+cu130torch2.11", {"flash_attn/__init__.py": b""})
+    assert foreign.ended("--package", "flash-attn")[0] == 1  # a wheel of somebody else
+    bill = foreign.site.folder / "flash-attn-2.8.3+cu130torch2.11.dist-info" / "sboms" / "fusebox.cdx.json"
+    bill.parent.mkdir()
+    issue = {"type": "defect", "id": "patches/flash-attn/0001-leave-out.patch"}
+    pedigree = {"patches": [{"type": "unofficial", "resolves": [issue]}]}
+    bill.write_text(json.dumps({"metadata": {"component": {"name": "flash-attn", "pedigree": pedigree}}}))
+    assert foreign.ended("--package", "flash-attn")[0] == 0
+    bill.write_text("{")
+    code, _, sentence = foreign.ended()
+    assert code == 2 and "flash-attn: its sboms/fusebox.cdx.json is not Fusebox's list of patches" in sentence
+
+
 @pytest.mark.parametrize(
     ("compiled", "needed"),
     [
