@@ -111,7 +111,7 @@ class Knowledge:
         unknown += [
             Reason("choose a target with CUDA", f"{thing} says nothing of a target without CUDA") for thing in without
         ]
-        unknown += self._older_libraries(declared, target)
+        unknown += [*self._older_libraries(declared, target, held), *self._newer_libraries(declared, target, held)]
         for thing in dict.fromkeys(name for name in asked if name in held):
             for package, version, about in self._pairs(target, held, thing):
                 reason = self.speaks(target, package, version, about, held[about])
@@ -309,20 +309,34 @@ class Knowledge:
                 )
 
     def unlisted(self, target: Target) -> Iterator[Reason]:
-        """The GPU architectures that no data list as existing."""
-        known = self.catalogue.learned.releases.get("sm", target.sm)
-        for architecture in [architecture for architecture in target.sm if architecture not in known]:
-            yield Reason(
-                f"it is none of {', '.join(known)}", f"nothing says that there is a GPU architecture {architecture}"
-            )
+        """The GPU architectures, compilers and C libraries that no data list as existing."""
+        asked = {"sm": target.sm, "gcc": [target.gcc] if target.gcc else [], "glibc": [target.glibc]}
+        called = {"sm": "GPU architecture", "gcc": "GCC", "glibc": "C library"}
+        for fact, versions in asked.items():
+            known = self.catalogue.learned.releases.get(fact, versions)
+            for version in [version for version in versions if version not in known]:
+                here = f"nothing says that there is a {called[fact]} {version}"
+                yield Reason(f"it is none of {', '.join(known)}", here)
 
-    def _older_libraries(self, declared: Target, target: Target) -> Iterator[Reason]:
+    def _older_libraries(self, declared: Target, target: Target, held: limits.Facts) -> Iterator[Reason]:
         """What is compiled on the base needs the C library of the base."""
         if Version(target.glibc) < Version(declared.glibc):
-            recipes = [self.catalogue.packages[name] for name in target.packages if name in self.catalogue.packages]
-            for name in [recipe.name for recipe in recipes if recipe.build and recipe.build.compiler != "none"]:
+            for name in self._compiled(held, "c++", "nvcc"):
                 here = f"nothing says whether {name}, compiled on the base, runs with glibc {target.glibc}"
                 yield Reason(f"its C library is {declared.glibc}", here)
+
+    def _newer_libraries(self, declared: Target, target: Target, held: limits.Facts) -> Iterator[Reason]:
+        """Headers of nvcc and of the C library can declare the same functions, and differently."""
+        spoken = any("glibc" in row.needs for row in self.rows_of("cuda", target.cuda))
+        if Version(target.glibc) > Version(declared.glibc) and not spoken:
+            for name in self._compiled(held, "nvcc"):
+                here = f"nothing says whether nvcc {target.cuda} compiles {name} with glibc {target.glibc}"
+                yield Reason(f"the C library of its base is {declared.glibc}", here)
+
+    def _compiled(self, held: limits.Facts, *compilers: str) -> list[str]:
+        """The packages of a target that one of these compilers makes."""
+        recipes = [self.catalogue.packages[name] for name in held if name in self.catalogue.packages]
+        return [recipe.name for recipe in recipes if recipe.build and recipe.build.compiler in compilers]
 
     def versions(self, package: str) -> list[str]:
         """The versions that recipes and the list of releases have of a package, from the oldest."""
