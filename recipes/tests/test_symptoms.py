@@ -45,6 +45,10 @@ SHARED = {
         "120126",
     ),
     "ImportError: cannot import name 'BUFSIZE' from 'numpy' (x)": ("deepspeed", "5671"),
+    "TypeError: Accelerator.__init__() got an unexpected keyword argument 'dispatch_batches'": (
+        "transformers",
+        "34714",
+    ),
     "AttributeError: module 'torch.compiler' has no attribute 'is_compiling'": ("deepspeed", "6656"),
     "ImportError: x: you need flash_attn package version to be greater or equal than 2.1.0.": ("transformers", "3464"),
     'mathcalls.h(79): error: exception specification is incompatible with that of previous function "cospi"': (
