@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from recipes.catalogue.limits import Facts, within
@@ -20,6 +21,15 @@ TROUBLE = re.compile(
     r"Traceback|\bfatal|[Ss]egmentation fault|Bus error|\b(Aborted|Killed|FAILED)\b|undefined (symbol|reference)|"
     r"\b([Cc]annot|[Cc]ould not|[Uu]nable to|[Ff]ailed to)\b|denied|refused"
 )
+# Colours and links of a terminal, which may stand between any two words.
+ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\))")
+# What Docker ("#12 4.98"), torchrun, GitHub's Actions, quotes and frames put before a line, or after it.
+FRAME = re.compile(
+    r"^[^\S\n]*(?:(?:\d{4}-\d\d-\d\dT[\d:.]+Z|#\d+(?= \d+\.\d)|\d+\.\d{1,3}(?= )|\[rank\d+\]:|[│>])[^\S\n]+)+|"
+    r"[^\S\n]+│[^\S\n]*$",
+    re.MULTILINE,
+)
+QUOTES = str.maketrans("‘’“”", "''\"\"")
 
 
 @dataclass(frozen=True)
@@ -57,15 +67,17 @@ def diagnoses(
 ) -> list[Diagnosis]:
     """What an error text means, the likeliest cause first; empty if no symptom is in it.
 
-    Each line is explained by one pattern only, so that a general one further down adds nothing to it; symptoms with the
-    same pattern are several causes of it. One whose versions contradict the facts (limits.facts) is left out.
+    The text may be coloured, wrapped or framed by the program that logged it. Each line is explained by one pattern
+    only, so that a general one further down adds nothing to it; symptoms with the same pattern are several causes of
+    it. One whose versions contradict the facts (limits.facts) is left out.
     """
+    text = plain(text)
     explained: list[tuple[range, str]] = []
     causes = []
     for symptom in symptoms:
         if facts is not None and not _holds(symptom, facts):
             continue
-        for match in re.finditer(symptom.pattern, text):
+        for match in _wrapped(symptom.pattern).finditer(text):
             lines = _lines(text, match)
             if not any(_overlap(lines, other) and symptom.pattern != by for other, by in explained):
                 explained.append((lines, symptom.pattern))
@@ -74,6 +86,18 @@ def diagnoses(
                 causes.append(Diagnosis(line, cause, fix, symptom.thread))
                 break
     return causes
+
+
+def plain(text: str) -> str:
+    """A text without colours, frames, the ends of lines of Windows, and quotes that an editor made curly."""
+    text = re.sub(r"\r+\n?", "\n", ESCAPE.sub("", text))
+    return FRAME.sub("", text).translate(QUOTES)
+
+
+@cache
+def _wrapped(pattern: str) -> re.Pattern[str]:
+    """A pattern whose spaces fit the end of a line too, unless they are escaped."""
+    return re.compile(re.sub(r"(?<!\\) (\??)", lambda space: r"\s*" if space[1] else r"\s+", pattern))
 
 
 def _holds(symptom: Symptom, facts: Facts) -> bool:
@@ -99,12 +123,12 @@ def _filled(text: str, package: str, match: re.Match[str]) -> str:
 
 def errors(lines: Iterable[str]) -> Iterator[str]:
     """The lines that look like an error."""
-    return (line.strip() for line in lines if ERROR.search(line))
+    return (line.strip() for line in map(plain, lines) if ERROR.search(line))
 
 
 def troubles(lines: Iterable[str]) -> Iterator[str]:
     """The lines that look like an error, or else like something that went wrong."""
-    lines = list(lines)
+    lines = [plain(line) for line in lines]
     yield from errors(lines)
     # Debug output about a program's own steps is not trouble.
     yield from (line.strip() for line in lines if TROUBLE.search(line) and not line.lstrip().startswith("DEBUG "))

@@ -93,6 +93,57 @@ def test_a_text_without_an_error_has_no_cause() -> None:
     assert not symptoms.diagnoses(ROWS, HARMLESS)
 
 
+MISMATCH = "The detected CUDA version (12.4) mismatches the version that was used to compile{}PyTorch (11.8). Please"
+FORMS = {
+    "gcc": (
+        "\x1b[01m\x1b[Kmain.c:5:10:\x1b[m\x1b[K \x1b[01;31m\x1b[Kfatal error: \x1b[m\x1b[KPython.h: No such file",
+        "main.c:5:10: fatal error: Python.h: No such file",
+    ),
+    "link": (
+        "\x1b]8;;https://a.b\x1b\\ModuleNotFoundError\x1b]8;;\x1b\\: No module named 'wheel'",
+        "ModuleNotFoundError: No module named 'wheel'",
+    ),
+    "uv": (
+        "\x1b[31mModuleNotFoundError\x1b[0m: \x1b[1mNo module named \x1b[0m'wheel'",
+        "ModuleNotFoundError: No module named 'wheel'",
+    ),
+    "nvcc": (
+        "nvcc fatal   : Unsupported gpu architecture \x1b[1m'compute_89'\x1b[0m",
+        "nvcc fatal : Unsupported gpu architecture 'compute_89'",
+    ),
+    "curly": ("libc.so.6: version ‘GLIBC_2.32’ not found", "libc.so.6: version 'GLIBC_2.32' not found"),
+    "windows": (MISMATCH.format("\r\n") + "\r\n", MISMATCH.format(" ")),
+    "docker": ("#12 4.98 " + MISMATCH.format("\n#12 4.98 "), MISMATCH.format(" ")),
+    "docker's summary": ("4.984     " + MISMATCH.format("\n4.984     "), MISMATCH.format(" ")),
+    "torchrun": ("[rank0]: " + MISMATCH.format("\n[rank0]: "), MISMATCH.format(" ")),
+    "actions": (
+        "2026-01-02T03:04:05.0000001Z " + MISMATCH.format("\n2026-01-02T03:04:05.0000002Z "),
+        MISMATCH.format(" "),
+    ),
+    "quote": (">   " + MISMATCH.format("\n>   "), MISMATCH.format(" ")),
+    "rich": (
+        "│ RuntimeError: no kernel image is available for     │\n│ execution on the device                │",
+        "RuntimeError: no kernel image is available for execution on the device",
+    ),
+    "narrow": (
+        "torch.OutOfMemoryError: CUDA out of\nmemory. Tried to",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to",
+    ),
+    "json": ('{"log":"No module named \'wheel\'\\n"}', '{"log":"No module named \'wheel\'\\n"}'),
+    "cut off": ("cpython-310.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",) * 2,
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_text_is_explained_however_it_was_logged(form: str) -> None:
+    text, line = FORMS[form]
+    assert [cause.line for cause in symptoms.diagnoses(ROWS, f"[1/3] c++\n{text}\nmake: Error 1\n")] == [line]
+
+
+def test_a_coloured_error_looks_like_one() -> None:
+    assert [*symptoms.troubles(["\x1b[31mKeyError\x1b[0m: 'lr'"])] == ["KeyError: 'lr'"]
+
+
 WRONG = {
     "pattern": ("pattern = 'undefined symbol: ncclCommResume'", "pattern = '('", "is not a regular expression"),
     "thread": ('thread = "https://github.com/pytorch/pytorch/issues/186591"', 'thread = "a"', "symptom[0].thread is"),
