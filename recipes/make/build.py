@@ -442,7 +442,7 @@ class Builder:
             return disk_full(log)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(log, copy)
-        text = log.read_text(encoding="utf-8") + ("Killed" if code == 128 + signal.SIGKILL else "")
+        text = log.read_text(encoding="utf-8") + ("\nKilled" if code == 128 + signal.SIGKILL else "")
         facts = limits.facts(self.plan.target, self.plan.lock, {})
         if causes := symptoms.diagnoses(symptoms.read(self.plan.root), text, facts, pin.name):
             others = f"; `nox -s doctor -- --error {copy}` names other causes" if len(causes) > 1 else ""

@@ -93,6 +93,65 @@ def test_a_text_without_an_error_has_no_cause() -> None:
     assert not symptoms.diagnoses(ROWS, HARMLESS)
 
 
+# Texts of threads, and the end of the thread of the row that explains them first.
+THREADS = {
+    "ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory": "nccl-tests/issues/206",
+    "    self.pid = os.fork()\nOSError: [Errno 12] Cannot allocate memory": "pytorch/issues/4387",
+    "[W socket.cpp:601] [c10d] The IPv6 network addresses of (i-7840, 37340) cannot be retrieved (gai error: -2 - "
+    "Name or service not known).": "Grendel-GS/issues/9",
+    "socket.gaierror: [Errno -2] Name or service not known": "hpc-stack/issues/357",
+    "[16:10:33] INFO OutOfResources: out of resource: shared memory, Required: 98304, Hardware limit: 65536.": (
+        "triton/issues/8182"
+    ),
+    "ImportError: libstdc++.so.6: version `CXXABI_1.3.15' not found (required by x.so)": "pytorch/issues/157709",
+    "Tensor dimensions are not compatible for FP8 execution: (2048 % 8 != 0, 767 % 16 != 0)": (
+        "TransformerEngine/issues/1422"
+    ),
+    "Expected both dimensions of mat2 to be divisble by 16 but got torch.Size([32, 15])": "ao/issues/571",
+    "stderr: nvidia-container-cli: ldcache error: process /sbin/ldconfig failed with error code: 127": (
+        "nvidia-docker/issues/587"
+    ),
+    "ERROR  : Failed to create container process: No space left on device": "apptainer/issues/2455",
+    "/.singularity.d/libs/fakeroot: eval: line 140: /.singularity.d/libs/faked: not found": "apptainer/issues/783",
+    "[0]:ncclSocketInit: connecting to address  with family 59936 is neither AF_INET(2) nor AF_INET6(10)": (
+        "nccl/issues/1837"
+    ),
+    "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable": "DIGITS/issues/2005",
+    "c++: internal compiler error: Killed (program cc1plus)": "onnxruntime/issues/18579",
+    "c++: fatal error: Killed signal terminated program cc1plus": "onnxruntime/issues/18579",
+    "ERROR:torch.distributed.elastic:failed (exitcode: -9) local_rank: 3 (pid: 812917)": "3DRS/issues/7",
+    "[launch.py:184:sigkill_handler] ['python', 'x.py'] exits with return code = -9": "3DRS/issues/7",
+    "/var/slurm_script: line 28:  8156 Killed                  python3 main.py": "3DRS/issues/7",
+    "Epoch: [0][511/1736] Loss 0.5113\nKilled": "3DRS/issues/7",
+    "UserWarning: flash_attn was requested, but nvcc was not found.\n"
+    "NameError: name 'bare_metal_version' is not defined": "flash-attention/issues/509",
+    "FileNotFoundError: [Errno 2] No such file or directory: 'ninja': 'ninja'": "xlstm/issues/76",
+    "ERROR: git@github.com: Permission denied (publickey).": "heterocl/issues/482",
+    "RuntimeError: CUDA error: out of memory": "pytorch/issues/173049",
+    '  File "/home/u/train.py", line 2, in <module>\n    import torch\n    ^^^^^^^^^^^^\n'
+    "ModuleNotFoundError: No module named 'torch'": "pytorch-chatbot/issues/7",
+    '  File "/tmp/pip-install-x/apex/setup.py", line 2, in <module>\n    import torch\n'
+    "ModuleNotFoundError: No module named 'torch'": "flash-attention/issues/246",
+    "  File \"<string>\", line 22, in <module>\nModuleNotFoundError: No module named 'torch'": (
+        "flash-attention/issues/246"
+    ),
+    "  ├─▶ error decoding response body\n  ├─▶ request or response body error\n  ╰─▶ operation timed out": (
+        "TransPixeler/issues/5"
+    ),
+    "ERROR: Cannot install a==0.0.0 and b because these package versions have conflicting dependencies.": (
+        "GaussianAnything/issues/9"
+    ),
+    "Unsupported global: GLOBAL deepspeed.runtime.zero.config.ZeroStageEnum": "ms-swift/issues/5808",
+    "[ERROR] URL https://a.b/v2/x returned error code: 401 Unauthorized": "enroot/issues/161",
+    "AttributeError(\"module 'triton.language' has no attribute '_tensor_descriptor_load'\")": "triton/issues/2024",
+}
+
+
+@pytest.mark.parametrize("text", THREADS)
+def test_the_text_of_a_thread_is_explained(text: str) -> None:
+    assert symptoms.diagnoses(ROWS, text)[0].thread.endswith(f"/{THREADS[text]}")
+
+
 MISMATCH = "The detected CUDA version (12.4) mismatches the version that was used to compile{}PyTorch (11.8). Please"
 FORMS = {
     "gcc": (
@@ -142,6 +201,36 @@ def test_a_text_is_explained_however_it_was_logged(form: str) -> None:
 
 def test_a_coloured_error_looks_like_one() -> None:
     assert [*symptoms.troubles(["\x1b[31mKeyError\x1b[0m: 'lr'"])] == ["KeyError: 'lr'"]
+
+
+UNEXPLAINED = {
+    "pip": "Preparing metadata (setup.py) ... done\nBuilding wheel for flash-attn (setup.py) ... done",
+    "retry": "WARNING: Retrying (Retry(total=4)) after 'ReadTimeoutError(\"Read timed out. (read timeout=15)\",)'",
+    "uv": "Resolved 44 packages in 978ms\nInstalled 44 packages in 0.3s\n + torch==2.11.0",
+    "cmake": "-- Performing Test CMAKE_HAVE_LIBC_PTHREAD - Failed\n[100%] Built target transformer_engine",
+    "ninja": "[1/3] c++ -o error_check.o -lcuda\nLoading extension module fused_adam...\nTime to load: 32.1 seconds",
+    "pytest": "test_oom.py::test_cuda_out_of_memory PASSED\ntest_x.py::test_permission_denied PASSED",
+    "killed": "INFO: Killed 3 stale workers\nmutants: 38 Killed, 2 survived",
+    "NCCL": "NCCL INFO NET/Plugin: libnccl-net.so: cannot open shared object file: No such file or directory",
+    "NCCL, memory": "NCCL WARN NET/OFI Unable to register memory. RC: 12, Error: Cannot allocate memory",
+    "nvcc": "UserWarning: flash_attn was requested, but nvcc was not found.\nSuccessfully installed flash-attn-2.8.3",
+    "ds_report": "[WARNING]  async_io requires the dev libaio .so object and headers but these were not found.",
+    "torchrun": "WARNING:torch.distributed.run:Setting OMP_NUM_THREADS environment variable to be 1 in default",
+    "find": "find: '/proc/1/fd': Permission denied",
+    "ldconfig": "nvidia-container-cli: ldcache error: process /sbin/ldconfig.real failed with error code: 1: unknown.",
+    "key": "    lr = config['lr']\nKeyError: 'lr'",
+    "file": "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.jsonl'",
+    "module": "ModuleNotFoundError: No module named 'my_models'",
+    "import": "ImportError: cannot import name 'build' from 'models' (/home/u/project/models.py)",
+    "library": "ImportError: cannot import name 'Mapping' from 'collections' (/usr/lib/collections/__init__.py)",
+    "shapes": "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x10 and 12x5)",
+    "assert": "AssertionError: 3 != 4",
+}
+
+
+@pytest.mark.parametrize("text", UNEXPLAINED)
+def test_a_healthy_or_unrelated_text_is_not_explained(text: str) -> None:
+    assert not symptoms.diagnoses(ROWS, UNEXPLAINED[text])
 
 
 WRONG = {
