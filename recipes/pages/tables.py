@@ -121,7 +121,7 @@ def images(facts: Facts) -> str:
         packages = ", ".join(name for name in others if not name.startswith(PARTS))
         gpus = "none" if target.cuda == "none" else ", ".join(target.proves_on)
         rows.append([link, target.cuda, torch, packages, gpus, _proved_as(facts, plan), _state_of(facts, plan)])
-    return markdown.table("target|CUDA|torch|other packages|built for GPUs|proved as|claims, and where they ran", rows)
+    return markdown.table("target|CUDA|torch|other packages|to be proved on|proved as|claims, and where they ran", rows)
 
 
 def _proved_as(facts: Facts, plan: Plan) -> str:
@@ -141,17 +141,12 @@ def _image_of(plan: Plan, run: Mapping[str, Any]) -> str:
     return f"image `{run['image'].rpartition('@')[2][:19]}`{on}"
 
 
-def _where(run: Mapping[str, Any]) -> str:
-    """The hardware of a run, and whether it ran in an image."""
-    return evidence.machine_name(run["hardware"]) + (" (image)" if "image" in run else "")
-
-
 def _state_of(facts: Facts, plan: Plan) -> str:
     """How many claims are in which state on each machine; for a target that never ran, how far it got."""
     if not any(other is plan for other, _ in facts.runs):
         rungs = {row[3] for row in _not_run(facts, plan)} - {"declared"}
         return "; ".join([*sorted(rungs), "never run"])
-    return "; ".join(f"{_in_words(run, counts)} on {_where(run)}" for run, counts in _counts(facts, plan))
+    return "; ".join(f"{_in_words(run, counts)} on {evidence.where(run)}" for run, counts in _counts(facts, plan))
 
 
 def _in_words(run: Mapping[str, Any], counts: Mapping[str, int]) -> str:
@@ -196,7 +191,7 @@ def _proved_on(facts: Facts, plan: Plan) -> str:
     places = []
     for run, counts in _counts(facts, plan):
         if counts.pop("proved", 0):
-            places.append(_where(run) + (f" (except {_in_words(run, counts)})" if counts else ""))
+            places.append(evidence.where(run) + (f" (except {_in_words(run, counts)})" if counts else ""))
     return "; ".join(places)
 
 
@@ -218,7 +213,7 @@ def packages(facts: Facts) -> str:
         if places := _compiled_on(facts, plan):
             sections.append(f"The evidence is of wheels that were compiled on {' and '.join(places)}.")
         links = [f"[Dockerfile](docker/{target.name}.Dockerfile)"] + [
-            f"[outcomes on {_where(run)}](smoke_tests/evidence/{run['name']}.json)"
+            f"[outcomes on {evidence.where(run)}](smoke_tests/evidence/{run['name']}.json)"
             for other, run in facts.runs
             if other is plan
         ]
@@ -323,7 +318,9 @@ def logs(facts: Facts) -> str:
     for plan, run in facts.runs:
         place, several = f"smoke_tests/evidence/{run['name']}", run.get("runs_in_log", 1)
         log = f"[log]({place}.log)" + (f" of {several} runs" if several > 1 else "")
-        rows.append([f"`{plan.target.name}`", _where(run), run["started"][:10], f"[outcomes]({place}.json)", log])
+        rows.append(
+            [f"`{plan.target.name}`", evidence.where(run), run["started"][:10], f"[outcomes]({place}.json)", log]
+        )
     return markdown.table("target|hardware|day|outcomes|raw log", rows)
 
 
@@ -457,7 +454,7 @@ def states_of(facts: Facts, claim: str) -> str:
         if rows:
             counts = facts.states(plan, run, rows)
             counted = [word if count == len(rows) else f"{count} {word}" for word, count in counts.items()]
-            place = f"{plan.target.name} ({evidence.machine_name(run['hardware'])})"
+            place = f"{plan.target.name} ({evidence.where(run)})"
             places.setdefault(" and ".join(counted), []).append(place)
     return "; ".join(f"{state} on {', '.join(names)}" for state, names in places.items()) or "not run"
 

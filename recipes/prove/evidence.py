@@ -130,6 +130,11 @@ def machine_name(machine: Mapping[str, Any], times: str = " × ") -> str:
     return f"{count}{times}{machine['name']}" if count > 1 else str(machine["name"])
 
 
+def where(run: Mapping[str, Any]) -> str:
+    """The hardware of a run, and whether it ran in an image."""
+    return machine_name(run["hardware"]) + (" (image)" if "image" in run else "")
+
+
 def grouped(claims: Iterable[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
     """The rows of each claim and package, in the order in which they ran."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}

@@ -290,12 +290,12 @@ class Proofs:
             return entry.proof
         runs, texts, reasons, proved = [], [], [], False
         for run, states, same in self._runs(planned, entry):
-            machine = evidence.machine_name(run["hardware"])
+            place = evidence.where(run)
             words = {state for _, state in states}
             counts = ", ".join(f"{sum(s == word for _, s in states)} {word}" for word in sorted(words))
             of_what = "" if same else "another build of the same source: "
-            texts.append(f"{of_what}{counts} on {machine}")
-            reasons += [f"refuted on {machine}: {_claim(row)}" for row, state in states if state == "refuted"]
+            texts.append(f"{of_what}{counts} on {place}")
+            reasons += [f"refuted on {place}: {_claim(row)}" for row, state in states if state == "refuted"]
             proved |= same and words == {"proved"}
             runs.append(run["name"])
         if not texts:

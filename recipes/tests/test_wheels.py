@@ -269,6 +269,9 @@ def test_a_proved_wheel_says_where_and_links_the_evidence(shop: Tiny) -> None:
     human = (index(shop) / "packages" / "tinywheel.html").read_text()
     for name in ("tiny--x86-64.json", "tiny--x86-64.log"):
         assert f'href="../evidence/{name}"' in human and (index(shop) / "evidence" / name).is_file()
+    path = shop.root / "smoke_tests" / "evidence" / "tiny--x86-64.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"image": f"here/tiny@sha256:{'0' * 64}"}))
+    assert "proved: 1 proved on x86-64 (image)" in shop.succeed("index")
 
 
 def test_a_refuted_wheel_is_yanked_with_the_reason_and_stays_so(shop: Tiny) -> None:
