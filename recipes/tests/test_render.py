@@ -143,7 +143,7 @@ def test_a_target_says_how_far_its_evidence_reaches() -> None:
         ([], "planned"),
     ):
         assert tables._proved_as(dataclasses.replace(facts, runs=[(plan, each) for each in runs]), plan) == words
-    assert tables._where(run | image) == "x86-64 (image)"
+    assert evidence.where(run | image) == "x86-64 (image)"
 
 
 def test_a_log_of_several_runs_says_so() -> None:
