@@ -59,7 +59,7 @@ def test_readme_is_short() -> None:
 
 def test_the_guarded_loop_on_the_page_is_the_one_that_a_claim_runs() -> None:
     loop = (ROOT / "smoke_tests" / "training" / "guarded_loop.py").read_text(encoding="utf-8")
-    assert textwrap.indent(loop, "    ") in (ROOT / "docs" / "use" / "train.md").read_text(encoding="utf-8")
+    assert textwrap.indent(loop, "    ") in (ROOT / "docs" / "use" / "guard.md").read_text(encoding="utf-8")
 
 
 def test_ids_of_the_documents_stay_on_their_page() -> None:

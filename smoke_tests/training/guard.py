@@ -21,7 +21,7 @@ What lies between two windows is run and not compared. A fault of L steps in a r
 probability of about (L + n - 1) / every; one on every 7th batch, of four steps, with 4 / 7 in each period; one that
 stays is in the next window, which ends within 2 every steps. The first and the last steps of a period, as a window has
 fewer places there, are compared less often. What was wrong before a window is in all its repetitions, so that weights
-or moments of the optimizer that were spoiled between windows are called good. docs/use/train.md lists what is not seen.
+or moments of the optimizer that were spoiled between windows are called good. docs/use/guard.md lists what is not seen.
 
 How near is near enough follows from the format, not from a trial. Steps that are rounded by hand cut the factors of
 every product to the mantissa of FP8. They are right by construction, so their distance from high precision is the noise
