@@ -339,10 +339,13 @@ def test_a_wheel_compiled_on_a_standin_has_another_key(tiny: Tiny, tmp_path: Pat
         assert ((exported / digest_of(inputs)).exists(), inputs["base"] == keys["standin"]) == (is_taken, is_taken)
     (record,) = exported.glob("*/wheel.json")
     shutil.copytree(record.parent, exported / "another")
-    again = ("patch", "tiny", "--into", tmp_path / "again", "--wheelcache", exported, "--elsewhere", "yes")
-    tiny.refuse(*again, naming=("tinypkg 1.0: 2 exported wheels differ in compiler or base alone",))
+    again = ("patch", "tiny", "--wheelcache", exported, "--elsewhere", "yes", "--into")
+    twice = "tinypkg 1.0: 2 exported wheels differ in compiler or base alone"
+    tiny.refuse(*again, tmp_path / "twice", naming=(twice,))
     (exported / "another" / "wheel.json").write_text("{")
-    tiny.refuse(*again, naming=("another/wheel.json is not the record of a wheel: export it again",))
+    tiny.refuse(
+        *again, tmp_path / "damaged", naming=("another/wheel.json is not the record of a wheel: export it again",)
+    )
 
 
 def test_what_was_built_is_audited_and_described(tiny: Tiny, laid_out: tuple[Plan, Path], tmp_path: Path) -> None:
