@@ -101,7 +101,9 @@ GCC = "#!/bin/sh\ncase $1 in --version) echo 'Free Software Foundation' ;; *) ec
         ("cpu", "14.2.0", "pass", ""),
         ("cu12.1-torch2.1", "12.3.0", "pass", ""),
         ("cu12.1-torch2.1", "14.2.0", "warning", "apt-get install g++-12"),
-        ("cu11.4-torch2.0", "12.3.0", "warning", "apt-get install g++-11"),
+        ("cu11.4-torch2.0", "10.2.1", "pass", ""),
+        ("cu11.4-torch2.0", "11.4.0", "warning", "apt-get install g++-10"),
+        ("cu11.4-torch2.0", "12.3.0", "warning", "apt-get install g++-10"),
     ],
 )
 def test_the_compiler_is_compared_with_nvccs_limit(
