@@ -111,6 +111,7 @@ class Knowledge:
         unknown += [
             Reason("choose a target with CUDA", f"{thing} says nothing of a target without CUDA") for thing in without
         ]
+        unknown += self._of_another_cuda(target, others)
         unknown += [*self._older_libraries(declared, target, held), *self._newer_libraries(declared, target, held)]
         for thing in dict.fromkeys(name for name in asked if name in held):
             for package, version, about in self._pairs(target, held, thing):
@@ -182,6 +183,8 @@ class Knowledge:
             releases = self.releases(package, version)
             met = [release.unfit(target, torch) for release in releases]
             if met and all(met):
+                alike = [release for release in releases if (release.cuda == "none") == (target.cuda == "none")]
+                met = [release.unfit(target, torch) for release in alike] or met
                 yield Reason(recipe, f"{package} {version} {met[0]}")
                 continue
             for release in [release for release in releases if release.unfit(target, torch) is None]:
@@ -308,6 +311,14 @@ class Knowledge:
                     f"{package} {version}: nothing says that there is such a release{listed}",
                 )
 
+    def _of_another_cuda(self, target: Target, others: Mapping[str, str]) -> Iterator[Reason]:
+        """CUDA's libraries for another CUDA: several have the file names of the target's own."""
+        for package, version in others.items():
+            match = re.fullmatch(r"nvidia-(?!cutlass-).*-cu(\d+)", package)
+            if match and not same_cuda(match[1], target.cuda):
+                here = f"nothing says whether {package} {version} can be beside CUDA {target.cuda}"
+                yield Reason(f"it is a library of CUDA {match[1]}", here)
+
     def unlisted(self, target: Target) -> Iterator[Reason]:
         """The GPU architectures, compilers and C libraries that no data list as existing."""
         asked = {"sm": target.sm, "gcc": [target.gcc] if target.gcc else [], "glibc": [target.glibc]}
@@ -345,13 +356,18 @@ class Knowledge:
         return sorted(own | {text for text in listed if Version(text) not in map(Version, own)}, key=Version)
 
     def exists(self, package: str, version: str) -> bool:
-        """Whether a recipe, a lock or the list of releases has this version, whatever its build."""
+        """Whether a recipe, a lock or the list of releases has this version, and upstream the build that it names."""
         listed = self.catalogue.learned.releases.get(package, [])
-        known = {*listed, *self.locked[package]}
-        public = {_public(text) for text in known if is_version(text)}
+        known = {Version(text) for text in {*listed, *self.locked[package]} if is_version(text)}
         own = {Version(release.version) for release in self._every_release(package)}
-        public |= {_public(release) for release in own if release.local is None}
-        return _public(version) in public or Version(version) in own
+        public = {*map(_public, known), *(_public(release) for release in own if release.local is None)}
+        return Version(version) in own | known or (_public(version) in public and self._is_built(package, version))
+
+    def _is_built(self, package: str, version: str) -> bool:
+        """Whether the version names no build of its own, or one that upstream publishes."""
+        label = Version(version).local
+        rows = [row for row in self.catalogue.learned.built if row.package == package and within(version, row.versions)]
+        return label is None or any(label in row.labels for row in rows)
 
     def _silence(self, package: str, version: str, thing: str, versions: Collection[str]) -> Reason:
         what = f"{package} {version} fits {thing} {', '.join(versions)}"

@@ -490,6 +490,15 @@ class Tried(Strict):
     thread: Address
 
 
+class Built(Strict):
+    """`versions` of `package` were published as builds of these `labels`, such as the cu121 of 2.1.2+cu121."""
+
+    package: Text
+    versions: Specifier
+    labels: Annotated[list[Text], Field(min_length=1)]
+    thread: Address
+
+
 class BaseFacts(Strict):
     """What base images have whose names begin or end with one of `images`."""
 
@@ -525,5 +534,6 @@ class Limits(Strict):
 
     limit: list[Limit]
     tried: list[Tried] = []
+    built: list[Built] = []
     base: list[BaseFacts] = []
     releases: dict[Distribution, list[VersionText]] = {}
