@@ -30,7 +30,7 @@ def answer(row: Row) -> str:
 
 
 def test_there_are_many() -> None:
-    assert len(ROWS["bad"]) >= 140 and len(ROWS["good"]) >= 60
+    assert len(ROWS["bad"]) >= 220 and len(ROWS["good"]) >= 80
     assert len({label(row) for rows in ROWS.values() for row in rows}) == len(ROWS["bad"]) + len(ROWS["good"])
 
 

@@ -49,6 +49,7 @@ SHARED = {
         "transformers",
         "34714",
     ),
+    "ImportError: liger-kernel requires transformers >= 5.0.0, got 4.45.2. Please upgrade": ("liger-kernel", "47"),
     "AttributeError: module 'torch.compiler' has no attribute 'is_compiling'": ("deepspeed", "6656"),
     "ImportError: x: you need flash_attn package version to be greater or equal than 2.1.0.": ("transformers", "3464"),
     'mathcalls.h(79): error: exception specification is incompatible with that of previous function "cospi"': (
