@@ -29,6 +29,12 @@ FRAME = re.compile(
     r"[^\S\n]+│[^\S\n]*$",
     re.MULTILINE,
 )
+# A download that failed and that pip tries again, "total" times more; the message may be wrapped.
+RETRY = re.compile(r"^.*\bRetrying \(Retry\(total=(\d+),.*(?:\n(?!.*\bRetrying \().*){0,3}?': /.*\n?", re.MULTILINE)
+# A test that passed, whatever its name, and an error that make ignored.
+HARMLESS = re.compile(r"^.*(?:\bPASSED(?:\s+\[\s*\d+%\])?|\(ignored\))[^\S\n]*$\n?", re.MULTILINE)
+# Debug output about a program's own steps, and warnings, are not trouble.
+QUIET = re.compile(r"^\s*(?:DEBUG |warning: )|\bNCCL INFO\b")
 QUOTES = str.maketrans("‘’“”", "''\"\"")
 
 
@@ -71,7 +77,7 @@ def diagnoses(
     only, so that a general one further down adds nothing to it; symptoms with the same pattern are several causes of
     it. One whose versions contradict the facts (limits.facts) is left out.
     """
-    text = plain(text)
+    text = serious(text)
     explained: list[tuple[range, str]] = []
     causes = []
     for symptom in symptoms:
@@ -92,6 +98,21 @@ def plain(text: str) -> str:
     """A text without colours, frames, the ends of lines of Windows, and quotes that an editor made curly."""
     text = re.sub(r"\r+\n?", "\n", ESCAPE.sub("", text))
     return FRAME.sub("", text).translate(QUOTES)
+
+
+def serious(text: str) -> str:
+    """A plain text without what looks like an error and is none: passed tests, ignored errors, repeated downloads."""
+    text = HARMLESS.sub("", plain(text))
+    return RETRY.sub(lambda match: match[0] if _gave_up(text[match.end() :], int(match[1])) else "", text)
+
+
+def _gave_up(rest: str, left: int) -> bool:
+    """Whether pip gave a download up after a try, by what it printed next and by how many tries were left."""
+    rest = rest.lstrip()
+    if not rest or rest.startswith("ERROR"):
+        return True
+    end = re.search(r"\bERROR:|\berror:|\bSuccessfully \w+ed\b", rest)
+    return left == 0 and not (end and end[0].startswith("Successfully"))
 
 
 @cache
@@ -130,5 +151,4 @@ def troubles(lines: Iterable[str]) -> Iterator[str]:
     """The lines that look like an error, or else like something that went wrong."""
     lines = [plain(line) for line in lines]
     yield from errors(lines)
-    # Debug output about a program's own steps is not trouble.
-    yield from (line.strip() for line in lines if TROUBLE.search(line) and not line.lstrip().startswith("DEBUG "))
+    yield from (line.strip() for line in lines if TROUBLE.search(line) and not QUIET.search(line))

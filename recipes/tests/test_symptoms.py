@@ -204,6 +204,8 @@ def test_a_coloured_error_looks_like_one() -> None:
     assert [*symptoms.troubles(["\x1b[31mKeyError\x1b[0m: 'lr'"])] == ["KeyError: 'lr'"]
 
 
+AGAIN = "WARNING: Retrying (Retry(total={}, connect=None, read=None)) after connection broken by '{}': /simple/tiny/\n"
+
 UNEXPLAINED = {
     "pip": "Preparing metadata (setup.py) ... done\nBuilding wheel for flash-attn (setup.py) ... done",
     "retry": "WARNING: Retrying (Retry(total=4)) after 'ReadTimeoutError(\"Read timed out. (read timeout=15)\",)'",
@@ -226,12 +228,74 @@ UNEXPLAINED = {
     "library": "ImportError: cannot import name 'Mapping' from 'collections' (/usr/lib/collections/__init__.py)",
     "shapes": "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x10 and 12x5)",
     "assert": "AssertionError: 3 != 4",
+    "retry, refused": AGAIN.format(
+        4, "NewConnectionError('x: Failed to establish a new connection: Connection refused')"
+    )
+    + "Collecting tiny\nSuccessfully installed tiny-1.0",
+    "retry, timed out": AGAIN.format(4, "NewConnectionError('x: Failed to establish a new connection: timed out')")
+    + AGAIN.format(3, "ConnectTimeoutError(x, 'Connection to a.b timed out. (connect timeout=15)')")
+    + "Downloading tiny-1.0-py3-none-any.whl (12 kB)",
+    "retry, name": AGAIN.format(4, "NewConnectionError('x: [Errno -3] Temporary failure in name resolution')")
+    + "Saved tiny",
+    "retry, proxy": AGAIN.format(2, "ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: 503'))")
+    + "Collecting tiny",
+    "retry, certificate": AGAIN.format(1, "SSLError('[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed')")
+    + "Collecting tiny",
+    "retry, the last": AGAIN.format(
+        0, "NewConnectionError('x: Failed to establish a new connection: Connection refused')"
+    )
+    + "Successfully installed tiny-1.0",
+    "retry, wrapped": "#12 4.9 WARNING: Retrying (Retry(total=4, connect=None)) after connection broken by\n"
+    "#12 4.9 'NewConnectionError('x: Failed to establish a new connection: Connection\n"
+    "#12 4.9 refused')': /simple/tiny/\n#12 9.1 Collecting tiny",
+    "retry, read": AGAIN.format(4, "ReadTimeoutError('Read timed out. (read timeout=15)')")
+    + "Successfully installed tiny-1.0",
+    "deprecated": "DEPRECATION: Building 'apex' using the legacy setup.py bdist_wheel mechanism, which will be\n"
+    "UserWarning: pkg_resources is deprecated as an API.\nSuccessfully installed apex-0.1",
+    "launch": "FutureWarning: The module torch.distributed.launch is deprecated\n"
+    "If your script expects `--local-rank` argument to be set, please\n"
+    "change it to read from `os.environ['LOCAL_RANK']`",
+    "NCCL's end": "node1:255:274 [0] NCCL INFO [Service thread] Connection closed by localRank 0",
+    "process group": "[rank0]:[W605 ProcessGroupNCCL.cpp:1250] Warning: process group has NOT been destroyed",
+    "TensorFlow": "Could not load dynamic library 'libcudart.so.11.0'; dlerror: libcudart.so.11.0: cannot open shared "
+    "object file: No such file or directory\nIgnore above cudart dlerror if you have no GPU.",
+    "ids": "test_x.py::test_error[No space left on device] PASSED    [ 50%]\ntest_x.py::test_error[Killed] PASSED",
+    "summary": "======== 2 passed, 0 failed, 0 errors, 3 warnings in 4.21s ========\nFound 0 errors in 12 files",
+    "names": "copying pydantic_core/_errors.py -> build/lib\n"
+    "adding 'httpx/_exceptions.py'\nSuccessfully built pydantic_core",
+    "ignored": "Exception ignored in: <function x at 0x7f>\nmake: [Makefile:12: clean] Error 1 (ignored)",
+    "user": "WARNING: Running pip as the 'root' user can result in broken permissions\n"
+    "Successfully installed flash-attn-2.8.3",
+    "hardlink": "warning: Failed to hardlink files; falling back to full copy. This may lead to degraded performance.",
+    "bitsandbytes": "CUDA SETUP: Loading binary /env/bitsandbytes/libbitsandbytes_cuda118.so...",
+    "srun": "srun: Job 29986033 step creation temporarily disabled, retrying\nsrun: Step created",
+    "conda": "Solving environment: unsuccessful initial attempt using frozen solve. Retrying with flexible solve.",
+    "apptainer": "WARNING: 'nodev' mount option set on /tmp, it could be a source of failure during build process\n"
+    "INFO:    Build complete: image.sif",
+    "memory access": "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "host": "nvcc fatal   : Host compiler targets unsupported OS.",
+    "meta": "NotImplementedError: Cannot copy out of meta tensor; no data!",
+    "overlay": "FATAL: container creation failed: can't mount overlay filesystem: invalid argument",
 }
 
 
 @pytest.mark.parametrize("text", UNEXPLAINED)
 def test_a_healthy_or_unrelated_text_is_not_explained(text: str) -> None:
     assert not symptoms.diagnoses(ROWS, UNEXPLAINED[text])
+
+
+def test_only_a_download_that_was_given_up_is_explained() -> None:
+    refused = "NewConnectionError('x: Failed to establish a new connection: [Errno 111] Connection refused')"
+    failed = AGAIN.format(1, refused) + AGAIN.format(0, refused) + "ERROR: No matching distribution found for tiny\n"
+    repeated = AGAIN.format(4, refused) + "main.c:5:10: fatal error: Python.h: No such file\n"
+    interrupted = AGAIN.format(4, refused) + AGAIN.format(3, refused)
+    first = [symptoms.diagnoses(ROWS, text)[0].thread for text in (failed, repeated, interrupted)]
+    assert [thread.rpartition("/")[2] for thread in first] == ["3899", "1117", "3899"]
+
+
+def test_warnings_are_no_trouble() -> None:
+    healthy = ("ignored", "ids", "hardlink", "NCCL", "retry, refused", "retry, the last", "names", "summary")
+    assert not [*symptoms.troubles(symptoms.serious("\n".join(UNEXPLAINED[name] for name in healthy)).splitlines())]
 
 
 WRONG = {
