@@ -145,6 +145,71 @@ THREADS = {
     "Unsupported global: GLOBAL deepspeed.runtime.zero.config.ZeroStageEnum": "ms-swift/issues/5808",
     "[ERROR] URL https://a.b/v2/x returned error code: 401 Unauthorized": "enroot/issues/161",
     "AttributeError(\"module 'triton.language' has no attribute '_tensor_descriptor_load'\")": "triton/issues/2024",
+    "python: relocation error: /usr/local/cuda-11.1/lib64/libcublas.so: symbol runGemmShortApi, version "
+    "libcublasLt.so.11 not defined in file libcublasLt.so.11 with link time reference": "onnxruntime/issues/8594",
+    "INFO:     Waiting for application startup.\n"
+    "Unable to load any of {libcudnn_ops.so.9.1.0, libcudnn_ops.so.9.1, libcudnn_ops.so.9, libcudnn_ops.so}\n"
+    "Invalid handle. Cannot load symbol cudnnCreateTensorDescriptor\n"
+    "fish: Job 1, 'whisperlivekit-server --host 0.…' terminated by signal SIGABRT (Abort)": (
+        "whisper-diarization/issues/259"
+    ),
+    "Loading Whisper Model!\n"
+    "Could not load library libcudnn_ops_infer.so.8. Error: libcudnn_ops_infer.so.8: cannot open shared object "
+    "file: No such file or directory\n"
+    "Aborted (core dumped)": "TransformerEngine/issues/1853",
+    "RuntimeError: nvrtc: error: failed to open libnvrtc-builtins.so.11.1.\n"
+    "  Make sure that libnvrtc-builtins.so.11.1 is installed correctly.\n"
+    "nvrtc compilation failed:": "TRIPS/issues/13",
+    "3\n"
+    '  File "/root/venv/lib/python3.8/sklearn/__check_build/__init__.py", line 48, in <module>\n'
+    "4\n"
+    "    from ._check_build import check_build  # noqa\n"
+    "5\n"
+    "ImportError: "
+    "/root/venv/lib/python3.8/sklearn/__check_build/../../scikit_learn.libs/libgomp-d22c30c5.so.1.0.0: cannot "
+    "allocate memory in static TLS block": "opencv/issues/14884",
+    "CUDA SETUP: Required library version not found: libbitsandbytes_cuda118.so. Maybe you need to compile it "
+    "from source?\n"
+    "CUDA SETUP: Defaulting to libbitsandbytes_cpu.so...": "bitsandbytes/issues/492",
+    "(.init+0xb): relocation truncated to fit: R_X86_64_REX_GOTPCRELX against undefined symbol "
+    "`__gmon_start__'\n"
+    "/share/flashattn/build/temp.linux-x86_64-3.10/csrc/flash_attn/src/flash_bwd_hdim128_bf16_causal_densemask_sm80.o: "
+    "in function `__cudaUnregisterBinaryUtil()':\n"
+    "tmpxft_000c05c2_00000000-6_flash_bwd.compute_90.cudafe1.cpp:(.text+0x7): relocation truncated to fit: "
+    "R_X86_64_PC32 against `.bss'\n"
+    "collect2: error: ld returned 1 exit status": "Paddle/issues/73928",
+    "CMake Error at CMakeLists.txt:1 (cmake_minimum_required):\r\n"
+    "  CMake 3.15 or higher is required.  You are running version 3.10.2": "InfiniTime/issues/15",
+    'CMake Error: CMake was unable to find a build program corresponding to "Ninja".  CMAKE_MAKE_PROGRAM is '
+    "not set.  You probably need to select a different build tool.\n"
+    "CMake Error: CMAKE_C_COMPILER not set, after EnableLanguage": "NyuziProcessor/issues/184",
+    "/usr/lib/ccache/cc   -g -O2 -o CMakeFiles/cmTC_5f45a.dir/testCCompiler.c.o -c testCCompiler.c\n"
+    "ccache: error: Failed to create temporary file for /run/user/0/ccache-tmp/tmp.cpp_stdout.x83PCf: "
+    "Permission denied": "ccache/issues/984",
+    "  running build_rust\n"
+    "  error: can't find Rust compiler\n"
+    "\n"
+    "  If you are using an outdated pip version, it is possible a prebuilt wheel is available for this package "
+    "but pip is not able to install from it. Installing from the wheel would avoid the need for a Rust "
+    "compiler.\n"
+    "  ----------------------------------------\n"
+    "  ERROR: Failed building wheel for tokenizers": "Parrot_Paraphraser/issues/41",
+    "-- The CUDA compiler identification is unknown\n"
+    "CMake Error at /usr/share/cmake-3.24/Modules/CMakeDetermineCUDACompiler.cmake:602 (message):\n"
+    "  Failed to detect a default CUDA architecture.\n"
+    "\n"
+    "  Compiler output:": "O-CNN/issues/139",
+    "CMake Error at E:/Software/cmake/share/cmake-3.23/Modules/CMakeDetermineCUDACompiler.cmake:311 "
+    "(message):\n"
+    "  CMAKE_CUDA_ARCHITECTURES must be valid if set.": "NNPOps/issues/43",
+    "2025-02-11T22:19:10.4507601Z   CMake Error at /home/conda/share/cmake/Caffe2/public/cuda.cmake:162 "
+    "(set_property):\n"
+    '2025-02-11T22:19:10.4519742Z     The link interface of target "torch::nvtoolsext" contains:\n'
+    "2025-02-11T22:19:10.4529732Z \n"
+    "2025-02-11T22:19:10.4540072Z       CUDA::nvToolsExt\n"
+    "2025-02-11T22:19:10.4552673Z \n"
+    "2025-02-11T22:19:10.4562050Z     but the target was not found.  Possible reasons include:\n"
+    "2025-02-11T22:19:10.4580565Z       * There is a typo in the target name.": "warpx/pull/5345",
 }
 
 
