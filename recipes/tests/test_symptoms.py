@@ -210,6 +210,84 @@ THREADS = {
     "2025-02-11T22:19:10.4552673Z \n"
     "2025-02-11T22:19:10.4562050Z     but the target was not found.  Possible reasons include:\n"
     "2025-02-11T22:19:10.4580565Z       * There is a typo in the target name.": "warpx/pull/5345",
+    '  File "train.py", line 62, in train\n'
+    "    from apex import amp\n"
+    '  File "/root/miniconda3/lib/python3.8/site-packages/apex/__init__.py", line 13, in <module>\n'
+    "    from pyramid.session import UnencryptedCookieSessionFactoryConfig\n"
+    "ImportError: cannot import name 'UnencryptedCookieSessionFactoryConfig' from 'pyramid.session' (unknown "
+    "location)": "apex/issues/1063",
+    "    from huggingface_hub import HfFolder, cached_download, hf_hub_download, model_info\n"
+    "ImportError: cannot import name 'cached_download' from 'huggingface_hub' "
+    "(/usr/local/lib/python3.11/dist-packages/huggingface_hub/__init__.py)": "lincir/issues/22",
+    '  File "/opt/venv/lib/python3.11/site-packages/torch/_inductor/runtime/hints.py", line 36, in <module>\n'
+    "    from triton.compiler.compiler import AttrsDescriptor\n"
+    "ImportError: cannot import name 'AttrsDescriptor' from 'triton.compiler.compiler' "
+    "(/opt/venv/lib/python3.11/site-packages/triton/compiler/compiler.py)": "pytorch/issues/127271",
+    "  File "
+    '"/opt/rocm_sdk_612/lib/python3.11/site-packages/bitsandbytes/triton/int8_matmul_mixed_dequantize.py", '
+    "line 12, in <module>\n"
+    "    from triton.ops.matmul_perf_model import early_config_prune, estimate_matmul_time\n"
+    "ModuleNotFoundError: No module named 'triton.ops'": "bitsandbytes/issues/1492",
+    '  File "C:\\Users\\leolo\\anaconda3\\envs\\net\\lib\\site-packages\\numpy\\__init__.py", line 305, in '
+    "__getattr__\r\n"
+    "    raise AttributeError(__former_attrs__[attr])\r\n"
+    "AttributeError: module 'numpy' has no attribute 'float'.\r\n"
+    "`np.float` was a deprecated alias for the builtin `float`. To avoid this error in existing code, use "
+    "`float` by itself.": "ASFFNet512/issues/8",
+    '  File "/usr/local/lib/python3.10/dist-packages/torchvision/_meta_registrations.py", line 164, in '
+    "<module>\n"
+    "    def meta_nms(dets, scores, iou_threshold):\n"
+    '  File "/usr/local/lib/python3.10/dist-packages/torch/library.py", line 467, in inner\n'
+    "    handle = entry.abstract_impl.register(func_to_register, source)\n"
+    '    if torch._C._dispatch_has_kernel_for_dispatch_key(self.qualname, "Meta"):\n'
+    "RuntimeError: operator torchvision::nms does not exist": "pytorch/issues/157648",
+    "[rank0]: KeyError: 'qwen3'\n"
+    "[rank0]: \n"
+    "[rank0]: During handling of the above exception, another exception occurred:\n"
+    "[rank0]: \n"
+    "[rank0]: ValueError: The checkpoint you are trying to load has model type `qwen3` but Transformers does "
+    "not recognize this architecture. This could be because of an issue with the checkpoint, or because your "
+    "version of Transformers is out of date.": "ComfyUI-QwenVL/issues/30",
+    "Solving environment: failed\n"
+    "\n"
+    "LibMambaUnsatisfiableError: Encountered problems while solving:\n"
+    "  - package torchaudio-2.0.2-py310_cu117 requires pytorch-cuda 11.7.*, but none of the providers can be "
+    "installed": "hydroDL/issues/24",
+    "#13 73.79 error: RPC failed; curl 92 HTTP/2 stream 0 was not closed cleanly: CANCEL (err 8)\n"
+    "#13 73.79 error: 3198 bytes of body are still expected\n"
+    "#13 73.80 fetch-pack: unexpected disconnect while reading sideband packet\n"
+    "#13 73.80 fatal: early EOF\n"
+    "#13 73.80 fatal: index-pack failed": "NotepadNext/issues/533",
+    "error: uninstall-distutils-installed-package\n"
+    "\n"
+    "× Cannot uninstall blinker 1.4\n"
+    "╰─> It is a distutils installed project and thus we cannot accurately determine which files belong to it "
+    "which would lead to only a partial uninstall.": "KISS-Matcher/issues/60",
+    "  configuration error: `project.license` must be valid exactly by one definition (2 matches found):\n"
+    "\n"
+    "      - keys:\n"
+    "  'file': {type: string}": "mrab-regex/issues/581",
+    "The virtual environment was not created successfully because ensurepip is not\n"
+    "available.  On Debian/Ubuntu systems, you need to install the python3-venv\n"
+    "package using the following command.\n"
+    "\n"
+    "    apt-get install python3-venv": "build/issues/224",
+    "[2025-07-15T19:41:39.043Z] CondaToSNonInteractiveError: Terms of Service have not been accepted for the "
+    "following channels. Please accept or remove them before proceeding:\n"
+    "[2025-07-15T19:41:39.043Z]     • https://repo.anaconda.com/pkgs/main": "cuml-spark/pull/963",
+    "0.371 Using Python 3.11.2 environment at /usr  \n"
+    "0.372 error: The interpreter at /usr is externally managed, and indicates the following:": "features/issues/743",
+    "  0%|  | 0/163 [00:00<?, ?it/s]\n"
+    '    with safe_open(file_path, framework="pt", device="cpu") as f:\n'
+    "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge": "MFTCoder/issues/20",
+    "OSError: You are trying to access a gated repo.\n"
+    "Make sure to have access to it at https://huggingface.co/mistralai/Mistral-7B-Instruct-v0.2.\n"
+    "401 Client Error. (Request ID: Root=1-66867938-63a777574abdc5a517fda5e0;15ff67d1)": "private-gpt/issues/1985",
+    "WARNING: Retrying (Retry(total=0, connect=None, read=None, redirect=None, status=None)) after connection "
+    "broken by 'ConnectTimeoutError(<pip._vendor.urllib3.connection.VerifiedHTTPSConnection object at 0x7f>, "
+    "'Connection to index.example timed out. (connect timeout=15)')': /simple/pandas/\n"
+    "ERROR: Could not find a version that satisfies the requirement pandas (from versions: none)\n"
+    "ERROR: No matching distribution found for pandas": "pip/issues/3899",
 }
 
 
