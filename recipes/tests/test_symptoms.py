@@ -288,6 +288,102 @@ THREADS = {
     "'Connection to index.example timed out. (connect timeout=15)')': /simple/pandas/\n"
     "ERROR: Could not find a version that satisfies the requirement pandas (from versions: none)\n"
     "ERROR: No matching distribution found for pandas": "pip/issues/3899",
+    "ERROR 05-02 10:22:18 [core.py:396] RuntimeError: Worker failed with error 'at 1:0:\n"
+    "ERROR 05-02 10:22:18 [core.py:396] def triton_poi_fused__to_copy_0(in_ptr0, out_ptr0, xnumel, XBLOCK : "
+    "tl.constexpr):\n"
+    "ERROR 05-02 10:22:18 [core.py:396] ^\n"
+    'ERROR 05-02 10:22:18 [core.py:396] ValueError("type fp8e4nv not supported in this architecture. The '
+    "supported fp8 dtypes are ('fp8e4b15', 'fp8e5')\")', please check the stack trace above for the root cause": (
+        "Qwen3.8-Flash-Next/issues/7"
+    ),
+    "(EngineCore_0 pid=1810465) ERROR 09-03 11:03:37 [core.py:712]     raise ValueError(\n"
+    "(EngineCore_0 pid=1810465) ERROR 09-03 11:03:37 [core.py:712] ValueError: Free memory on device "
+    "(7.34/139.72 GiB) on startup is less than desired GPU memory utilization (0.9, 125.75 GiB). Decrease GPU "
+    "memory utilization or reduce GPU memory used by other processes.": "vllm/issues/20305",
+    "../aten/src/ATen/native/cuda/Indexing.cu:1284: indexSelectLargeIndex: block: [134,0,0], thread: [0,0,0] "
+    "Assertion `srcIndex < srcSelectDimSize` failed.\n"
+    "../aten/src/ATen/native/cuda/Indexing.cu:1284: indexSelectLargeIndex: block: [134,0,0], thread: [1,0,0] "
+    "Assertion `srcIndex < srcSelectDimSize` failed.\n"
+    "RuntimeError: CUDA error: device-side assert triggered\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might "
+    "be incorrect.": "lm-evaluation-harness/issues/2293",
+    "[root@bh174 chenyang]# nvidia-smi \n"
+    "Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error": "open-gpu-kernel-modules/issues/507",
+    "[ 1843.308145] NVRM: The NVIDIA GPU 0000:b3:00.0\n"
+    "  NVRM: (PCI ID: 10de:26b5) installed in this system has\n"
+    "  NVRM: fallen off the bus and is not responding to commands.\n"
+    "[ 1843.439662] NVRM: The NVIDIA probe routine failed for 1 device(s).": "open-gpu-kernel-modules/issues/507",
+    "$ nvidia-smi\n"
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure\n"
+    "that the latest NVIDIA driver is installed and running.": "compute-gpu-installation/pull/18",
+    "[default0]:  File "
+    '"/home/xxxx/miniconda3/envs/flagscale/lib/python3.10/site-packages/transformer_engine/pytorch/attention.py", '
+    "line 8320, in forward\n"
+    '[default0]:    raise ValueError("No dot product attention support for the provided inputs!")\n'
+    "[default0]:ValueError: No dot product attention support for the provided inputs!": (
+        "TransformerEngine/issues/1821"
+    ),
+    "The worker fails with {0: ProcessFailure(local_rank=0, pid=54, exitcode=-7, error_file='<N/A>', "
+    "error_file_data={'message': '<NONE>'}, message='Signal 7 (SIGBUS) received by PID 54', "
+    "timestamp=1711419181)}": "DeepSpeed/issues/4002",
+    "Docker: Error response from daemon: OCI runtime create failed: unable to retrieve OCI runtime error exec: "
+    '"nvidia-container-runtime": executable file not found in $PATH: : unknown.': "3dgrut/issues/71",
+    "docker: Error response from daemon: OCI runtime create failed: container_linux.go:367: starting container "
+    "process caused: process_linux.go:495: container init caused: Running hook #0:: error running hook: exit "
+    "status 1, stdout: , stderr: nvidia-container-cli: device error: 1: unknown device: unknown.": (
+        "nvidia-docker/issues/1283"
+    ),
+    "   1 | >>> FROM nvidia/cuda:10.2-cudnn7-devel-ubuntu18.04\n"
+    "   2 |     \n"
+    "--------------------\n"
+    "ERROR: failed to solve: nvidia/cuda:10.2-cudnn7-devel-ubuntu18.04: "
+    "docker.io/nvidia/cuda:10.2-cudnn7-devel-ubuntu18.04: not found": "nvidia-docker/issues/1768",
+    "STEP 1/26: FROM docker.io/nvidia/cuda:10.2-cudnn7-devel-ubuntu18.04\n"
+    "Trying to pull docker.io/nvidia/cuda:10.2-cudnn7-devel-ubuntu18.04...\n"
+    "Error: error creating build container: initializing source "
+    "docker://nvidia/cuda:10.2-cudnn7-devel-ubuntu18.04: reading manifest 10.2-cudnn7-devel-ubuntu18.04 in "
+    "docker.io/nvidia/cuda: manifest unknown: manifest unknown": "nvidia-docker/issues/1768",
+    "standard_init_linux.go:228: exec user process caused: exec format error": "mysql/issues/228",
+    "FATAL:   container creation failed: mount hook function failure: mount "
+    "/proc/self/fd/3->/usr/local/var/apptainer/mnt/session/rootfs error: while mounting image /proc/self/fd/3: "
+    "kernel reported a bad superblock for squashfs image partition, possible causes are that your kernel "
+    "doesn't support the compression algorithm or the image is corrupted": "apptainer/issues/2458",
+    "usage: trainval_distributed.py [-h] [--work-dir WORK_DIR] [--local_rank LOCAL_RANK]\n"
+    "trainval_distributed.py: error: unrecognized arguments: --local-rank=1\n"
+    "[2023-12-08 01:40:46,962] torch.distributed.elastic.multiprocessing.api: [ERROR] failed (exitcode: 2) "
+    "local_rank: 0 (pid: 53342) of binary: /home/ashitha/miniconda3/envs/Ashenv/bin/python": (
+        "pytorch-image-models/issues/1728"
+    ),
+    "[rank1]: RuntimeError: Expected to have finished reduction in the prior iteration before starting a new "
+    "one. This error indicates that your module has parameters that were not used in producing loss. You can "
+    "enable unused parameter detection by passing the keyword argument\n"
+    "[rank1]: `find_unused_parameters=True` to `torch.nn.parallel.DistributedDataParallel`, and by \n"
+    "[rank1]: making sure all `forward` function outputs participate in calculating loss.": "pytorch/issues/43259",
+    '│    893 │   │   │   f"{train_batch} != {micro_batch} * {grad_acc} *  │\n'
+    "╰─────────────────────────────────────────────────────────────────────╯\n"
+    "AssertionError: Check batch related parameters. train_batch_size is not\n"
+    "equal to micro_batch_per_gpu * gradient_acc_step * world_size 64 != 4 *\n"
+    "8 * 1": "starcoder/issues/41",
+    "    return TCPStore(\n"
+    "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined.": (
+        "pytorch/pull/111805"
+    ),
+    "torch.distributed.DistBackendError: NCCL error in: "
+    "/pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there was a network "
+    "error, NCCL version 2.21.5\n"
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.\n"
+    "Last error:\n"
+    "socketProgressOpt: Call to recv from 172.1.1.1<33759> failed : Connection reset by peer": "nccl/issues/2076",
+    "slurmstepd: *** JOB 830329 CANCELLED AT 2018-08-06T17:21:44 DUE TO TIME LIMIT on n447 ***": "canu/issues/1052",
+    "06/26/25 16:17:42 EDT :: build.xml :: WARNING: job submission failed: sbatch: error: Batch job submission "
+    "failed: Invalid account or account/partition combination specified": "ondemand/issues/3253",
+    "OpenBLAS blas_thread_init: pthread_create failed for thread 33 of 64: Resource temporarily unavailable\n"
+    "OpenBLAS blas_thread_init: RLIMIT_NPROC 4096 current, 513046 max": "worms/issues/2",
+    "Installing collected packages: nvidia-cusparselt-cu13, mpmath, cuda-toolkit, torch\n"
+    "\n"
+    "ERROR: Could not install packages due to an OSError: [Errno 122] Disk quota exceeded": "FastVideo/issues/1490",
+    "error: failed to solve: executor failed running [/bin/sh -c pip install -r /tmp/requirements.txt && rm "
+    "/tmp/requirements.txt]: exit code: 137": "3DRS/issues/7",
 }
 
 
