@@ -384,6 +384,32 @@ THREADS = {
     "ERROR: Could not install packages due to an OSError: [Errno 122] Disk quota exceeded": "FastVideo/issues/1490",
     "error: failed to solve: executor failed running [/bin/sh -c pip install -r /tmp/requirements.txt && rm "
     "/tmp/requirements.txt]: exit code: 137": "3DRS/issues/7",
+    "    from flash_attn.flash_attn_interface import flash_attn_unpadded_qkvpacked_func\n"
+    "ImportError: cannot import name 'flash_attn_unpadded_qkvpacked_func' from "
+    "'flash_attn.flash_attn_interface' "
+    "(~/miniconda3/envs/muffin/lib/python3.10/site-packages/flash_attn-2.4.2.egg/flash_attn/flash_attn_interface.py)": (
+        "LLM-Shearing/issues/33"
+    ),
+    "> from colbert import Trainer\n"
+    "Traceback (most recent call last):\n"
+    '  File "colbert/training/training.py", line 7, in <module>\n'
+    "    from transformers import AdamW, get_linear_schedule_with_warmup\n"
+    "ImportError: cannot import name 'AdamW' from 'transformers' (transformers/__init__.py)": (
+        "autodistill-grounded-sam-2/issues/13"
+    ),
+    "!!! Exception during processing !!! No package metadata was found for flash_attn\n"
+    "Traceback (most recent call last):\n"
+    '  File "importlib\\metadata\\__init__.py", line 397, in from_name\n'
+    "StopIteration": "HunyuanDiT/issues/245",
+    "CMake Error at CMakeLists.txt:12 (find_package):\n"
+    '  By not providing "Findpybind11.cmake" in CMAKE_MODULE_PATH this project has\n'
+    '  asked CMake to find a package configuration file provided by "pybind11",\n'
+    "  but CMake did not find one.": "pybind11/issues/1379",
+    "[INFO] Creating squashfs filesystem...\n"
+    "\n"
+    'enroot-mksquashovlfs: Compressor "lzo" is not supported!\n'
+    "enroot-mksquashovlfs: Compressors available:": "enroot/issues/276",
+    'ERROR: mksquashfs error: exec: "mksquashfs": executable file not found in $PATH:': "singularity/issues/2542",
 }
 
 
