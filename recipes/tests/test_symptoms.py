@@ -273,8 +273,7 @@ THREADS = {
     "\n"
     "    apt-get install python3-venv": "build/issues/224",
     "[2025-07-15T19:41:39.043Z] CondaToSNonInteractiveError: Terms of Service have not been accepted for the "
-    "following channels. Please accept or remove them before proceeding:\n"
-    "[2025-07-15T19:41:39.043Z]     • https://repo.anaconda.com/pkgs/main": "cuml-spark/pull/963",
+    "following channels. Please accept or remove them before proceeding:": "cuml-spark/pull/963",
     "0.371 Using Python 3.11.2 environment at /usr  \n"
     "0.372 error: The interpreter at /usr is externally managed, and indicates the following:": "features/issues/743",
     "  0%|  | 0/163 [00:00<?, ?it/s]\n"
@@ -410,6 +409,9 @@ THREADS = {
     'enroot-mksquashovlfs: Compressor "lzo" is not supported!\n'
     "enroot-mksquashovlfs: Compressors available:": "enroot/issues/276",
     'ERROR: mksquashfs error: exec: "mksquashfs": executable file not found in $PATH:': "singularity/issues/2542",
+    "'(MaxRetryError(\"HTTPSConnectionPool(host='a.b', port=443): Max retries exceeded with url: /x (Caused by "
+    "NewConnectionError('x: Failed to establish a new connection: [Errno 101] Network is unreachable'))\"), '(Request "
+    "ID: 1)')' thrown while requesting HEAD": "stable-diffusion-webui/issues/17165",
 }
 
 
