@@ -60,9 +60,11 @@ NEXT_STEP = re.compile(
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reads or writes the user's cache, in this process or in one that it starts."""
+    """No test shares a cache or pytest's temporary folders, in this process or in one that it starts."""
     monkeypatch.setenv("FUSEBOX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    # Each pytest that a test starts removes old folders of others beside its own, also while they are being made.
+    monkeypatch.setenv("PYTEST_DEBUG_TEMPROOT", str(tmp_path))
 
 
 class Checkout:
