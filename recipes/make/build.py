@@ -35,7 +35,7 @@ from recipes.files import digest_of, disk_full, put, remove, sha256_of, write_js
 from recipes.make import audit, ccache, environment, toolkit
 from recipes.make.cache import Cache
 from recipes.make.environment import Wheel
-from recipes.make.export import Exported, record_in
+from recipes.make.export import Exported
 from recipes.make.fetch import Downloads, unpack
 from recipes.make.git import Git
 from recipes.make.patch import apply_all, tree_hash
@@ -212,10 +212,10 @@ class Builder:
 
     def exported_wheel(self, pin: Pin, inputs: Mapping[str, Any]) -> Wheel | None:
         """The exported wheel that serves for these inputs, if any does."""
-        folder = self.exported.serving(pin.label, inputs) if self.exported else None
-        if folder is None:
+        serving = self.exported.serving(pin.label, inputs) if self.exported else None
+        if serving is None:
             return None
-        record = record_in(folder)
+        folder, record = serving
         self.steps.say("cached", pin.label, f"{folder.name[:12]}, {record['inputs'].get('base', 'any base')}")
         return Wheel(pin, folder / record["file"], record["sha256"], record)
 

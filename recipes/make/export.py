@@ -54,8 +54,8 @@ def import_wheels(cache: Cache, source: Path) -> int:
     return len(folders)
 
 
-def check_exported(folder: Path) -> None:
-    """Refuse a folder KEY/ of exported wheels that differs from its record or its name."""
+def check_exported(folder: Path) -> dict[str, Any]:
+    """The record of a folder KEY/ of exported wheels; a folder that differs from its record or its name is refused."""
     record = record_in(folder)
     inputs, wheel, sha256 = record["inputs"], folder / record["file"], record["sha256"]
     label = inputs["package"]
@@ -66,10 +66,10 @@ def check_exported(folder: Path) -> None:
             f"{label}: {wheel} {f'has sha256 {actual}' if wheel.is_file() else 'is missing'}, and its "
             f"record says {sha256}: export it again."
         )
-    if "wheel" in inputs:
-        return  # repacked: its objects come from the publisher's wheel, whose hash is in the key
-    for extension in audit.extensions(wheel):
-        audit.refuse_unportable(label, extension)
+    if "wheel" not in inputs:  # else repacked: its objects are those of the publisher's wheel, whose hash is in the key
+        for extension in audit.extensions(wheel):
+            audit.refuse_unportable(label, extension)
+    return record
 
 
 def record_in(folder: Path) -> dict[str, Any]:
@@ -94,17 +94,16 @@ class Exported:
     folder: Path
     elsewhere: bool = False
 
-    def serving(self, label: str, inputs: Mapping[str, Any]) -> Path | None:
-        """The checked folder KEY/ of the wheel that serves for these inputs."""
-        chosen: Path | None = self.folder / digest_of(inputs)
-        if chosen and not (chosen / "wheel.json").exists():
-            chosen = self._made_elsewhere(label, inputs) if self.elsewhere else None
-        if chosen:
-            check_exported(chosen)
-        return chosen
+    def serving(self, label: str, inputs: Mapping[str, Any]) -> tuple[Path, dict[str, Any]] | None:
+        """The folder KEY/ of the wheel that serves for these inputs, and its record, both checked."""
+        exact = self.folder / digest_of(inputs)
+        chosen = exact if (exact / "wheel.json").exists() else self._made_elsewhere(label, inputs)
+        return (chosen, check_exported(chosen)) if chosen else None
 
     def _made_elsewhere(self, label: str, inputs: Mapping[str, Any]) -> Path | None:
-        """The wheel whose inputs differ in its compiler and base alone; several are refused."""
+        """The wheel whose inputs differ in its compiler and base alone, if that may serve; several are refused."""
+        if not self.elsewhere:
+            return None
         wanted = {key: value for key, value in inputs.items() if key not in ELSEWHERE}
         fitting = []
         for path in sorted(self.folder.glob("*/wheel.json")):

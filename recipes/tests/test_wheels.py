@@ -161,7 +161,8 @@ def test_wheels_compiled_on_another_machine_are_collected(shop: Tiny, tmp_path: 
     for wheel in shop.cache.glob("wheels/*/tinypkg-*.whl"):
         shutil.rmtree(wheel.parent)
     brought = ("wheels", "tiny", "--wheelcache", tmp_path / "exported")
-    shop.refuse("wheels", "tiny", "--compiled-elsewhere", naming=("add --wheelcache DIR",))
+    for verb in ("wheels", "image"):
+        shop.refuse(verb, "tiny", "--compiled-elsewhere", naming=("add --wheelcache DIR",))
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("uv", "patch", "git"):

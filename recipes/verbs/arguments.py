@@ -78,6 +78,14 @@ def add_compiled_elsewhere(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def compiled_elsewhere(options: argparse.Namespace) -> bool:
+    """Whether --compiled-elsewhere was given; without --wheelcache, there is nothing that it chooses among."""
+    given = getattr(options, "compiled_elsewhere", False)  # `publish` lacks it: its wheels are compiled on their base
+    if given and not options.wheelcache:
+        raise Refusal("--compiled-elsewhere chooses among exported wheels: add --wheelcache DIR.")
+    return bool(given)
+
+
 def add_standin(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--standin",

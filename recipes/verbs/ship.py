@@ -26,6 +26,7 @@ from recipes.verbs.arguments import (
     add_trust,
     add_wheelcache,
     chosen,
+    compiled_elsewhere,
     place,
     standins,
     text,
@@ -168,7 +169,7 @@ def _options(options: argparse.Namespace) -> images.Options:
         pip_conf=options.pip_conf,
         sm=tuple(options.sm or ()),
         network=options.network,
-        elsewhere=getattr(options, "compiled_elsewhere", False),  # what is published was compiled on its base
+        elsewhere=compiled_elsewhere(options),
         apt=options.apt,
         cache=options.cache,
     )

@@ -21,7 +21,16 @@ from recipes.ship import index as indexing
 from recipes.ship import wheels as collecting
 from recipes.ship.cosign import Signer, workflow
 from recipes.ship.publish import Commit
-from recipes.verbs.arguments import Verbs, add_compiled_elsewhere, add_trust, add_wheelcache, chosen, folder, place
+from recipes.verbs.arguments import (
+    Verbs,
+    add_compiled_elsewhere,
+    add_trust,
+    add_wheelcache,
+    chosen,
+    compiled_elsewhere,
+    folder,
+    place,
+)
 
 
 def register(verbs: Verbs) -> None:
@@ -74,12 +83,11 @@ def wheels(options: argparse.Namespace) -> int:
         return _answer(fitting.Wanted.read(options.torch, options.python, options.cuda))
     if options.python or options.cuda:
         raise Refusal("--python and --cuda choose among wheels for a torch: add --for torch==VERSION.")
-    if options.compiled_elsewhere and not options.wheelcache:
-        raise Refusal("--compiled-elsewhere chooses among exported wheels: add --wheelcache DIR.")
+    from_elsewhere = compiled_elsewhere(options)
     plan, cache = chosen(options), Cache()
     signer = Signer(options.key) if options.key else workflow("wheels.yml")
     commit = Commit.of(plan.root).sha if signer else None
-    exported = Exported(options.wheelcache, options.compiled_elsewhere) if options.wheelcache else None
+    exported = Exported(options.wheelcache, from_elsewhere) if options.wheelcache else None
     resolve.check(plan)
     place_of_target = environment.folder(plan.root, plan.target)
     with Steps() as steps, held(place_of_target, steps.wait), cache.held(steps.wait):
