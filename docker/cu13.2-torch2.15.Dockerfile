@@ -141,6 +141,7 @@ LABEL fusebox.python="3.12"
 LABEL fusebox.cuda="13.2"
 LABEL fusebox.driver="580"
 LABEL fusebox.supported-until="2029-04"
+LABEL fusebox.option.flash-attn-4="forward only on sm 8.0 and 8.9: its backward needs 9.0 or newer"
 LABEL fusebox.option.flash-attn-3="for sm 9.0 only; refuses splits, softcap, appended keys, and paged keys that TMA cannot load"
 ARG SM=
 LABEL fusebox.sm="${SM:-8.0 8.9 9.0 10.0 12.0}"
