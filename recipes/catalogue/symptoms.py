@@ -31,8 +31,11 @@ FRAME = re.compile(
 )
 # A download that failed and that pip tries again, "total" times more; the message may be wrapped.
 RETRY = re.compile(r"^.*\bRetrying \(Retry\(total=(\d+),.*(?:\n(?!.*\bRetrying \().*){0,3}?': /.*\n?", re.MULTILINE)
-# A test that passed, whatever its name, and an error that make ignored.
-HARMLESS = re.compile(r"^.*(?:\bPASSED(?:\s+\[\s*\d+%\])?|\(ignored\))[^\S\n]*$\n?", re.MULTILINE)
+# A test that passed, whatever its name, an error that make ignored, and a library that TensorFlow does without.
+HARMLESS = re.compile(
+    r"^.*(?:\bPASSED(?:\s+\[\s*\d+%\])?|\(ignored\)|Could not load dynamic library .*; dlerror: .*)[^\S\n]*$\n?",
+    re.MULTILINE,
+)
 # Debug output about a program's own steps, and warnings, are not trouble.
 QUIET = re.compile(r"^\s*(?:DEBUG |warning: )|\bNCCL INFO\b")
 QUOTES = str.maketrans("‘’“”", "''\"\"")
@@ -101,7 +104,7 @@ def plain(text: str) -> str:
 
 
 def serious(text: str) -> str:
-    """A plain text without what looks like an error and is none: passed tests, ignored errors, repeated downloads."""
+    """A plain text without what looks like an error and is none (HARMLESS, RETRY)."""
     text = HARMLESS.sub("", plain(text))
     return RETRY.sub(lambda match: match[0] if _gave_up(text[match.end() :], int(match[1])) else "", text)
 
