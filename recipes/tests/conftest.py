@@ -58,13 +58,22 @@ NEXT_STEP = re.compile(
 )
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_temporary_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A pytest that a test starts has its folders among this process's, where no pytest of another process ends.
+
+    As it ends, each removes old folders beside its own, and the lock of one that has taken its number again.
+    """
+    with pytest.MonkeyPatch.context() as variables:
+        variables.setenv("PYTEST_DEBUG_TEMPROOT", str(tmp_path_factory.getbasetemp()))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test shares a cache or pytest's temporary folders, in this process or in one that it starts."""
+    """No test reads or writes the user's cache, in this process or in one that it starts."""
     monkeypatch.setenv("FUSEBOX_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    # Each pytest that a test starts removes old folders of others beside its own, also while they are being made.
-    monkeypatch.setenv("PYTEST_DEBUG_TEMPROOT", str(tmp_path))
 
 
 class Checkout:
