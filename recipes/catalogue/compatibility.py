@@ -305,10 +305,11 @@ class Knowledge:
         """Versions that no data list as existing."""
         for package, version in others.items():
             if package not in published and not self.exists(package, version):
-                listed = " of that version" if package in self.catalogue.learned.releases else ""
+                is_listed = package in self.catalogue.learned.releases
+                what = "this version exists" if is_listed else "there is such a release"
                 yield Reason(
                     "add it to a recipe, or to [releases] of recipes/limits.toml",
-                    f"{package} {version}: nothing says that there is such a release{listed}",
+                    f"{package} {version}: nothing says that {what}",
                 )
 
     def _of_another_cuda(self, target: Target, others: Mapping[str, str]) -> Iterator[Reason]:
