@@ -150,8 +150,8 @@ def errors(lines: Iterable[str]) -> Iterator[str]:
     return (line.strip() for line in map(plain, lines) if ERROR.search(line))
 
 
-def troubles(lines: Iterable[str]) -> Iterator[str]:
-    """The lines that look like an error, or else like something that went wrong."""
-    lines = [plain(line) for line in lines]
+def troubles(text: str) -> Iterator[str]:
+    """The lines of a text that look like an error, or else like something that went wrong."""
+    lines = serious(text).splitlines()
     yield from errors(lines)
     yield from (line.strip() for line in lines if TROUBLE.search(line) and not QUIET.search(line))

@@ -468,7 +468,7 @@ def test_a_text_is_explained_however_it_was_logged(form: str) -> None:
 
 
 def test_a_coloured_error_looks_like_one() -> None:
-    assert [*symptoms.troubles(["\x1b[31mKeyError\x1b[0m: 'lr'"])] == ["KeyError: 'lr'"]
+    assert [*symptoms.troubles("\x1b[31mKeyError\x1b[0m: 'lr'")] == ["KeyError: 'lr'"]
 
 
 AGAIN = "WARNING: Retrying (Retry(total={}, connect=None, read=None)) after connection broken by '{}': /simple/tiny/\n"
@@ -562,7 +562,7 @@ def test_only_a_download_that_was_given_up_is_explained() -> None:
 
 def test_warnings_are_no_trouble() -> None:
     names = "ignored", "ids", "hardlink", "NCCL", "retry, refused", "retry, the last", "names", "summary", "TensorFlow"
-    assert not [*symptoms.troubles(symptoms.serious("\n".join(UNEXPLAINED[name] for name in names)).splitlines())]
+    assert not [*symptoms.troubles("\n".join(UNEXPLAINED[name] for name in names))]
 
 
 WRONG = {

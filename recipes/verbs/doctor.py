@@ -78,7 +78,7 @@ def _explain(catalogue: Catalogue, text: str, target: str | None) -> int:
         say(f"   seen:  {cause.thread}")
     if causes:
         return 0
-    line = next(symptoms.troubles(symptoms.serious(text).splitlines()), "")
+    line = next(symptoms.troubles(text), "")
     if not line:
         say("no line of this text looks like an error")
         return 0
