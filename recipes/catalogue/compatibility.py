@@ -183,9 +183,9 @@ class Knowledge:
             releases = self.releases(package, version)
             met = [release.unfit(target, torch) for release in releases]
             if met and all(met):
-                alike = [release for release in releases if (release.cuda == "none") == (target.cuda == "none")]
-                met = [release.unfit(target, torch) for release in alike] or met
-                yield Reason(recipe, f"{package} {version} {met[0]}")
+                # If the target has CUDA, a release without it says nothing useful, and the other way round.
+                nearest = min(releases, key=lambda release: (release.cuda == "none") != (target.cuda == "none"))
+                yield Reason(recipe, f"{package} {version} {nearest.unfit(target, torch)}")
                 continue
             for release in [release for release in releases if release.unfit(target, torch) is None]:
                 for requirement in filter(target.applies, self._requirements(package, release)):
