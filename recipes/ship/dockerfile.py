@@ -95,3 +95,11 @@ def labels(plan: Plan) -> dict[str, str]:
         "fusebox.packages": plan.packages,
     }
     return fixed | {f"fusebox.option.{package}": option for package, option in target.options.items()}
+
+
+def narrowed_labels(plan: Plan) -> dict[str, str]:
+    """The labels that other GPU architectures change; the Dockerfile cannot know which packages these leave out."""
+    absent = {
+        f"fusebox.option.{pin.name}": "not in this image" for pin in plan.left_out if pin.name in plan.target.options
+    }
+    return {"fusebox.packages": plan.packages} | absent

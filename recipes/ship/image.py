@@ -17,6 +17,7 @@ from recipes.catalogue.schema import Target
 from recipes.errors import Refusal
 from recipes.files import write_text
 from recipes.progress import say
+from recipes.ship import dockerfile
 
 
 def engine() -> docker.DockerClient:
@@ -147,7 +148,7 @@ def build(plan: Plan, options: Options) -> str:
 
 def buildx(plan: Plan, options: Options, *output: str) -> None:
     """Run `docker buildx build` on a target's Dockerfile; what it prints goes to the terminal."""
-    narrowed = [f"--label=fusebox.packages={plan.packages}"] if options.sm else []  # the Dockerfile cannot know
+    narrowed = [f"--label={name}={value}" for name, value in dockerfile.narrowed_labels(plan).items() if options.sm]
     command = [
         "docker", "buildx", "build", "--file", str(plan.root / "docker" / f"{plan.target.name}.Dockerfile"),
         "--provenance=false", *options.arguments(plan.target), *narrowed, *output, str(plan.root),

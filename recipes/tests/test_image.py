@@ -137,6 +137,8 @@ def test_nox_gives_the_label_whole(sm: tuple[str, ...], has: bool | None, monkey
     image.buildx(plan(Catalogue(), "cu13.2-torch2.15", list(sm) or None), image.Options({}, sm=sm))
     labels = [word for word in commands[0] if word.startswith("--label=fusebox.packages=torch 2.15.0, ")]
     assert ["flash-attn-3" in label for label in labels] == ([] if has is None else [has])
+    absent = "--label=fusebox.option.flash-attn-3=not in this image" in commands[0]
+    assert absent == (has is False)
 
 
 def test_a_published_image_says_until_when_it_is_supported() -> None:
