@@ -292,7 +292,7 @@ def tests(session):
     # The tests start the tool hundreds of times; Python should not compile it each time.
     bytecode = {"PYTHONDONTWRITEBYTECODE": None}
     session.run("python", "-m", "compileall", "-q", "recipes", "smoke_tests", env=bytecode, silent=True)
-    plugins = ["-p", "recipes.tests.timing", "-p", "recipes.tests.selection"]
+    plugins = ["-p", "recipes.tests.timing", "-p", "recipes.tests.selection", "-p", "recipes.tests.groups"]
     session.run("python", "-m", "pytest", *plugins, *chosen, env=bytecode)
 
 

@@ -32,8 +32,6 @@ from recipes.ship.cosign import Signer
 from recipes.tests.conftest import Tiny, made_key, script, spoil
 from recipes.tests.shop import folder, run_of, shop_in, wheel_of
 
-pytestmark = pytest.mark.xdist_group("a shop with signed wheels")  # slow to make, so only one process makes it
-
 LOCAL = "cputorch1.0.tiny"
 BUILDER = "https://github.com/owner/fusebox/.github/workflows/wheels.yml@refs/heads/main"
 

@@ -28,8 +28,6 @@ from recipes.tests.breakages import NEEDS_MOUNTS, QUICK, SLOW, Shelf, library, m
 from recipes.tests.conftest import SOURCE, Checkout, sdist, wheel
 from recipes.verbs.doctor import UNKNOWN
 
-pytestmark = pytest.mark.xdist_group("wheels to break")  # slow to make, so only one process makes them
-
 MOUNTS = ("unshare", "--user", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt")
 MAY_MOUNT = subprocess.run(MOUNTS, capture_output=True, check=False).returncode == 0
 NO_MOUNTS = "unproven here: this user may not mount in a namespace of its own"

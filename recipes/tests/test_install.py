@@ -22,8 +22,6 @@ from recipes.files import sha256_of
 from recipes.tests.conftest import PYTHON, Index, Tiny, spoil, wheel
 from recipes.tests.shop import shop_in, torch
 
-pytestmark = pytest.mark.xdist_group("a shop to install from")  # which takes long to make, so one process does it
-
 LOCAL = "cputorch1.0.tiny"
 JSON = "application/vnd.pypi.simple.v1+json"
 UV = [uv.find_uv_bin(), "--no-config", "--no-progress"]

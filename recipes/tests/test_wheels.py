@@ -33,8 +33,6 @@ from recipes.ship import wheels as collecting
 from recipes.tests.conftest import PYTHON, Checkout, Tiny, entry, spoil
 from recipes.tests.shop import SHOPPED, folder, run_of, shop_in, wheel_of
 
-pytestmark = pytest.mark.xdist_group("a shop with wheels")  # slow to make, so only one process makes it
-
 LOCAL = "cputorch1.0.tiny"
 
 
