@@ -19,6 +19,8 @@ from recipes.files import write_text
 from recipes.progress import say
 from recipes.ship import dockerfile
 
+EPOCH = 315532800  # 1980-01-01, the time of every file in a layer, as docker/build-wheel.sh sets it in wheels
+
 
 def engine() -> docker.DockerClient:
     """The Docker engine at DOCKER_HOST or the default socket; refused if none answers or `docker` is missing."""
@@ -147,11 +149,15 @@ def build(plan: Plan, options: Options) -> str:
 
 
 def buildx(plan: Plan, options: Options, *output: str) -> None:
-    """Run `docker buildx build` on a target's Dockerfile; what it prints goes to the terminal."""
+    """Run `docker buildx build` on a target's Dockerfile; what it prints goes to the terminal.
+
+    Each build has the same time, because folders of WORKDIR have it: another time makes all stages after them anew.
+    """
     narrowed = [f"--label={name}={value}" for name, value in dockerfile.narrowed_labels(plan).items() if options.sm]
     command = [
         "docker", "buildx", "build", "--file", str(plan.root / "docker" / f"{plan.target.name}.Dockerfile"),
-        "--provenance=false", *options.arguments(plan.target), *narrowed, *output, str(plan.root),
+        "--provenance=false", f"--build-arg=SOURCE_DATE_EPOCH={EPOCH}", *options.arguments(plan.target), *narrowed,
+        *output, str(plan.root),
     ]  # fmt: skip
     if subprocess.run(command, check=False).returncode != 0:
         raise Refusal(f"docker buildx build of {plan.target.name} failed: read what it printed above.")

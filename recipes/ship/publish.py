@@ -39,7 +39,6 @@ ANNOTATED = (
 )  # what gets the annotations: the manifest, and its entry in the layout
 UNSIGNED = "it is not signed: pass --key, or publish it in GitHub's workflow"
 PROVING = "fusebox.proving"  # the label of a container that proves an image, with the target
-EPOCH = 315532800  # 1980-01-01, the time of every file in a layer, as docker/build-wheel.sh sets it in wheels
 PARTS = ("docker", "patches", "pyproject.toml", "recipes", "smoke_tests")  # what an image is made from
 
 
@@ -255,7 +254,6 @@ def _build(plan: Plan, options: Options, commit: Commit, oci: Path) -> None:
     buildx(
         plan, options, *(f"--label={key}={value}" for key, value in about.items()), *annotated,
         f"--label=fusebox.stack={plan.stack}",
-        f"--build-arg=SOURCE_DATE_EPOCH={EPOCH}",
         f"--output=type=oci,dest={oci},tar=false,rewrite-timestamp=true",
     )  # fmt: skip
 
