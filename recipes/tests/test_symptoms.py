@@ -412,6 +412,61 @@ THREADS = {
     "'(MaxRetryError(\"HTTPSConnectionPool(host='a.b', port=443): Max retries exceeded with url: /x (Caused by "
     "NewConnectionError('x: Failed to establish a new connection: [Errno 101] Network is unreachable'))\"), '(Request "
     "ID: 1)')' thrown while requesting HEAD": "stable-diffusion-webui/issues/17165",
+    "RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call": "pytorch/issues/42077",
+    "NLLLoss2d.cu:103: nll_loss2d_forward_kernel: block: [3,0,0], thread: [929,0,0] Assertion `t >= 0 && t < n_classes` "
+    "failed.\nRuntimeError: CUDA error: device-side assert triggered": "Pytorch-UNet/issues/375",
+    "_pickle.UnpicklingError: invalid load key, 'v'.": "stable-diffusion/issues/93",
+    "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda \n"
+    "functions before calling NumCudaDevices() that might have already set an error? \n"
+    "Error 804: forward compatibility was attempted on non supported HW": "ICRA2024-Sim2Real-AXS/issues/5",
+    "ImportError: cannot import name 'is_flash_attn_greater_or_equal_2_10' from\n"
+    "'transformers.modeling_flash_attention_utils' (/usr/local/lib/python3.12/dist-packages/transformers/x.py)": (
+        "evalscope/issues/864"
+    ),
+    "ImportError: cannot import name 'is_torch_tpu_available' from 'transformers'": "evalscope/issues/864",
+    "AttributeError: module 'torch.library' has no attribute 'register_fake'": "ao/issues/2783",
+    "partially initialized module 'torchvision' has no attribute 'extension' (most likely due to a circular import)": (
+        "pytorch/issues/157648"
+    ),
+    "CMake Error at FindPackageHandleStandardArgs.cmake:230 (message):\n"
+    "  Could NOT find Python (missing: Python_LIBRARIES Python_INCLUDE_DIRS\n"
+    '  Development) (found version "3.9.7")': "nest-simulator/issues/2209",
+    "gcc: fatal error: cannot execute ‘cc1plus’: execvp: No such file or directory\n"
+    "nvcc fatal   : Failed to preprocess host compiler properties.": "vision/issues/8540",
+    "  File \"_in_process.py\", line 77, in _build_backend\n    obj = import_module(mod_path)\n"
+    "ModuleNotFoundError: No module named 'setuptools'": "pip/issues/6264",
+    "ERROR: Directory '.' is not installable. Neither 'setup.py' nor 'pyproject.toml' found.": "VidDetours/issues/3",
+    "fatal: unable to access 'https://a.b/c/': SSL certificate problem: unable to get local issuer certificate": (
+        "pip/issues/9568"
+    ),
+    "git-lfs smudge 'x.jar': git-lfs: command not found": "openmoonray/issues/189",
+    "[208153.361842] NVRM: API mismatch: the client has the version 570.86.15, but\n"
+    "[208153.361842] NVRM: this kernel module has the version 565.57.01.": (
+        "ubuntu-packaging-nvidia-driver/issues/3"
+    ),
+    "$ nvidia-smi\nNo devices were found": "open-gpu-kernel-modules/issues/789",
+    "NVRM: Xid (PCI:0000:c1:00): 79, pid=1, name=python, GPU has fallen off the bus.": (
+        "open-gpu-kernel-modules/issues/507"
+    ),
+    "node08:27106:27302 [0] include/shm.h:27 NCCL WARN Call to shm_open failed : Permission denied": (
+        "pytorch/issues/37004"
+    ),
+    "[rank0]: RuntimeError: NCCL Error 2: unhandled system error (run with NCCL_DEBUG=INFO for details)\n"
+    "failed (exitcode: 1) local_rank: 1 (pid: 6833) of binary: /opt/conda/bin/python": "nccl/issues/207",
+    "  exitcode  : -11 (pid: 3304209)\n  error_file: <N/A>\n"
+    "  traceback : Signal 11 (SIGSEGV) received by PID 3304209": "pytorch/issues/6194",
+    "[E socket.cpp:860] [c10d] The client socket has timed out after 60s while trying to connect to a:1": (
+        "pytorch/issues/67547"
+    ),
+    "/bin/sh: 1: cmake: not found": "ClickHouse/issues/14036",
+    "c/_cffi_backend.c:13:17: fatal error: ffi.h: No such file or directory\n     #include <ffi.h>": (
+        "bpython/issues/565"
+    ),
+    'Error response from daemon: Head "https://a.b/v2/x/manifests/latest": denied: denied': "varne/issues/161",
+    "0.359 Err:1 http://a.b/ubuntu jammy-security InRelease\n0.359   At least one invalid signature was encountered.": (
+        "nvidia-docker/issues/1369"
+    ),
 }
 
 
@@ -539,7 +594,17 @@ UNEXPLAINED = {
     "conda": "Solving environment: unsuccessful initial attempt using frozen solve. Retrying with flexible solve.",
     "apptainer": "WARNING: 'nodev' mount option set on /tmp, it could be a source of failure during build process\n"
     "INFO:    Build complete: image.sif",
-    "memory access": "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "recompiled": "[2/8] torch._dynamo hit config.recompile_limit (8)\n"
+    "[2/8]    last reason: 2/7: tensor 'X[0]' size mismatch at index 1. expected 640, actual 8",
+    "optional": "-- Could NOT find Python (missing: Python_INCLUDE_DIRS Development)\n"
+    "-- Could NOT find CUDAToolkit (missing: CUDAToolkit_INCLUDE_DIR)\n-- Configuring done (4.1s)",
+    "tuner": "NCCL INFO NET/Plugin: Plugin load (libnccl-tuner.so) returned 2 : libnccl-tuner.so: cannot open shared "
+    "object file: No such file or directory : when loading libnccl-tuner.so",
+    "crash": "tests/test_errors.py::test_device_side_assert PASSED\n[17/17] c++ segfault_handler.o -shared -o libx.so",
+    "strategy": "FutureWarning: `evaluation_strategy` is deprecated and will be removed in version 4.46\n"
+    "UserWarning: None of the inputs have requires_grad=True. Gradients will be None",
+    "attribute": "AttributeError: module 'models' has no attribute 'build'",
+    "argument": "TypeError: Net.__init__() got an unexpected keyword argument 'width'",
     "host": "nvcc fatal   : Host compiler targets unsupported OS.",
     "meta": "NotImplementedError: Cannot copy out of meta tensor; no data!",
     "overlay": "FATAL: container creation failed: can't mount overlay filesystem: invalid argument",
