@@ -464,6 +464,17 @@ THREADS = {
         "bpython/issues/565"
     ),
     'Error response from daemon: Head "https://a.b/v2/x/manifests/latest": denied: denied': "varne/issues/161",
+    "  ╰─▶ Call to `setuptools.build_meta:__legacy__.build_wheel` failed (exit status: 1)\n      [stdout]\n"
+    "      Building cuda extension requires PyTorch (>=1.13.0) being installed, please install PyTorch first: No\n"
+    "      module named 'torch'": "flash-attention/issues/246",
+    "OSError: [Errno 16] Device or resource busy: '/root/.triton/cache/x/cuda_utils.so' -> '/root/y'": (
+        "pytorch/issues/173679"
+    ),
+    "E: GPG error: https://a.b/x86_64 Release: Signed file isn't valid, got 'NODATA' (does the network require "
+    "authentication?)": "nvidia-docker/issues/1369",
+    "UnsatisfiableError: The following specifications were found to be in conflict:\n  - python=3.7.1": (
+        "hydroDL/issues/24"
+    ),
     "0.359 Err:1 http://a.b/ubuntu jammy-security InRelease\n0.359   At least one invalid signature was encountered.": (
         "nvidia-docker/issues/1369"
     ),
