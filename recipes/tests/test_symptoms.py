@@ -434,7 +434,7 @@ THREADS = {
     '  Development) (found version "3.9.7")': "nest-simulator/issues/2209",
     "gcc: fatal error: cannot execute ‘cc1plus’: execvp: No such file or directory\n"
     "nvcc fatal   : Failed to preprocess host compiler properties.": "vision/issues/8540",
-    "  File \"_in_process.py\", line 77, in _build_backend\n    obj = import_module(mod_path)\n"
+    '  File "_in_process.py", line 77, in _build_backend\n    obj = import_module(mod_path)\n'
     "ModuleNotFoundError: No module named 'setuptools'": "pip/issues/6264",
     "ERROR: Directory '.' is not installable. Neither 'setup.py' nor 'pyproject.toml' found.": "VidDetours/issues/3",
     "fatal: unable to access 'https://a.b/c/': SSL certificate problem: unable to get local issuer certificate": (
@@ -442,9 +442,7 @@ THREADS = {
     ),
     "git-lfs smudge 'x.jar': git-lfs: command not found": "openmoonray/issues/189",
     "[208153.361842] NVRM: API mismatch: the client has the version 570.86.15, but\n"
-    "[208153.361842] NVRM: this kernel module has the version 565.57.01.": (
-        "ubuntu-packaging-nvidia-driver/issues/3"
-    ),
+    "[208153.361842] NVRM: this kernel module has the version 565.57.01.": ("ubuntu-packaging-nvidia-driver/issues/3"),
     "$ nvidia-smi\nNo devices were found": "open-gpu-kernel-modules/issues/789",
     "NVRM: Xid (PCI:0000:c1:00): 79, pid=1, name=python, GPU has fallen off the bus.": (
         "open-gpu-kernel-modules/issues/507"
