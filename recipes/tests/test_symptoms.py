@@ -414,8 +414,8 @@ THREADS = {
     "ID: 1)')' thrown while requesting HEAD": "stable-diffusion-webui/issues/17165",
     "RuntimeError: CUDA error: an illegal memory access was encountered\n"
     "CUDA kernel errors might be asynchronously reported at some other API call": "pytorch/issues/42077",
-    "NLLLoss2d.cu:103: nll_loss2d_forward_kernel: block: [3,0,0], thread: [929,0,0] Assertion `t >= 0 && t < n_classes` "
-    "failed.\nRuntimeError: CUDA error: device-side assert triggered": "Pytorch-UNet/issues/375",
+    "NLLLoss2d.cu:103: nll_loss2d_forward_kernel: block: [3,0,0], thread: [929,0,0] Assertion `t >= 0 && t < n_classes`"
+    " failed.\nRuntimeError: CUDA error: device-side assert triggered": "Pytorch-UNet/issues/375",
     "_pickle.UnpicklingError: invalid load key, 'v'.": "stable-diffusion/issues/93",
     "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda \n"
     "functions before calling NumCudaDevices() that might have already set an error? \n"
