@@ -321,9 +321,15 @@ class Knowledge:
                 yield Reason(f"it is a library of CUDA {match[1]}", here)
 
     def unlisted(self, target: Target) -> Iterator[Reason]:
-        """The GPU architectures, compilers and C libraries that no data list as existing."""
-        asked = {"sm": target.sm, "gcc": [target.gcc] if target.gcc else [], "glibc": [target.glibc]}
-        called = {"sm": "GPU architecture", "gcc": "GCC", "glibc": "C library"}
+        """The GPU architectures, compilers, C libraries and driver branches that no data list as existing."""
+        branch = [target.driver.split(".")[0]] if target.driver else []
+        asked = {
+            "sm": target.sm,
+            "gcc": [target.gcc] if target.gcc else [],
+            "glibc": [target.glibc],
+            "driver": branch,
+        }
+        called = {"sm": "GPU architecture", "gcc": "GCC", "glibc": "C library", "driver": "driver of branch"}
         for fact, versions in asked.items():
             known = self.catalogue.learned.releases.get(fact, versions)
             for version in [version for version in versions if version not in known]:

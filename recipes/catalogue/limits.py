@@ -153,6 +153,17 @@ def what_if(text: str) -> tuple[str, str]:
         (only,) = asked.specifier
     except (InvalidRequirement, ValueError):
         raise Refusal(f"{text!r} is not PACKAGE==VERSION: write it as flash-attn==2.5.8.") from None
+    if asked.marker:
+        raise Refusal(f"{text!r} holds on some machines only: ask without what follows the semicolon.")
     if only.operator != "==" or not is_version(only.version):
         raise Refusal(f"{text!r} names no single version: write it as flash-attn==2.5.8.")
     return canonicalize_name(asked.name), only.version
+
+
+def what_ifs(texts: Iterable[str]) -> dict[str, str]:
+    """Parse several; two versions of one package are refused, since an environment has one."""
+    asked: dict[str, str] = {}
+    for package, version in map(what_if, texts):
+        if Version(asked.setdefault(package, version)) != Version(version):
+            raise Refusal(f"An environment cannot have {package} {asked[package]} and {version}: ask for one of them.")
+    return asked

@@ -88,6 +88,17 @@ def test_a_what_if_names_one_version(text: str) -> None:
         limits.what_if(text)
 
 
+def test_a_what_if_holds_on_every_machine() -> None:
+    with pytest.raises(Refusal, match="some machines only"):
+        limits.what_if("numpy==1.26.4; python_version < '3'")
+
+
+def test_what_ifs_name_one_version_of_a_package() -> None:
+    assert limits.what_ifs(["numpy==1.26", "NumPy==1.26.0"]) == {"numpy": "1.26"}
+    with pytest.raises(Refusal, match=r"numpy 9\.0 and 1\.26\.4"):
+        limits.what_ifs(["numpy==9.0", "numpy==1.26.4"])
+
+
 # --- the real targets, asked through the command
 
 ASKED = {

@@ -71,7 +71,7 @@ def plan(options: argparse.Namespace) -> int:
             say(line)
         return 0
     target = changed(catalogue.target(options.target), options.sm, options.python)
-    replaced = dict(map(limits.what_if, options.replaced))
+    replaced = limits.what_ifs(options.replaced)
     verdict = consider(catalogue, target, replaced)
     limits.refuse(verdict, lambda: instead(catalogue, target, replaced))
     for reason in verdict.reasons:
