@@ -473,6 +473,33 @@ THREADS = {
     "UnsatisfiableError: The following specifications were found to be in conflict:\n  - python=3.7.1": (
         "hydroDL/issues/24"
     ),
+    "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same": "smollm/issues/32",
+    "Input type (c10::BFloat16) and bias type (float) should be the same": "LlamaFactory/issues/567",
+    "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.\n"
+    "The above exception was the direct cause of the following exception:\n"
+    "RuntimeError: Error compiling objects for extension": "HRNet-Semantic-Segmentation/issues/210",
+    "cospi.h(3): error: exception specification is incompatible with that of previous function\nError building "
+    "extension 'fused_adam': fatal error: Python.h: No such file": "sglang/issues/1117",
+    "FAILED\nRoot Cause (first observed failure):\n[0]:\n  exitcode  : 1 (pid: 19401)\n"
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====": "MiniGPT-4/issues/237",
+    "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:219, invalid argument, NCCL version 2.14.3\n"
+    "ncclInvalidArgument: Invalid value for an argument.\nLast error:\n"
+    "Invalid config blocking attribute value -2147483648": "nccl/issues/1558",
+    "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1333, "
+    "internal error - please report this issue to the NCCL developers, NCCL version 2.18.1\n"
+    "ncclInternalError: Internal check failed.\nLast error:\nSocket recv failed": "nccl/issues/1546",
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [18.25.6.30]:28048": (
+        "nccl/issues/2076"
+    ),
+    "  hint: This error likely indicates that `flash-attn@2.8.1` depends on `torch`, but doesn't declare it as a "
+    "build\n  dependency.": "flash-attention/issues/246",
+    "  × No solution found when resolving dependencies:\n  ╰─▶ Because torch==2.3.1 has no wheels are available with a "
+    "matching Python implementation and you require torch==2.3.1, we can conclude": "uv/issues/8344",
+    "[rank0]:     assert not self.zero_optimization_partition_gradients()\n"
+    "[rank0]: AssertionError: no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage 3": "DeepSpeed/issues/6793",
+    "double free or corruption (!prev)\nAborted (core dumped)": "pytorch/issues/6194",
+    "    RuntimeError: NCCL Error 1: unhandled cuda error\nCuda failure 1 'out of memory'": "pytorch/issues/173049",
+    "RuntimeError: CUDA error: invalid resource handle": "stable-diffusion-webui/issues/1",
     "0.359 Err:1 http://a.b/ubuntu jammy-security InRelease\n0.359   At least one invalid signature was encountered.": (
         "nvidia-docker/issues/1369"
     ),
@@ -616,6 +643,15 @@ UNEXPLAINED = {
     "argument": "TypeError: Net.__init__() got an unexpected keyword argument 'width'",
     "host": "nvcc fatal   : Host compiler targets unsupported OS.",
     "meta": "NotImplementedError: Cannot copy out of meta tensor; no data!",
+    "torchrun's end": "KeyError: 'lr'\ntorch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n=====",
+    "ninja's end": "x.cu(3): error: more than one operator matches\n"
+    "subprocess.CalledProcessError: Command '['ninja', '-v']' returned non-zero exit status 1.",
+    "plan": "UserWarning: Plan failed with a cudnnException: CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR: cudnnFinalize "
+    "Descriptor Failed cudnn_status: CUDNN_STATUS_NOT_SUPPORTED (Triggered internally at Conv_v8.cpp:919.)",
+    "keys": "Missing keys: []\nUnexpected keys: []\n<All keys matched successfully>",
+    "hub": "'(ReadTimeoutError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out. "
+    "(read timeout=10)\"), '(Request ID: 1)')' thrown while requesting HEAD https://huggingface.co/x\nRetrying in 1s [Retry 1/5].",
+    "half": "RuntimeError: \"addmm_sparse_cuda\" not implemented for 'Half'",
     "overlay": "FATAL: container creation failed: can't mount overlay filesystem: invalid argument",
 }
 
