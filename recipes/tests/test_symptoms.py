@@ -496,7 +496,8 @@ THREADS = {
     "  × No solution found when resolving dependencies:\n  ╰─▶ Because torch==2.3.1 has no wheels are available with a "
     "matching Python implementation and you require torch==2.3.1, we can conclude": "uv/issues/8344",
     "[rank0]:     assert not self.zero_optimization_partition_gradients()\n"
-    "[rank0]: AssertionError: no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage 3": "DeepSpeed/issues/6793",
+    "[rank0]: AssertionError: no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage "
+    "3": "DeepSpeed/issues/6793",
     "double free or corruption (!prev)\nAborted (core dumped)": "pytorch/issues/6194",
     "    RuntimeError: NCCL Error 1: unhandled cuda error\nCuda failure 1 'out of memory'": "pytorch/issues/173049",
     "RuntimeError: CUDA error: invalid resource handle": "stable-diffusion-webui/issues/1",
@@ -650,7 +651,8 @@ UNEXPLAINED = {
     "Descriptor Failed cudnn_status: CUDNN_STATUS_NOT_SUPPORTED (Triggered internally at Conv_v8.cpp:919.)",
     "keys": "Missing keys: []\nUnexpected keys: []\n<All keys matched successfully>",
     "hub": "'(ReadTimeoutError(\"HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out. "
-    "(read timeout=10)\"), '(Request ID: 1)')' thrown while requesting HEAD https://huggingface.co/x\nRetrying in 1s [Retry 1/5].",
+    "(read timeout=10)\"), '(Request ID: 1)')' thrown while requesting HEAD https://huggingface.co/x\n"
+    "Retrying in 1s [Retry 1/5].",
     "half": "RuntimeError: \"addmm_sparse_cuda\" not implemented for 'Half'",
     "overlay": "FATAL: container creation failed: can't mount overlay filesystem: invalid argument",
 }
