@@ -91,6 +91,7 @@ class Knowledge:
         declared = self.catalogue.targets[target.name]
         others = {name: version for name, version in replaced.items() if name not in FACTS}
         target = self.changed(target, replaced)
+        target, left_out = self._with_kernels(target, others)
         held = self.held(target, others)
         asked = [*replaced, *(key for key in ("sm", "python") if getattr(target, key) != getattr(declared, key))]
         ruled = limits.judge(self.catalogue.limits, held, asked)
@@ -99,14 +100,7 @@ class Knowledge:
         if broken:
             return Verdict("refused", tuple(dict.fromkeys(broken)))
         unknown, spoken = [*self._strangers(others, published), *self.unlisted(target)], []
-        pinned = self.fitting(declared, "torch", declared.packages.get("torch", "0"))
-        if (
-            "torch" in others
-            and others["torch"] not in declared.packages.values()
-            and "provided" in [release.kind for release in pinned]
-        ):
-            here = f"nothing says whether torch {others['torch']} can take the place of the base image's own"
-            unknown.append(Reason("what the base has beside it was compiled for that", here))
+        unknown += self._of_another_base(declared, others)
         without = [thing for thing in asked if thing not in held]  # facts about a GPU, in a target without CUDA
         unknown += [
             Reason("choose a target with CUDA", f"{thing} says nothing of a target without CUDA") for thing in without
@@ -123,9 +117,9 @@ class Knowledge:
             unknown += self._missing(target, held, thing)
             unknown += self._absent(target, held, thing)
         if unknown:
-            return Verdict("unknown", tuple(dict.fromkeys(unknown)))
+            return Verdict("unknown", tuple(dict.fromkeys((*unknown, *left_out))))
         cited = ruled.reasons if ruled.word == "allowed" else ()
-        return Verdict("allowed", tuple(dict.fromkeys((*cited, *spoken))))
+        return Verdict("allowed", tuple(dict.fromkeys((*left_out, *cited, *spoken))))
 
     def changed(self, target: Target, replaced: Mapping[str, str]) -> Target:
         """The target with other facts, such as python; a toolkit of another CUDA is not the target's any more."""
@@ -134,6 +128,24 @@ class Knowledge:
             return target
         changes = {name: [version] if name == "sm" else version for name, version in given.items()}
         return what_if(target, {**changes, **({"toolkit": None} if "cuda" in given else {})})
+
+    def _with_kernels(self, target: Target, others: Mapping[str, str]) -> tuple[Target, list[Reason]]:
+        """The target without packages that have kernels for none of its GPU architectures, as a plan leaves them out.
+
+        A package stays if the question names it, or if another one that stays is built beside it.
+        """
+        packages, reasons = dict(target.packages), []
+        beside = {need for name in packages if (build := self.catalogue.packages[name].build) for need in build.needs}
+        for name, version in target.packages.items():
+            releases = self.releases(name, version)
+            kernels = [release for release in releases if not release.sm or set(release.sm) & set(target.sm)]
+            if releases and not kernels and name not in {*others, *beside}:
+                del packages[name]
+                here = f"without {name} {version}, which {releases[0].reach}"
+                reasons.append(Reason(f"a build for sm {', '.join(target.sm)} leaves it out", here))
+        options = {name: text for name, text in target.options.items() if name in packages}
+        changes = {"packages": packages, "options": options}
+        return (target.model_copy(update=changes) if reasons else target), reasons
 
     def held(self, target: Target, others: Mapping[str, str]) -> dict[str, list[str]]:
         """What the target contains with other versions; without CUDA, no facts about a GPU."""
@@ -213,9 +225,11 @@ class Knowledge:
 
     def _concerns(self, target: Target, package: str, version: str, thing: str) -> bool:
         """Whether a package depends on a thing; by the limits, in any of its versions."""
-        if any(thing in row.needs for row in self.rows[package]) or any(
-            thing in tried.beside for tried in self.tried[package]
-        ):
+        if any(thing in row.needs for row in self.rows[package]):
+            return True
+        works_without = any(release.cuda == "none" for release in self._every_release(package))
+        aside = thing == "cuda" and target.cuda == "none" and works_without
+        if not aside and any(thing in tried.beside for tried in self.tried[package]):
             return True
         if package in FACTS or thing == package:
             return False
@@ -276,7 +290,8 @@ class Knowledge:
             low, high = _ends(statement.need)
             if statement.tried or (low and high) or (low and thing in _LASTING):
                 return Reason(
-                    statement.source, f"{package} {version} needs {thing} {statement.need}, and the target has {beside}"
+                    statement.source,
+                    f"{package} {version} needs {thing} {statement.need}, and the target has {thing} {beside}",
                 )
         seen = [Version(text) for text in self._seen(package, version)[thing] if is_version(text)]
         if not seen or not is_version(beside):
@@ -300,6 +315,14 @@ class Knowledge:
         return self.together.get((package, version)) or defaultdict(set)
 
     # --- what is not known
+
+    def _of_another_base(self, declared: Target, others: Mapping[str, str]) -> Iterator[Reason]:
+        """A torch in place of one that the base image provides."""
+        pinned = self.fitting(declared, "torch", declared.packages.get("torch", "0"))
+        provided = "provided" in [release.kind for release in pinned]
+        if provided and "torch" in others and others["torch"] not in declared.packages.values():
+            here = f"nothing says whether torch {others['torch']} can take the place of the base image's own"
+            yield Reason("what the base has beside it was compiled for that", here)
 
     def _strangers(self, others: Mapping[str, str], published: Collection[str]) -> Iterator[Reason]:
         """Versions that no data list as existing."""

@@ -23,6 +23,16 @@ from recipes.errors import Refusal
 
 # What a limit may name besides distributions.
 FACTS = ("python", "cuda", "cudnn", "driver", "gcc", "glibc", "sm")
+# How each of them is written, and what else people write: by name, the pattern, what it is called, and an example.
+SHAPES = {
+    "python": (r"3\.\d+(\.\d+)?", "a version of Python", "3.12, without the t of a free-threaded build"),
+    "cuda": (r"\d+\.\d+(\.\d+)?", "a version of CUDA", "12.8, with its minor version"),
+    "sm": (r"\d+\.\d+", "a GPU architecture", "9.0, with a point and without a or f: an H100 is 9.0, an RTX 4090 8.9"),
+    "glibc": (r"2\.\d+", "a C library", "2.35"),
+    "driver": (r"\d+(\.\d+)*", "a driver of NVIDIA", "580, its branch, or 580.95.05"),
+    "gcc": (r"\d+(\.\d+)*", "a GCC", "13"),
+    "cudnn": (r"\d+(\.\d+)*", "a version of cuDNN", "9.10.2"),
+}
 # What a combination holds: versions of distributions, and of python, cuda, sm, glibc; sm may have several.
 Facts = Mapping[str, list[str]]
 
@@ -146,8 +156,19 @@ def within(version: str, need: str) -> bool:
     return need != "none" and is_version(version) and SpecifierSet(need).contains(version, prereleases=True)
 
 
+def written(fact: str, version: str) -> str:
+    """The version of a fact, such as sm, as it was written; refused in plain words if no such version can be."""
+    pattern, what, example = SHAPES[fact]
+    if not re.fullmatch(pattern, version):
+        raise Refusal(f"{version!r} is not {what}: write it as {example}.")
+    return version
+
+
 def what_if(text: str) -> tuple[str, str]:
     """Parse PACKAGE==VERSION from a command line; anything else is refused."""
+    name, equals, version = text.partition("==")
+    if equals and name.strip().lower() in SHAPES:
+        return name.strip().lower(), written(name.strip().lower(), version.strip())
     try:
         asked = Requirement(text)
         (only,) = asked.specifier
@@ -158,6 +179,16 @@ def what_if(text: str) -> tuple[str, str]:
     if only.operator != "==" or not is_version(only.version):
         raise Refusal(f"{text!r} names no single version: write it as flash-attn==2.5.8.")
     return canonicalize_name(asked.name), only.version
+
+
+def extras(texts: Iterable[str]) -> tuple[Reason, ...]:
+    """What is not known of a question with an extra, such as transformers[torch]: the packages that it adds."""
+    asked = [(*what_if(text), Requirement(text).extras) for text in texts if "[" in text]
+    return tuple(
+        Reason("ask about each of those packages, without the extra", f"nothing says what {name}[{extra}] {version} adds")
+        for name, version, named in asked
+        for extra in sorted(named)
+    )
 
 
 def what_ifs(texts: Iterable[str]) -> dict[str, str]:

@@ -118,6 +118,10 @@ def changed(declared: Target, sm: list[str] | None, python: str | None) -> Targe
         raise Refusal(
             f"Target {declared.name} compiles no GPU code, so --sm has nothing to change: choose a target with CUDA."
         )
+    for architecture in sm or []:
+        limits.written("sm", architecture)
+    if python:
+        python = ".".join(limits.written("python", python).split(".")[:2])
     changes = {key: value for key, value in (("sm", sm), ("python", python)) if value}
     return what_if(declared, changes) if changes else declared
 

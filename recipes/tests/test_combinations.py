@@ -48,6 +48,13 @@ def test_what_works_is_not_refused(row: Row) -> None:
     assert words.startswith(row["answer"]), row["about"]
 
 
+def test_a_package_without_kernels_is_left_out_as_in_a_plan() -> None:
+    target = CATALOGUE.target("cu13.2-torch2.15")
+    verdict = consider(CATALOGUE, target, {"sm": "8.6"})
+    assert verdict.word == "allowed" and "without flash-attn-3" in str(verdict.reasons[0])
+    assert consider(CATALOGUE, target, {"sm": "8.6", "flash-attn-3": "3.0.0"}).word == "refused"
+
+
 def test_what_is_unknown_says_what_is_not_known() -> None:
     target = CATALOGUE.target("cpu")
     verdict = consider(CATALOGUE, target, {"torchao": "0.17.0", "left-pad": "1.0"})

@@ -99,6 +99,21 @@ def test_what_ifs_name_one_version_of_a_package() -> None:
         limits.what_ifs(["numpy==9.0", "numpy==1.26.4"])
 
 
+@pytest.mark.parametrize(
+    "text", ["python==3.13t", "sm==9.0a", "sm==86", "cuda==12", "cuda==none", "glibc==3.1", "driver==new", "gcc==x"]
+)
+def test_a_fact_that_is_written_otherwise_is_refused_in_plain_words(text: str) -> None:
+    with pytest.raises(Refusal, match=r"is not an? [A-Za-z ]+: write it as \d") as refused:
+        limits.what_if(text)
+    assert "match" not in str(refused.value)
+
+
+def test_what_an_extra_adds_is_not_known() -> None:
+    (reason,) = limits.extras(["transformers[torch]==4.40.2", "numpy==1.26.4"])
+    assert "transformers[torch] 4.40.2" in str(reason)
+    assert limits.extras(["numpy==1.26.4"]) == ()
+
+
 # --- the real targets, asked through the command
 
 ASKED = {

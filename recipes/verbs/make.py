@@ -74,6 +74,9 @@ def plan(options: argparse.Namespace) -> int:
     replaced = limits.what_ifs(options.replaced)
     verdict = consider(catalogue, target, replaced)
     limits.refuse(verdict, lambda: instead(catalogue, target, replaced))
+    if unasked := limits.extras(options.replaced):
+        known = verdict.reasons if verdict.word == "unknown" else ()
+        verdict = limits.Verdict("unknown", (*unasked, *known))
     for reason in verdict.reasons:
         say(f"{verdict.word}: {reason}")
     return 0 if verdict.word == "allowed" else 3
