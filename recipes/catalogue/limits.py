@@ -184,8 +184,9 @@ def what_if(text: str) -> tuple[str, str]:
 def extras(texts: Iterable[str]) -> tuple[Reason, ...]:
     """What is not known of a question with an extra, such as transformers[torch]: the packages that it adds."""
     asked = [(*what_if(text), Requirement(text).extras) for text in texts if "[" in text]
+    rule = "ask about each of those packages, without the extra"
     return tuple(
-        Reason("ask about each of those packages, without the extra", f"nothing says what {name}[{extra}] {version} adds")
+        Reason(rule, f"nothing says what {name}[{extra}] {version} adds")
         for name, version, named in asked
         for extra in sorted(named)
     )
