@@ -160,7 +160,7 @@ def written(fact: str, version: str) -> str:
     """The version of a fact, such as sm, as it was written; refused in plain words if no such version can be."""
     pattern, what, example = SHAPES[fact]
     if not re.fullmatch(pattern, version):
-        raise Refusal(f"{version!r} is not {what}: write it as {example}.")
+        raise Refusal(f"The command line asks for {fact} {version!r}, which is not {what}: write it as {example}.")
     return version
 
 

@@ -113,7 +113,7 @@ class Plan:
 
 
 def changed(declared: Target, sm: list[str] | None, python: str | None) -> Target:
-    """The target with other GPU architectures or another Python."""
+    """The target with other GPU architectures or another Python, whose patch release decides nothing here."""
     if sm and declared.cuda == "none":
         raise Refusal(
             f"Target {declared.name} compiles no GPU code, so --sm has nothing to change: choose a target with CUDA."

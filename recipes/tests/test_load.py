@@ -255,7 +255,7 @@ def test_needs_in_a_circle_are_named(tiny: Tiny) -> None:
     [
         (("--python", "3.12"), ("torch 2.13.0+cpu", "needs Python ==3.11.*", "has 3.12")),
         (("--python", "three"), ("command line", "python", "three")),
-        (("--python", "3.11.7"), ("command line", "python", "3.11.7")),
+        (("--python", "3.11.x"), ("command line", "python", "3.11.x")),
         (("--sm", "9.0"), ("cpu", "--sm")),
     ],
 )
@@ -270,7 +270,7 @@ def test_a_what_if_with_a_wrong_architecture_is_refused(tiny: Tiny) -> None:
     """--sm takes compute capabilities: 9.0, not sm_90."""
     tiny.edit(tiny.targets, 'cuda = "none"\nglibc = "2.28"\nsm', 'cuda = "13.0"\nglibc = "2.28"\nsm')
     tiny.succeed("plan", "tiny", "--sm", "9.0,10.0")
-    tiny.refuse("plan", "tiny", "--sm", "sm_90", naming=("command line", "sm[0]", "sm_90"))
+    tiny.refuse("plan", "tiny", "--sm", "sm_90", naming=("command line", "sm", "sm_90", "9.0"))
 
 
 # 200 generated files, all in this process: a subprocess for each, as in the cases above, would take minutes.
