@@ -188,7 +188,7 @@ def changes(session):
 @verb()
 @for_each_target
 def mutants(session, target):
-    """Plant faults to see if the claims catch them, and try 100 seeds on correct code; -- [--seeds N] [--compile]."""
+    """Plant faults to see if the claims catch them, and try 100 seeds on correct code; -- [--changed] [--seeds N]."""
     recipes(session, "mutants", target, *session.posargs)
 
 

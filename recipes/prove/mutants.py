@@ -2,7 +2,7 @@
 
 smoke_tests/mutants.py does the work, inside the environment; faults of upstream's compiled code
 (smoke_tests/compiled_faults.toml) are compiled here first. The outcomes are committed beside the evidence and shown
-in docs/status/mutants.md. Each has the key of what decided it, so that a change is noticed; that alone plants nothing
+in docs/status/mutants.md. Each has the key of what decided it, so that a change is noticed; those alone can be planted
 again.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import functools
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from recipes.prove.parsing import Place
 
 Row = dict[str, Any]
 COUNTED = ("caught", "survived", "crashed")
+PROCESSES = 12  # at most: more of them compete for memory
 REASONS = "faults/survivors.py"  # says why mutants survived, which affects no outcome
 RULED = "faults/ruled.json"  # the code of training that a rule changes, and the claims that judge each
 
@@ -101,19 +103,85 @@ def _compile(builder: Builder, wheel: Wheel, faults: dict[Path, CompiledFault], 
         partial.replace(library)
 
 
-def run(plan: Plan, env: Path, libraries: Path, seeds: int) -> int:
-    """Plant every fault in the environment and keep the outcomes; 1 if correct code raised a false alarm."""
+def run(plan: Plan, env: Path, libraries: Path, seeds: int, *, only_changed: bool = False) -> int:
+    """Plant every fault in the environment and keep the outcomes; 1 if correct code raised a false alarm.
+
+    With `only_changed`, the kept run goes on: what has changed since is planted, and without seeds its seeds count.
+    """
     out = environment.folder(plan.root, plan.target) / "mutants.json"
-    command = [str(environment.python_of(env)), "-m", "smoke_tests.mutants", "--out", str(out)]
-    command += ["--seeds", str(seeds), "--compiled", str(libraries)]
+    words = ["--seeds", str(seeds), "--compiled", str(libraries)]
+    again: Row = {}
+    if only_changed:
+        _earlier(plan)  # before the claims, which take minutes
+        _watched(plan, env, out, ["--seeds", "0", "--share", "0/0", "--processes", "1"])
+        state = evidence.brought(Planted, out)
+        again = _earlier(plan, state["hardware"]["name"])
+        processes = max(2, min(len(os.sched_getaffinity(0)), PROCESSES))
+        _resume(out, _with_unchanged(plan, state, again), processes)
+        words += ["--processes", str(processes)]
+    code = _watched(plan, env, out, words)
+    if again and not seeds:
+        clean = {**again["clean"], "commit": again["clean"].get("commit") or again["commit"]}
+        write_json(out, {**evidence.brought(Planted, out), "clean": clean})
+    keep(plan, out)
+    for path in (out, *out.parent.glob(f"{out.name}.*-of-*")):  # the next run would go on from these
+        path.unlink()
+    return code
+
+
+def _watched(plan: Plan, env: Path, out: Path, words: list[str]) -> int:
+    command = [str(environment.python_of(env)), "-m", "smoke_tests.mutants", "--out", str(out), *words]
     code, _ = smoke.watched(command, plan.root, environment.run_variables(plan.target, env))
     if code > 1:
         raise Refusal(
             f"{plan.target.name}: the mutants ended with code {code}: read their output, and run again to continue."
         )
-    keep(plan, out)
-    out.unlink()
     return code
+
+
+def _earlier(plan: Plan, hardware: str = "") -> Row:
+    """The kept outcomes of the target on this hardware, or on any."""
+    for outcomes in committed(plan.root):
+        if outcomes["target"] == plan.target.name and hardware in ("", outcomes["hardware"]["name"]):
+            return outcomes
+    where = f" on {hardware}" if hardware else ""
+    raise Refusal(f"No mutants of {plan.target.name}{where} are kept: leave --changed out to plant all of them.")
+
+
+def _with_unchanged(plan: Plan, state: Row, again: Row) -> Row:
+    """The state of a run that begins with the earlier outcomes that nothing has changed, each with its commit."""
+    if state["stack"] != again["stack"]:
+        raise Refusal(
+            f"The kept mutants of {plan.target.name} were planted beside other packages: leave --changed out to plant "
+            "all of them."
+        )
+    gone = {identity(row) for row in changed(Keys(plan.root), again)}
+    failing = {*state["failing"], *again["failing"]}
+    same = [
+        {**row, "commit": row.get("commit") or again["commit"]}
+        for row in again["mutants"]
+        if identity(row) not in gone and not failing & {row["by"], *row["claims"]}
+    ]
+    machines = {**again.get("earlier", {}), again["commit"]: again["hardware"]}
+    named = {row["commit"] for row in same}
+    before = {commit: machine for commit, machine in machines.items() if commit in named}
+    return {**state, "mutants": same, "earlier": before}
+
+
+def _resume(out: Path, state: Row, processes: int) -> None:
+    """Write the files from which a stopped run goes on: its own, and that of each of its processes."""
+    state = {key: value for key, value in state.items() if key != "clean"}
+    write_json(out, state)
+    for number in range(processes):
+        share = out.with_name(f"{out.name}.{number}-of-{processes}")
+        stopped = json.loads(share.read_text(encoding="utf-8")) if share.exists() else {}
+        if stopped.get("files") != state["files"] or stopped.get("earlier") != state["earlier"]:
+            write_json(share, state)
+
+
+def identity(row: Row) -> tuple[str, ...]:
+    """What tells a mutant from every other."""
+    return tuple(str(row[key]) for key in ("name", "kind", "origin", "operator", "column"))
 
 
 class Clean(evidence.Brought):
@@ -127,6 +195,8 @@ class Clean(evidence.Brought):
 
 
 class Mutant(evidence.Brought):
+    """A row. `commit` is where it was planted, if the run took it from an earlier one."""
+
     name: str
     kind: str
     origin: str
@@ -136,9 +206,12 @@ class Mutant(evidence.Brought):
     outcome: str
     by: str
     why: str
+    commit: str = ""
 
 
 class Planted(evidence.Brought):
+    """A file of outcomes. `earlier` has the machine of each commit that rows name."""
+
     target: str
     hardware: evidence.Machine
     files: dict[str, str]
@@ -146,6 +219,7 @@ class Planted(evidence.Brought):
     clean: Clean
     mutants: list[Mutant]
     commit: str = ""
+    earlier: dict[str, evidence.Machine] = {}
 
 
 def keep(plan: Plan, path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
 from recipes.errors import Refusal
 from recipes.files import ROOT
+from recipes.make import environment
 from recipes.pages import faults
 from recipes.pages.tables import Facts
 from recipes.prove import mutants, records
@@ -225,6 +227,115 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
         with pytest.raises(Refusal, match=why):
             mutants.keep(here, tmp_path / "elsewhere.json")
     assert mutants.committed(tmp_path) == before
+
+
+# A stand-in for an environment's Python, in Python: the claims alone leave no mutants, and a whole run plants those of
+# outcomes.json that the files of its processes do not hold.
+GOING_ON = f"""#!{sys.executable}
+import json, sys
+from pathlib import Path
+
+words, beside = sys.argv[1:], Path(__file__).parent
+out = Path(words[words.index("--out") + 1])
+state = json.loads((beside / "outcomes.json").read_text())
+if "--share" in words:
+    state = {{**state, "mutants": [], "clean": {{**state["clean"], "seeds": 0}}}}
+else:
+    before = json.loads(out.read_text())
+    shares = [json.loads(path.read_text()) for path in sorted(out.parent.glob(out.name + ".*-of-*"))]
+    rows = {{row["name"]: row for share in shares for row in share["mutants"]}}
+    planted = [row["name"] for row in state["mutants"] if row["name"] not in rows]
+    (beside / "planted.json").write_text(json.dumps([words[words.index("--processes") + 1], len(shares), planted]))
+    mutants = [rows.get(row["name"], row) for row in state["mutants"]]
+    state = {{**before, "mutants": mutants, "clean": {{**state["clean"], "seeds": int(words[words.index("--seeds") + 1])}}}}
+out.parent.mkdir(parents=True, exist_ok=True)
+out.write_text(json.dumps(state))
+"""
+
+
+class Again:
+    """A made-up checkout with a kept run of three mutants, of which each has another claim, and an environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.room = folder / "smoke_tests"
+        self.room.mkdir()
+        for name, text in ROOM.items():
+            (self.room / name).write_text(text)
+        chosen = plan(Catalogue(), "cpu")
+        self.plan = type(chosen)(folder, chosen.target, chosen.pins, chosen.patches, chosen.lock)
+        self.run = outcomes() | {"stack": "1", "commit": "68ebab4"}
+        (row,) = self.run["mutants"]
+        self.run["mutants"] = [
+            {**row, "name": name, "claims": [f"test_fused_ops.py::{test}"], "by": f"test_fused_ops.py::{test}"}
+            for name, test in (("off", "test_swiglu"), ("other", "test_rope"))
+        ]
+        keys = mutants.Keys(folder)
+        self.run["mutants"] = [{**row, "key": keys.of(row)} for row in self.run["mutants"]]
+        assert all(row["key"] for row in self.run["mutants"])
+        self.kept = keep(folder, self.run)
+        self.python = script(folder / "env" / "bin" / "python", GOING_ON)
+
+    def plant(self, seeds: int = 0, **state: Any) -> list[Any]:
+        """What was planted, in how many processes, on a machine of another CPU."""
+        new = {**self.run, "hardware": {"name": "x86-64", "cpu": "newer"}, **state}
+        (self.python.parent / "outcomes.json").write_text(json.dumps(new))
+        folder = self.plan.root
+        assert mutants.run(self.plan, folder / "env", folder / "libraries", seeds, only_changed=True) == 0
+        processes, shares, planted = json.loads((self.python.parent / "planted.json").read_text())
+        assert int(processes) == shares >= 2
+        assert not list((folder / "build").rglob("*-of-*"))
+        return list(planted)
+
+
+def test_only_what_has_changed_is_planted_again(tmp_path: Path) -> None:
+    """The others keep their commit and its machine, through another such run too; the seeds keep theirs."""
+    again = Again(tmp_path)
+    (again.room / "bounds.py").write_text(ROOM["bounds.py"].replace("0.004", "0.4"))
+    assert again.plant() == ["off"]
+    (written,) = mutants.committed(tmp_path)
+    assert [row.get("commit") for row in written["mutants"]] == [None, "68ebab4"]
+    assert written["earlier"] == {"68ebab4": {"name": "x86-64", "cpu": "CPU"}}
+    assert written["clean"] == {**again.run["clean"], "commit": "68ebab4"}
+    assert not mutants.changed(mutants.Keys(tmp_path), written)
+    assert "1 of them were planted at 68ebab4 (CPU)." in faults.text(tmp_path)
+    again.kept.write_text(json.dumps({**written, "commit": "7ac1e2d"}))
+    (again.room / "faults.py").write_text(ROOM["faults.py"].replace("def off():\n    return 1", "def off():\n    return 2"))
+    assert again.plant(seeds=5) == ["off"]
+    (written,) = mutants.committed(tmp_path)
+    assert written["earlier"] == {"68ebab4": {"name": "x86-64", "cpu": "CPU"}}
+    assert written["clean"]["seeds"] == 5 and "commit" not in written["clean"]
+
+
+def test_a_mutant_whose_claim_fails_here_is_planted_again(tmp_path: Path) -> None:
+    assert Again(tmp_path).plant(failing=["test_fused_ops.py::test_rope"]) == ["other"]
+
+
+def test_a_stopped_run_of_changed_mutants_goes_on(tmp_path: Path) -> None:
+    """What a process has planted before the stop is not planted again."""
+    again = Again(tmp_path)
+    (again.room / "bounds.py").write_text(ROOM["bounds.py"].replace("0.004", "0.4"))
+    out = environment.folder(tmp_path, again.plan.target) / "mutants.json"
+    again.python.write_text(GOING_ON + "sys.exit(9 if '--share' not in words else 0)\n")
+    with pytest.raises(Refusal, match="code 9"):
+        again.plant()
+    share = next(out.parent.glob("*.0-of-*"))
+    state = json.loads(share.read_text())
+    share.write_text(json.dumps({**state, "mutants": [*state["mutants"], again.run["mutants"][0]]}))
+    again.python.write_text(GOING_ON)
+    assert again.plant() == []
+
+
+def test_mutants_beside_other_packages_or_of_other_hardware_are_not_kept_on(tmp_path: Path) -> None:
+    again = Again(tmp_path)
+    with pytest.raises(Refusal, match="beside other packages"):
+        again.plant(stack="2")
+    again.python.parent.joinpath("outcomes.json").unlink()
+    with pytest.raises(Refusal, match="No mutants of cpu on H200 are kept"):
+        again.plant(hardware={"name": "H200", "cpu": "CPU"})
+    again.kept.unlink()
+    again.python.unlink()  # nothing runs
+    with pytest.raises(Refusal, match="No mutants of cpu are kept: leave --changed out"):
+        again.plant()
 
 
 def test_changes_names_the_mutants_and_records_that_have_changed(

@@ -42,7 +42,10 @@ def register(verbs: Verbs) -> None:
     )
     verbs.add("changes", changes, target=False)
     planted = verbs.add("mutants", mutants, mirror=True, sm=True)
-    planted.add_argument("--seeds", type=int, default=100, help="the number of runs on correct code (%(default)s)")
+    planted.add_argument("--seeds", type=int, help="the number of runs on correct code (100; with --changed none)")
+    planted.add_argument(
+        "--changed", action="store_true", help="plant only the kept mutants that something has changed since, and new ones"
+    )
     planted.add_argument("--compile", action="store_true", help="only compile the faults of compiled code; plant none")
     planted.add_argument(
         "--from", dest="outcomes", type=place, help="keep the outcomes that a run elsewhere wrote to its --out"
@@ -135,6 +138,7 @@ def mutants(options: argparse.Namespace) -> int:
         say(f"The compiled faults are in {libraries}: bring them along.")
         return 0
     with held(environment.folder(plan.root, plan.target), Steps().wait):
-        code = planting.run(plan, path, libraries, options.seeds)
+        seeds = (0 if options.changed else 100) if options.seeds is None else options.seeds
+        code = planting.run(plan, path, libraries, seeds, only_changed=options.changed)
     render.write(Catalogue())
     return code
