@@ -73,10 +73,9 @@ def train(
 ) -> List[float]:
     """Train a fresh model; the loss (nats per byte) of every step.
 
-    The weights are float32; on a GPU what autocast chooses is computed in bfloat16. The same seed gives the same start
-    and the same batches, whatever the columns. each_step is called before each step. graphed: the model's kernels are
-    captured once and launched together, forward and backward, since a model so small waits for the host. prepare:
-    puts other linear layers and another AdamW in place of the table's.
+    The weights are float32; on a GPU autocast computes in bfloat16. The same seed gives the same start and batches,
+    whatever the columns. each_step is called before each step. graphed: the kernels of forward and backward are captured
+    and launched together, since a model so small waits for the host. prepare: replaces linear layers and AdamW.
     """
     torch.manual_seed(seed)
     model: torch.nn.Module = small_llama(shape, columns).to(device)
