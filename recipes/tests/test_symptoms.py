@@ -504,6 +504,47 @@ THREADS = {
     "0.359 Err:1 http://a.b/ubuntu jammy-security InRelease\n0.359   At least one invalid signature was encountered.": (
         "nvidia-docker/issues/1369"
     ),
+    "│ ❱ 215 raise RuntimeError(                                     │\n"
+    "RuntimeError: Found empty `transformer-engine` meta package installed. Install `transformer-engine` with "
+    "framework extensions\nvia'pip3 install --no-build-isolation transformer-engine[pytorch,jax]==VERSION'": (
+        "evo2/issues/201"
+    ),
+    "bitsandbytes/libbitsandbytes_cpu.so: undefined symbol: cget_managed_ptr": "bitsandbytes/issues/492",
+    "AttributeError: 'NoneType' object has no attribute 'cquantize_blockwise_fp16_nf4'": "bitsandbytes/issues/492",
+    "[rank0]: RuntimeError: Error(s) in loading state_dict for Sequential:\n"
+    '[rank0]: \tMissing key(s) in state_dict: "0._extra_state". ': "Megatron-Bridge/pull/6032",
+    "RuntimeError: ColumnParallelLinear was called with gradient_accumulation_fusion set to True but the custom CUDA "
+    "extension fused_weight_gradient_mlp_cuda module is not found.": "efficientdet-pytorch/issues/46",
+    "#12 7.1   × No solution found when resolving dependencies:\n"
+    "#12 7.1   ╰─▶ Because there is no version of requests==2.32.3 and project depends on requests==2.32.3, we can\n"
+    "#12 7.1       conclude that your requirements are unsatisfiable.\n"
+    "#12 7.1       hint: `requests` was found on\n"
+    "#12 7.1       https://a.b/whl/cu121, but not at the requested version": "uv/pull/7645",
+    "LibMambaUnsatisfiableError: Encountered problems while solving:\n"
+    "  - nothing provides requested _libgcc_mutex ==0.1 conda_forge": "DSOL_rv0.2/issues/11",
+    "CondaHTTPError: HTTP 000 CONNECTION FAILED for url <https://a.b/repodata.json.bz2>\n"
+    "ProxyError(MaxRetryError(\"HTTPSConnectionPool(host='a.b', port=443): Max retries exceeded (Caused by "
+    "ProxyError('Cannot connect to proxy.', OSError('Tunnel connection failed: 503 Service Unavailable',)))\",),)": (
+        "requests/issues/6585"
+    ),
+    " fatal error: THC/THC.h: No such file or directory\n    7 | #include <THC/THC.h>": "pytorch-loss/issues/36",
+    "src/iou_cuda.cpp:4:23: error: ‘AT_CHECK’ was not declared in this scope": "FCOS/issues/276",
+    "-bash: /var/spool/jobs/820635.SC: /bin/bash^M: bad interpreter: No such file or directory": "rslurm/issues/84",
+    "RuntimeError: ('Quantization scheme is not supported for ', 'the current GPU. Min capability: 80. ', 'Current "
+    "capability: 75.')": "vllm/issues/14040",
+    "pytorch_lightning.utilities.exceptions.MisconfigurationException: You requested GPUs: [1]\n"
+    " But your machine only has: []": "nemo_compatible/issues/16",
+    "(APIServer pid=64866) RuntimeError: Engine core initialization failed. See root cause above.": (
+        "vllm/issues/21882"
+    ),
+    "(EngineCore_0 pid=1) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    "(APIServer pid=2) RuntimeError: Engine core initialization failed. See root cause above.": (
+        "pytorch/issues/173049"
+    ),
+    "stderr: nvidia-container-cli: initialization error: nvml error: insufficient permissions: unknown.": (
+        "nvidia-container-toolkit/issues/33"
+    ),
+    "Error invalid device function at line 508 in file /root/bitsandbytes/csrc/ops.cu": "pytorch/issues/1557",
 }
 
 
@@ -655,6 +696,25 @@ UNEXPLAINED = {
     "Retrying in 1s [Retry 1/5].",
     "half": "RuntimeError: \"addmm_sparse_cuda\" not implemented for 'Half'",
     "overlay": "FATAL: container creation failed: can't mount overlay filesystem: invalid argument",
+    "refused release": "WARNING: Ignoring version 2.0.6 of omegaconf since it has invalid metadata:\n"
+    "Requested omegaconf>=2.0 has invalid metadata: .* suffix can only be used with `==` or `!=` operators\n"
+    "Downloading omegaconf-2.3.0-py3-none-any.whl (79 kB)\nSuccessfully installed omegaconf-2.3.0",
+    "fusion": "`fused_weight_gradient_mlp_cuda` module not found. gradient accumulation fusion with weight gradient "
+    "computation disabled.",
+    "extra state": "WARNING:root:Checkpoint key mismatch for FSDPNemotronHForCausalLM: missing=77 unexpected=0 "
+    "(missing examples=['lm_head._extra_state'])",
+    "loss scale": "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
+    "torch is optional": "CMake Warning at CMakeLists.txt:12 (find_package):\n"
+    '  asked CMake to find a package configuration file provided by "Torch", but\n'
+    "  CMake did not find one.\n-- Configuring done (1.2s)",
+    "engine": "INFO [core.py:58] Initializing a V1 LLM engine (v0.9.0) with config: model='/models/Qwen'\n"
+    "INFO [core.py:171] init engine (profile, create kv cache, warmup model) took 28.02 seconds",
+    "ptxas": "ptxas info    : Compiling entry function '_Z3foov' for 'sm_90'\n"
+    "ptxas info    : Used 255 registers, 16 bytes spill stores",
+    "cache": "The `seen_tokens` attribute is deprecated and will be removed in v4.41. Use the "
+    "`cache_position` model input instead.",
+    "credentials": "Login Succeeded\nConfigure a credential helper to remove this warning. See\n"
+    "https://docs.docker.com/engine/reference/commandline/login/#credential-stores",
 }
 
 
