@@ -272,7 +272,7 @@ class Again:
         keys = mutants.Keys(folder)
         self.run["mutants"] = [{**row, "key": keys.of(row)} for row in self.run["mutants"]]
         assert all(row["key"] for row in self.run["mutants"])
-        self.kept = keep(folder, self.run)
+        self.path = keep(folder, self.run)
         self.python = script(folder / "env" / "bin" / "python", GOING_ON)
 
     def plant(self, seeds: int = 0, **state: Any) -> list[Any]:
@@ -298,7 +298,7 @@ def test_only_what_has_changed_is_planted_again(tmp_path: Path) -> None:
     assert written["clean"] == {**again.run["clean"], "commit": "68ebab4"}
     assert not mutants.changed(mutants.Keys(tmp_path), written)
     assert "1 of them were planted at 68ebab4 (CPU)." in faults.text(tmp_path)
-    again.kept.write_text(json.dumps({**written, "commit": "7ac1e2d"}))
+    again.path.write_text(json.dumps({**written, "commit": "7ac1e2d"}))
     (again.room / "faults.py").write_text(ROOM["faults.py"].replace("def off():\n    return 1", "def off():\n    return 2"))
     assert again.plant(seeds=5) == ["off"]
     (written,) = mutants.committed(tmp_path)
@@ -332,7 +332,7 @@ def test_mutants_beside_other_packages_or_of_other_hardware_are_not_kept_on(tmp_
     again.python.parent.joinpath("outcomes.json").unlink()
     with pytest.raises(Refusal, match="No mutants of cpu on H200 are kept"):
         again.plant(hardware={"name": "H200", "cpu": "CPU"})
-    again.kept.unlink()
+    again.path.unlink()
     again.python.unlink()  # nothing runs
     with pytest.raises(Refusal, match="No mutants of cpu are kept: leave --changed out"):
         again.plant()
