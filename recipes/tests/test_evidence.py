@@ -450,6 +450,8 @@ def test_what_an_interrupted_run_did_not_reach_is_in_no_log(tmp_path: Path) -> N
     assert promotion.compare_log(log, [*run["claims"], {**row, "reason": "not run"}]) == run.get("runs_in_log", 1)
     with pytest.raises(Refusal, match="does not contain the outcomes beside it"):
         promotion.compare_log(log, [*run["claims"], {**row, "reason": "no GPU here"}])
+    with pytest.raises(Refusal, match="does not contain the outcomes beside it"):
+        promotion.compare_log(log, [*run["claims"], {**row, "outcome": "proved", "reason": "not run"}])
 
 
 def test_the_committed_evidence_is_what_its_logs_hold() -> None:
