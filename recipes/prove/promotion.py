@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import collections
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from recipes.catalogue.plan import Plan
 from recipes.errors import Refusal
-from recipes.files import write_json
+from recipes.files import read_text, write_json, write_text
 from recipes.make import environment
 from recipes.prove.claims import Room
-from recipes.prove.evidence import Built, brought, built_for, built_path, imported, read
+from recipes.prove.evidence import Built, Evidence, brought, built_for, built_path, imported, read
 from recipes.prove.smoke import commit_of
 
 
@@ -30,10 +29,11 @@ def promote(plan: Plan) -> list[Path]:
     promoted = []
     for path, run in [(path, _promotable(plan, path)) for path in paths]:
         final = plan.root / "smoke_tests" / "evidence" / path.name
-        if final.exists() and read(final)["started"] > run["started"]:
+        # Without its log, which a killed `promote` may not have written.
+        if final.exists() and brought(Evidence, final)["started"] > run["started"]:
             continue  # a run of another checkout is newer
+        write_text(final.with_suffix(".log"), read_text(path.with_suffix(".log")))
         write_json(final, run)
-        shutil.copyfile(path.with_suffix(".log"), final.with_suffix(".log"))
         promoted += [final.relative_to(plan.root), final.with_suffix(".log").relative_to(plan.root)]
     built_path(plan.root, plan.target.name).unlink(missing_ok=True)  # a run of claims says more
     return promoted
