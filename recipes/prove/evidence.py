@@ -69,11 +69,8 @@ class Package(Brought):
     built_with: dict[str, Any]
 
 
-class Manifest(Brought):
+class Built(Brought):
     packages: dict[str, Package]
-
-
-class Built(Manifest):
     target: str
     stack: str
 

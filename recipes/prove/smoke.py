@@ -23,7 +23,7 @@ from recipes.process import group
 from recipes.progress import console, say
 from recipes.prove.claims import Room
 from recipes.prove.definitions import Code, packed
-from recipes.prove.evidence import Carried, Manifest, Outcomes, brought, grouped, machine_name, worst
+from recipes.prove.evidence import Built, Carried, Outcomes, brought, grouped, machine_name, worst
 from recipes.prove.parsing import Place
 
 KILLED_UNSEEN = Version("3.12")  # before 3.12, a process that is killed leaves no record of what it ran
@@ -85,6 +85,11 @@ def keep(
     content = brought(Outcomes, outcomes)
     if content["target"] != plan.target.name:
         raise Refusal(f"{outcomes} is for the target {content['target']}: bring the file of {plan.target.name}.")
+    if (manifest["target"], manifest["stack"]) != (content["target"], content["stack"]):
+        raise Refusal(
+            f"{outcomes} and manifest.json are of different environments ({content['stack'][:12]} and "
+            f"{manifest['target']} {manifest['stack'][:12]}): bring both from one run."
+        )
     written = _assemble(plan, content, log, manifest, image)
     console.print(_table(written))
     say(f"evidence: {folder_of(plan)}/{written['name']}.json")
@@ -225,7 +230,7 @@ def bring(plan: Plan, folder: Path) -> None:
         if not path.is_file():
             where = "bring it from where the smoke tests ran (docs/use/elsewhere.md says how)"
             raise Refusal(f"{path} is missing: {where}.")
-    described, text = brought(Manifest, manifest), log.read_text(encoding="utf-8", errors="replace")
+    described, text = brought(Built, manifest), log.read_text(encoding="utf-8", errors="replace")
     carried = folder / "image.json"
     keep(plan, outcomes, 0, text, described, _ran_in(plan, carried, text) if carried.exists() else None)
 

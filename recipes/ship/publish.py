@@ -26,6 +26,7 @@ from recipes.make import environment
 from recipes.process import git_variables
 from recipes.progress import say
 from recipes.prove import smoke
+from recipes.prove.evidence import Built, brought
 from recipes.ship import layers, registry, statements, verify
 from recipes.ship.cosign import Signer, trusting
 from recipes.ship.dockerfile import labels
@@ -304,7 +305,7 @@ def prove(plan: Plan, image: str) -> tuple[bool, dict[str, Any]]:
             if not manifest.exists():
                 raise Refusal(f"{image} has no manifest of its environment: build it with `nox -s image`.")
             ran_in = {"image": image, "runtime": {"name": "docker", "version": engine().version()["Version"]}}
-            evidence = smoke.keep(plan, Path(scratch, "outcomes.json"), code, log, read_json(manifest), ran_in)
+            evidence = smoke.keep(plan, Path(scratch, "outcomes.json"), code, log, brought(Built, manifest), ran_in)
             return bool(code or smoke.of_outcome(evidence, "refuted")), evidence
     finally:
         subprocess.run(["docker", "rm", "--force", container], capture_output=True, check=False)

@@ -189,13 +189,18 @@ HARDWARE = {"name": "x86-64", "arch": "x86-64", "cpu": "some CPU", "gpus": []}
 
 
 @pytest.fixture
-def away(tmp_path: Path) -> Path:
-    """The folder of a run elsewhere, with an empty manifest and a log."""
+def away(chosen: Plan, tmp_path: Path) -> Path:
+    """The folder of a run elsewhere, with a manifest without packages and a log."""
     folder = tmp_path / "away"
     folder.mkdir()
     (folder / "smoke.log").write_text("proved\n")
-    (folder / "manifest.json").write_text('{"packages": {}}')
+    (folder / "manifest.json").write_text(json.dumps(manifest_of(chosen)))
     return folder
+
+
+def manifest_of(chosen: Plan, **changes: Any) -> dict[str, Any]:
+    """The manifest of a target's environment, without packages, and with some fields changed."""
+    return {"target": chosen.target.name, "stack": chosen.stack, "packages": {}} | changes
 
 
 @pytest.fixture
@@ -252,6 +257,18 @@ def test_a_damaged_run_elsewhere_is_refused(chosen: Plan, here: Plan, away: Path
     assert json.loads(path.read_text())["claims"][0]["measured"] == measured  # the earlier evidence is unchanged
 
 
+@pytest.mark.parametrize("other", [{"stack": "0" * 64}, {"target": "ms-amp"}])
+def test_a_run_elsewhere_has_the_manifest_of_its_environment(
+    chosen: Plan, here: Plan, away: Path, tmp_path: Path, other: dict[str, str]
+) -> None:
+    """The packages that evidence lists are those that the claims ran with."""
+    (away / "outcomes.json").write_text(json.dumps(outcomes_away(chosen, tmp_path)))
+    (away / "manifest.json").write_text(json.dumps(manifest_of(chosen, **other)))
+    with pytest.raises(Refusal, match=r"manifest\.json are of different environments .*: bring both from one run"):
+        smoke.bring(here, away)
+    assert not list((tmp_path / "build").rglob("*.json"))
+
+
 def test_a_run_in_an_image_names_it_and_what_ran_it(chosen: Plan, here: Plan, away: Path, tmp_path: Path) -> None:
     outcomes = {"target": "cpu", "files": {}, "hardware": HARDWARE, "python": "3.12.1", **record(chosen)}
     image = f"example.org/fusebox@sha256:{'0' * 64}"
@@ -292,7 +309,7 @@ def test_a_run_elsewhere_is_kept_if_only_a_docstring_has_changed_since(
     references = tmp_path / "smoke_tests" / "operators" / "references.py"
     files = {"operators/references.py": sha256_of(references)}
     outcomes = {"target": "cpu", "files": files, "hardware": HARDWARE, "python": "3.12.1", **record(chosen)}
-    for name, text in (("smoke.log", "proved\n"), ("manifest.json", '{"packages": {}}')):
+    for name, text in (("smoke.log", "proved\n"), ("manifest.json", json.dumps(manifest_of(chosen)))):
         (tmp_path / name).write_text(text)
     (tmp_path / "outcomes.json").write_text(json.dumps(outcomes))
     ran = references.read_text()
@@ -350,7 +367,7 @@ def test_a_run_with_a_refuted_claim_names_a_known_cause(
     ran = record(chosen)
     ran["claims"][0] |= outcome
     (tmp_path / "smoke.log").write_text(f"{log}\n")
-    (tmp_path / "manifest.json").write_text('{"packages": {}}')
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest_of(chosen)))
     (tmp_path / "outcomes.json").write_text(
         json.dumps({"target": "cpu", "files": {}, "hardware": HARDWARE, "python": "3.12.1", **ran})
     )
