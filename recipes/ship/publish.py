@@ -130,11 +130,12 @@ def push(plan: Plan, options: Options, host: str) -> Path:
 
 def prove_pushed(plan: Plan) -> None:
     """Run the claims in the image that was pushed, and keep their outcomes beside what is known about it."""
-    image = _pushed(plan)["image"]
+    image, path = _pushed(plan)["image"], folder_of(plan) / "evidence.json"
+    path.unlink(missing_ok=True)  # of an earlier run, which this one may contradict
     failed, evidence = prove(plan, image)
     if failed:
         raise Refusal(f"{image} was pushed, but a claim of it was refuted, so no tag was set: read its evidence.")
-    write_json(folder_of(plan) / "evidence.json", evidence)
+    write_json(path, evidence)
 
 
 def release(plan: Plan, floating: str | None, signer: Signer | None = None) -> None:
@@ -145,7 +146,10 @@ def release(plan: Plan, floating: str | None, signer: Signer | None = None) -> N
     """
     about, commit = _pushed(plan), Commit.of(plan.root)
     image, name, digest = about["image"], about["name"], about["digest"]
-    evidence = read_json(folder_of(plan) / "evidence.json")
+    path = folder_of(plan) / "evidence.json"
+    if not path.exists():
+        raise Refusal(f"{path} does not exist: prove the image first, or bring that folder from where it was proved.")
+    evidence = read_json(path)
     if evidence.get("image") != image:
         raise Refusal(f"The evidence is of {evidence.get('image')}, and {image} was pushed: prove that one.")
     registry.refuse_moving(name, tags(plan.target, commit)[0], digest)

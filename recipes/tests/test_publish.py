@@ -311,6 +311,12 @@ def test_the_steps_of_publishing_keep_to_one_image(monkeypatch: pytest.MonkeyPat
     write_json(folder / "evidence.json", {"image": "here@sha256:1"})
     with pytest.raises(Refusal, match="The evidence is of here@sha256:1, and here@sha256:0 was pushed"):
         publish.release(chosen, None)
+    write_json(folder / "evidence.json", {"image": "here@sha256:0"})
+    monkeypatch.setattr(publish, "prove", lambda plan, image: (True, {}))
+    with pytest.raises(Refusal, match="a claim of it was refuted, so no tag was set"):
+        publish.prove_pushed(chosen)
+    with pytest.raises(Refusal, match=r"evidence\.json does not exist: prove the image first"):
+        publish.release(chosen, None)  # not with what an earlier run proved
 
 
 @pytest.mark.parametrize(
