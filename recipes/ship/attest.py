@@ -138,8 +138,9 @@ def _provenance(
     predicate = next((predicate for kind, predicate in signed if kind == statements.PROVENANCE), None)
     if predicate is None:
         raise Refusal(f"{wheel.name} has no provenance ({statements.PROVENANCE}); sign it again with `nox -s wheels`.")
-    target = predicate["buildDefinition"]["externalParameters"]["target"]
-    return origin(predicate, target, commit, lambda sha: statements.inputs(plan(catalogue, target), sha))
+    parameters = predicate["buildDefinition"]["externalParameters"]
+    target, sm = parameters["target"], parameters.get("sm")
+    return origin(predicate, target, commit, lambda sha: statements.inputs(plan(catalogue, target, sm), sha))
 
 
 def pep740(wheel: Path) -> dict[str, Any] | None:

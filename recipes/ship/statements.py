@@ -222,9 +222,10 @@ def wheel_provenance(plan: Plan, commit: str, builder: str, row: Mapping[str, An
 
     The cache's wheel that it was made from may have been compiled earlier and elsewhere, from the same inputs.
     """
+    narrowed = {"sm": list(plan.narrowed)} if plan.narrowed else {}
     return _slsa(
         build_type=WHEEL_BUILD,
-        parameters={"target": plan.target.name, "package": row["package"], "sm": row["sm"]},
+        parameters={"target": plan.target.name, "package": row["package"], **narrowed},
         internal={"stack": plan.stack, "madeFrom": {"sha256": row["made_from"]}},
         dependencies=inputs(plan, commit),
         builder=builder,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes.catalogue.plan import Plan
+from recipes.catalogue.plan import Plan, for_architectures
 from recipes.errors import Refusal
 from recipes.ship import cosign, registry, statements
 from recipes.ship.cosign import Signer
@@ -174,9 +174,10 @@ def origin(
 
 
 def _materials(plan: Plan, commit: str, predicate: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a checkout pins for an image, with apt's locks if they were used."""
-    with_apt = predicate["buildDefinition"]["internalParameters"]["aptLocks"]
-    return statements.materials(plan, commit, with_apt=with_apt)
+    """What a checkout pins for an image of these GPU architectures, with apt's locks if they were used."""
+    definition = predicate["buildDefinition"]
+    built = for_architectures(plan, definition["externalParameters"].get("sm"))
+    return statements.materials(built, commit, with_apt=definition["internalParameters"]["aptLocks"])
 
 
 def _key(material: Mapping[str, Any]) -> tuple[str, str]:

@@ -21,7 +21,7 @@ from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan, plan
 from recipes.files import ROOT, read_json
 from recipes.prove import evidence
-from recipes.ship import cosign, registry, statements, verify
+from recipes.ship import attest, cosign, registry, statements, verify
 from recipes.ship.cosign import Signer
 from recipes.tests.conftest import REGISTRY, Checkout, made_key, oci_image
 
@@ -208,6 +208,22 @@ def test_the_provenance_names_a_standin_and_is_refused(published: Published) -> 
     published.sign(PROVENANCE=stated)
     (fault,) = published.faults()
     assert fault.startswith("2 inputs are not what this checkout pins, such as pkg:docker/here/base")
+
+
+def test_what_is_compiled_for_some_gpus_has_fewer_inputs() -> None:
+    """A package without kernels for them is left out, of an image as of the wheels."""
+    catalogue, name = Catalogue(), "cu13.2-torch2.15"
+    whole, narrowed = plan(catalogue, name), plan(catalogue, name, ["8.0"])
+    assert [pin.name for pin in narrowed.left_out] == ["flash-attn-3"]
+    of_image = statements.provenance(narrowed, COMMIT, "host:here", TIME, narrowed.narrowed)
+    check = verify.origin(of_image, name, COMMIT, lambda sha: verify._materials(whole, sha, of_image))
+    assert not check.fault and check.finding.startswith(f"commit {COMMIT[:12]}, ")
+    of_wheel = statements.wheel_provenance(narrowed, COMMIT, "host:here", {"package": "torchao", "made_from": "0"})
+    check = attest._provenance(catalogue, Path("torchao.whl"), [(statements.PROVENANCE, of_wheel)], COMMIT)
+    assert not check.fault and check.finding.startswith(f"commit {COMMIT[:12]}, ")
+    of_image["buildDefinition"]["externalParameters"].pop("sm")
+    check = verify.origin(of_image, name, COMMIT, lambda sha: verify._materials(whole, sha, of_image))
+    assert check.fault.startswith("2 inputs are not what this checkout pins, such as git+https://")
 
 
 def test_an_image_without_sbom_is_refused(published: Published) -> None:
