@@ -65,10 +65,9 @@ class Facts:
     def _state_by_row(self) -> dict[tuple[str, str, str], str]:
         """Target, log and claim -> the state of that row: most rows are counted in several tables."""
         return {
-            (plan.target.name, run["log_sha256"], row["id"]): evidence.state(built, self.room, run, row)
+            (plan.target.name, run["log_sha256"], row["id"]): word
             for plan, run in self.runs
-            for built in [evidence.built_for(plan, run)]
-            for row in run["claims"]
+            for row, word in evidence.states(evidence.built_for(plan, run), self.room, run, run["claims"])
         }
 
 

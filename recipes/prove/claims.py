@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -113,9 +113,15 @@ class Room:
         place = self.test(identity)
         return self.code.key(self.code.floor([place])) if place else None
 
-    def key_of(self, run: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
-        """The key that a row of evidence would have now: by what it ran, or could reach if that is not recorded."""
-        return self.code.key_now(definitions_of(run, row)) if "ran" in row else self.key(row["id"])
+    def keys_of(self, run: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> list[str | None]:
+        """The keys that rows of a run would have now: by what each ran, or could reach if that is not recorded."""
+        table, by_ran, keys = table_of(run), dict[str, str | None](), []
+        for row in rows:
+            ran = row.get("ran")
+            if ran is not None and ran not in by_ran:  # half of all rows ran the same as another one
+                by_ran[ran] = self.code.key_now(of_row(table, ran))
+            keys.append(self.key(row["id"]) if ran is None else by_ran[ran])
+        return keys
 
     def has(self, operator: str, plan: Plan, only: str = "", seen: bool = False) -> bool:
         """Whether a target has an implementation of an operator, by operators/table.py.
@@ -187,13 +193,15 @@ def _committed_text(path: Path, sha256: str) -> str | None:
     return None
 
 
-def definitions_of(run: Mapping[str, Any], row: Mapping[str, Any]) -> Recorded:
-    """The definitions that a row of evidence ran, with their digests at that time."""
-    table = list(run["definitions"].items())
-    chosen = (table[number] for number in unpacked(row["ran"]))
-    return tuple(
-        ((file, name), digest) for (file, _, name), digest in ((at.partition(":"), digest) for at, digest in chosen)
-    )
+def table_of(run: Mapping[str, Any]) -> Recorded:
+    """The definitions that rows of a run ran, with their digests at that time."""
+    places = ((at.partition(":"), digest) for at, digest in run.get("definitions", {}).items())
+    return tuple(((file, name), digest) for (file, _, name), digest in places)
+
+
+def of_row(table: Recorded, numbers: str) -> Recorded:
+    """Those of a run's definitions that a row names by their numbers."""
+    return tuple(table[number] for number in unpacked(numbers))
 
 
 def _pairs(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:

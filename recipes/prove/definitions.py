@@ -60,8 +60,8 @@ class Code:
             meant = set()
             for place in chosen:
                 for name_there, targets in self._references(place):
-                    if bound := sorted({self.definitions[each].digest for each in targets & chosen}):
-                        meant.add((self.definitions[place].digest, name_there, *bound))
+                    if not targets.isdisjoint(chosen):
+                        meant.add((self.definitions[place].digest, name_there, *self._digests(targets & chosen)))
             digests = {self.definitions[place].digest for place in chosen}
             self._keys[chosen] = digest_of([sorted(digests), sorted(map(list, meant))])
         return self._keys[chosen]
@@ -74,15 +74,18 @@ class Code:
         local = ((name, frozenset(each for each in at if not each[1].startswith("import "))) for name, at in resolved)
         return [(name, targets) for name, targets in local if targets]
 
+    @functools.cache  # noqa: B019  # few sets of definitions are asked for, and often
+    def _digests(self, places: frozenset[Place]) -> list[str]:
+        return sorted({self.definitions[place].digest for place in places})
+
     def changed(self, recorded: Recorded) -> list[Place]:
         """The definitions that have changed: not the same in their place nor, if that is gone, anywhere else."""
         return [place for place, digest in recorded if not self._now(place, digest)]
 
     def key_now(self, recorded: Recorded) -> str | None:
         """The key of those definitions where they are now; None where one of them changed."""
-        if self.changed(recorded):
-            return None
-        return self.key(place for then, digest in recorded for place in self._now(then, digest))
+        now = [self._now(place, digest) for place, digest in recorded]
+        return self.key(place for places in now for place in places) if all(now) else None
 
     def _now(self, place: Place, digest: str) -> set[Place]:
         there = self.definitions.get(place)

@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recipes.catalogue.plan import Plan, for_architectures
 from recipes.errors import Refusal
 from recipes.files import read_json, sha256_of
-from recipes.prove.claims import Claim, Room, definitions_of
+from recipes.prove.claims import Claim, Room, of_row, table_of
 
+Row = dict[str, Any]
 CHANGED = "changed"  # the state of a row whose code or inputs have changed since it ran
 
 
@@ -174,8 +175,7 @@ def against_moving(plan: Plan) -> str | None:
     for run in runs:
         ran_as = built_for(plan, run)
         partly = ", compiled for some of its GPUs only" if ran_as.stack != plan.stack else ""
-        for row in run["claims"]:
-            word = state(ran_as, room, run, row)
+        for row, word in states(ran_as, room, run, run["claims"]):
             if word == "refuted":
                 return f"{row['id']} is {word} in {run['name']}"
             if word == "proved" and not partly:
@@ -216,27 +216,30 @@ def built_for(plan: Plan, evidence: dict[str, Any]) -> Plan:
     return for_architectures(plan, compiled) if compiled else plan
 
 
-def state(plan: Plan, room: Room, evidence: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """The state of a row: proved, refuted, unproven, or changed if the stack or its code has changed since."""
-    fresh = evidence["stack"] == plan.stack and room.key_of(evidence, row) == row["key"]
-    return str(row["outcome"]) if fresh else CHANGED
+def states(plan: Plan, room: Room, run: Mapping[str, Any], rows: list[Row]) -> list[tuple[Row, str]]:
+    """Rows of a run, each with its state: its outcome, or changed if the stack or its code has changed since."""
+    if run["stack"] != plan.stack:
+        return [(row, CHANGED) for row in rows]
+    keys = zip(rows, room.keys_of(run, rows), strict=True)
+    return [(row, str(row["outcome"]) if key == row["key"] else CHANGED) for row, key in keys]
 
 
-def counted(states: Iterable[str]) -> dict[str, int]:
+def counted(words: Iterable[str]) -> dict[str, int]:
     """How often each state is among these, the best state first."""
-    counts = collections.Counter(states)
+    counts = collections.Counter(words)
     return {word: counts[word] for word in ("proved", CHANGED, "unproven", "refuted") if counts[word]}
 
 
 def changes(plan: Plan, room: Room, run: Mapping[str, Any]) -> dict[str, list[str]]:
     """What changed since a run (a definition, or "the stack") -> the rows that it affects."""
     concerned: dict[str, list[str]] = {}
-    for row in run["claims"]:
-        if state(plan, room, run, row) != CHANGED:
+    table = table_of(run)
+    for row, word in states(plan, room, run, run["claims"]):
+        if word != CHANGED:
             continue
         whole = "the stack" if run["stack"] != plan.stack else "what it can reach" if "ran" not in row else ""
         names = (
-            [f"{file}:{name}" for file, name in room.code.changed(definitions_of(run, row))] if not whole else [whole]
+            [f"{file}:{name}" for file, name in room.code.changed(of_row(table, row["ran"]))] if not whole else [whole]
         )
         for name in names or ["what its names stand for"]:
             concerned.setdefault(name, []).append(row["id"])

@@ -52,7 +52,7 @@ def _promotable(plan: Plan, path: Path) -> dict[str, Any]:
 def _is_of_other_tests(room: Room, run: Mapping[str, Any]) -> bool:
     """Whether definitions that decided an outcome have changed since the run; comments and docstrings do not count."""
     others = room.others_than(run["files"])
-    return bool(others) and any(room.key_of(run, row) != row["key"] for row in run["claims"])
+    return bool(others) and room.keys_of(run, run["claims"]) != [row["key"] for row in run["claims"]]
 
 
 def compare_log(log: Path, claims: Iterable[Mapping[str, Any]]) -> int:

@@ -325,7 +325,7 @@ class Proofs:
             rows = [row for row in run["claims"] if row["package"] == entry.package]
             if rows:
                 ran_as = evidence.built_for(planned, run)
-                states = [(row, evidence.state(ran_as, self.room, run, row)) for row in rows]
+                states = evidence.states(ran_as, self.room, run, rows)
                 yield run, states, run["packages"].get(entry.package, {}).get("sha256") == entry.made_from
 
 

@@ -126,8 +126,7 @@ def record(chosen: Plan, **changes: Any) -> dict[str, Any]:
 )
 def test_state_of_a_run(chosen: Plan, changes: dict[str, str], state: str) -> None:
     run, room = record(chosen, **changes), checkout_room()
-    assert evidence.state(chosen, room, run, run["claims"][0]) == state
-    assert [evidence.state(chosen, room, run, row) for row in run["claims"]] == [state]
+    assert evidence.states(chosen, room, run, run["claims"]) == [(run["claims"][0], state)]
     why = {"the stack"} if "stack" in changes else {"what it can reach"}
     assert set(evidence.changes(chosen, room, run)) == (why if state == "changed" else set())
 
