@@ -142,7 +142,7 @@ class Cache:
 
 def find_file(root: Path, sha256: str, *, drop_damaged: bool = False) -> Path | None:
     """The file with that hash in a folder of the cache's layout; a damaged one is refused, or removed if it is ours."""
-    for path in (root / "files" / sha256).glob("*"):
+    for path in filter(Path.is_file, (root / "files" / sha256).glob("*")):
         if sha256_of(path) == sha256:
             return path
         if not drop_damaged:

@@ -18,7 +18,7 @@ import pytest
 
 from recipes.errors import Refusal
 from recipes.files import ROOT, digest_of
-from recipes.make.cache import default_cache
+from recipes.make.cache import default_cache, find_file
 from recipes.process import held
 from recipes.tests.conftest import SOURCE, Index, Tiny, one_sentence, throttled
 
@@ -468,3 +468,12 @@ def test_a_changed_export_is_not_imported(tiny: Tiny, exported: Path, case: str)
         (exported.parent / "sound").rename(exported / digest_of(record["inputs"]))
     tiny.refuse("cache", "import", exported, naming=naming)
     assert not any(tiny.cache.glob("wheels/*"))
+
+
+def test_a_folder_among_a_mirrors_files_is_none_of_them(tmp_path: Path) -> None:
+    content = b"a wheel"
+    sha256 = hashlib.sha256(content).hexdigest()
+    (tmp_path / "files" / sha256 / "folder").mkdir(parents=True)
+    assert find_file(tmp_path, sha256) is None
+    (tmp_path / "files" / sha256 / "a.whl").write_bytes(content)
+    assert find_file(tmp_path, sha256) == tmp_path / "files" / sha256 / "a.whl"
