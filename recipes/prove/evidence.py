@@ -208,6 +208,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def built_for(plan: Plan, evidence: dict[str, Any]) -> Plan:
     """The plan with the GPU architectures that a run's wheels were compiled for: `--sm` can leave some out."""
+    if evidence.get("stack") == plan.stack:  # though each compiled package may have kernels for some of them only
+        return plan
     architectures = [
         package["built_with"]["sm"] for package in evidence["packages"].values() if package["built_with"].get("sm")
     ]

@@ -617,6 +617,15 @@ def test_wheels_of_some_architectures_alone_move_no_tag() -> None:
     assert reason and reason.endswith("H200, compiled for some of its GPUs only")
 
 
+def test_wheels_with_kernels_for_some_architectures_are_of_the_whole_stack() -> None:
+    """As those of a package that exists for some GPUs only, where nothing else is compiled."""
+    whole = plan(Catalogue(), "cu13.2-torch2.15")
+    run = {"stack": whole.stack, "packages": {"flash-attn-3": {"built_with": {"sm": ["9.0"]}}}}
+    assert evidence.built_for(whole, run) == whole
+    narrowed = plan(Catalogue(), "cu13.2-torch2.15", ["9.0"])
+    assert evidence.built_for(whole, {**run, "stack": narrowed.stack}).stack == narrowed.stack
+
+
 def test_the_claims_of_a_run_are_those_that_are_expected(chosen: Plan) -> None:
     """What is read from the source, without importing it, is what pytest selected for the committed run.
 
