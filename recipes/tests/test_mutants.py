@@ -297,7 +297,7 @@ def test_only_what_has_changed_is_planted_again(tmp_path: Path) -> None:
     assert written["earlier"] == {"68ebab4": {"name": "x86-64", "cpu": "CPU"}}
     assert written["clean"] == {**again.run["clean"], "commit": "68ebab4"}
     assert not mutants.changed(mutants.Keys(tmp_path), written)
-    assert "1 of them were planted at 68ebab4 (CPU)." in faults.text(tmp_path)
+    assert "1 of these 2 mutants were planted at 68ebab4 (CPU)." in faults.text(tmp_path)
     again.path.write_text(json.dumps({**written, "commit": "7ac1e2d"}))
     (again.room / "faults.py").write_text(ROOM["faults.py"].replace("def off():\n    return 1", "def off():\n    return 2"))
     assert again.plant(seeds=5) == ["off"]
