@@ -40,6 +40,8 @@ COLOURS = {"proved": "32", "refuted": "31", "unproven": "33"}
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command; its exit code."""
     options = parser().parse_args(arguments)
+    if options.json is not None:
+        refuse_unwritable(options)
     refuse_unusable()
     try:
         manifest = distributions.description()
@@ -79,11 +81,27 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--long", action="store_true", help="also run claims that take long; without a time limit")
     made.add_argument(
         "--seconds",
-        type=float,
+        type=positive,
         metavar="N",
         help="begin no claim after this time\n(default: {} with a GPU, {} without)".format(GPU_SECONDS, CPU_SECONDS),
     )
     return made
+
+
+def positive(text: str) -> float:
+    """A number of seconds above 0."""
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return seconds
+
+
+def refuse_unwritable(options: argparse.Namespace) -> None:
+    """Refuse a file for the evidence that cannot be written, before the claims run."""
+    if options.list:
+        stop("--list runs no claim, so that there is no evidence for --json: leave one of them out.")
+    if options.json.is_dir() or not options.json.absolute().parent.is_dir():
+        stop(f"--json {options.json} is not a file in a folder that exists: name one.")
 
 
 def stop(sentence: str) -> NoReturn:
@@ -142,13 +160,14 @@ class Run:
         self.machine = hardware.probe()
         self.on_gpu = manifest["cuda"] != "none" and bool(self.machine.gpus)
         default = GPU_SECONDS if self.on_gpu else CPU_SECONDS
-        self.limit = options.seconds or (float("inf") if options.long else default)
+        self.limit: float = options.seconds or (float("inf") if options.long else default)
         self.started = datetime.datetime.now(datetime.timezone.utc)
         self.clock = time.monotonic()
         self.processes: List["subprocess.Popen[bytes]"] = []
         self.logs: Dict[int, Path] = {}
         self.read: Dict[Path, int] = {}
         self.records: Dict[str, Dict[str, Any]] = {}
+        self.late = False  # whether the time was over before the processes had ended
         self.running: Dict[int, str] = {}  # process -> the claim that it runs
         self.ended: Dict[str, Dict[str, Any]] = {}
         (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
@@ -220,6 +239,7 @@ class Run:
             if passed > self.limit:
                 (self.folder / "stop").touch()
             if passed > self.limit + GRACE:
+                self.late = True
                 break
             if not alive and self.records and self.died():
                 self.start()  # for the claims that the dead process has left
@@ -281,6 +301,8 @@ class Run:
 
     def stop_with_log(self) -> NoReturn:
         """Say what kept pytest from collecting the claims."""
+        if self.late:
+            stop(f"pytest had not collected the claims after {self.limit + GRACE:.0f} s: give --seconds more.")
         log = next(iter(self.logs.values())).read_text(encoding="utf-8", errors="replace").strip()
         stop("the claims cannot be collected here; pytest printed:\n" + "\n".join(log.splitlines()[-15:]))
 

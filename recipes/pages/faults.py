@@ -27,7 +27,8 @@ def _sections(keys: Keys, outcomes: Row) -> Iterator[str]:
         yield f"For {number} of these {len(rows)} mutants, code that decided the outcome has changed since {since}."
     taken = collections.Counter(row["commit"] for row in rows if row.get("commit"))
     for commit, number in sorted(taken.items()):
-        yield f"{number} of these {len(rows)} mutants were planted at {commit[:7]} ({outcomes['earlier'][commit]['cpu']})."
+        machine = outcomes["earlier"][commit]["cpu"]
+        yield f"{number} of these {len(rows)} mutants were planted at {commit[:7]} ({machine})."
     yield (
         f"{sum(counts[word] for word in COUNTED)} mutants count: {counts['caught']} caught ({caught['rule']} of them "
         f"made by the rule, {caught['compiled']} compiled into upstream's code), {counts['survived']} survived, "

@@ -9,6 +9,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import Version
 
+from recipes.catalogue import limits
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import Plan, plan
 from recipes.catalogue.schema import Target
@@ -39,13 +40,18 @@ class Wanted:
             raise Refusal(f"--for {torch!r} is not a requirement: write torch==VERSION.") from None
         if asked.name != "torch":
             raise Refusal(f"--for {torch!r} is not about torch: write torch==VERSION.")
+        if python is not None:
+            limits.written("python", python)
+        if cuda not in (None, "none"):
+            limits.written("cuda", cuda)
         return cls(asked, python, cuda)
 
     def lacks(self, target: Target) -> list[str]:
         """In what the target differs: "Python 3.12", empty where it fits."""
         torch = target.packages.get("torch")
         differences = []
-        if torch is None or not self.torch.specifier.contains(Version(torch).public, prereleases=True):
+        builds = (torch, Version(torch).public) if torch else ()  # one that names no build takes any
+        if not any(self.torch.specifier.contains(build, prereleases=True) for build in builds):
             differences.append(f"torch {torch or 'none'}")
         if self.python not in (None, target.python):
             differences.append(f"Python {target.python}")

@@ -45,10 +45,7 @@ def verify(plan: Plan, image: str, signer: Signer, commit: str | None) -> list[C
     `commit` is the checkout's, from which the image has to be built; None accepts any. `image` is NAME@DIGEST or
     NAME:TAG@DIGEST, whose tag must then still point to the digest.
     """
-    match = DIGEST.fullmatch(image)
-    if match is None:
-        raise Refusal(f"{image} names no digest, and a tag can move: pass NAME@sha256:DIGEST.")
-    cosign.refuse_without()
+    match = digest_of(image)
     plain = f"{match['name']}@{match['digest']}"
     checks = [_tag(match["name"], match["tag"], match["digest"]), _layers(plain), _signature(plain, signer)]
     if checks[-1].fault:
@@ -68,6 +65,16 @@ def verify(plan: Plan, image: str, signer: Signer, commit: str | None) -> list[C
         except Refusal as refusal:
             checks.append(Check(name, fault=str(refusal)))
     return checks
+
+
+def digest_of(image: str) -> re.Match[str]:
+    """The name, tag and digest of an image; refused without a digest, or without the programs that verify it."""
+    match = DIGEST.fullmatch(image)
+    if match is None:
+        raise Refusal(f"{image!r} names no digest, and a tag can move: pass NAME@sha256:DIGEST.")
+    cosign.refuse_without()
+    registry.refuse_without_crane("Verifying an image needs")
+    return match
 
 
 def faults(checks: list[Check]) -> list[str]:
@@ -152,18 +159,18 @@ def origin(
 ) -> Check:
     """Whether a provenance names the same inputs, by the same digests, as a checkout pins (`pinned_at` its commit).
 
-    Without a commit, nothing is compared.
+    Without a commit, the inputs are not compared.
     """
     definition = predicate["buildDefinition"]
     stated = {_key(material) for material in definition["resolvedDependencies"]}
     built_from = next((digest for uri, digest in stated if uri == "git+fusebox"), "no commit")
-    if commit is None:
-        return Check("provenance", f"commit {built_from[:12]}, not compared with this checkout")
-    if built_from != commit:
+    if commit and built_from != commit:
         fault = f"It was built from commit {built_from[:12]}, and this checkout is {commit[:12]}; check out the first."
         return Check("provenance", fault=fault)
     if (other := definition["externalParameters"]["target"]) != target:
         return Check("provenance", fault=f"It is of target {other}; name that one instead of {target}.")
+    if commit is None:
+        return Check("provenance", f"commit {built_from[:12]}, not compared with this checkout")
     pinned = {_key(material) for material in pinned_at(commit)}
     if others := sorted(stated ^ pinned):
         fault = f"{len(others)} inputs are not what this checkout pins, such as {others[0][0]}; build it again."

@@ -427,9 +427,7 @@ def test_every_run_is_promoted_and_none_replaces_a_newer_one(
     assert json.loads((tmp_path / "smoke_tests" / "evidence" / path.name).read_text()) == promoted
 
 
-def test_a_promotion_that_was_killed_is_made_again(
-    chosen: Plan, tmp_path: Path, run_here: Callable[..., Path]
-) -> None:
+def test_a_promotion_that_was_killed_is_made_again(chosen: Plan, tmp_path: Path, run_here: Callable[..., Path]) -> None:
     """What it left may be the log of one run beside the outcomes of another."""
     here = Plan(tmp_path, chosen.target, chosen.pins, chosen.patches, chosen.lock)
     path = run_here("cpu--x86-64", log="50 %\r100 %\n{line}\n")
@@ -438,7 +436,7 @@ def test_a_promotion_that_was_killed_is_made_again(
     final = tmp_path / "smoke_tests" / "evidence" / path.name
     for left in ("", "half a"):
         final.with_suffix(".log").write_text(left)
-        with pytest.raises(Refusal, match="raw log cpu--x86-64.log is missing or was changed"):
+        with pytest.raises(Refusal, match=r"raw log cpu--x86-64\.log is missing or was changed"):
             evidence.read(final)
         promotion.promote(here)
         assert evidence.read(final)["name"] == "cpu--x86-64"

@@ -82,8 +82,9 @@ class ForeignRoom(PlantedRoom):
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         variables = {**os.environ, "PYTHONPATH": str(self.site.folder), "CUDA_VISIBLE_DEVICES": self.gpus}
+        evidence = () if "--list" in options else ("--json", str(self.json))
         return subprocess.Popen(
-            [sys.executable, "-B", "-m", "smoke_tests", "--json", str(self.json), *options],
+            [sys.executable, "-B", "-m", "smoke_tests", *evidence, *options],
             cwd=self.folder.parent, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
@@ -149,6 +150,14 @@ def test_exit_codes_and_options(foreign: ForeignRoom) -> None:
     foreign.json.unlink()
     code, listed, _ = foreign.ended("--list")
     assert code == 0 and "2 claims: torch 1, apex 1" in listed and not foreign.json.exists()
+    for options, why in (
+        (("--list", "--json", "out.json"), "--list runs no claim"),
+        (("--json", "nowhere/out.json"), "--json nowhere/out.json is not a file in a folder that exists"),
+        (("--json", ""), "--json . is not a file"),
+        *((("--seconds", seconds), f"{seconds} is not a number above 0") for seconds in ("0", "-1", "nan")),
+    ):
+        code, _, sentence = foreign.ended(*options)
+        assert code == 2 and why in sentence, options
     code, _, sentence = foreign.ended("--package", "flash_attn")
     assert code == 2 and "flash-attn is not installed here" in sentence and "torch, apex" in sentence
     foreign.plant('@proves("x")\ndef test_version_is_pinned(): pass\n', "test_apex.py")
@@ -239,6 +248,8 @@ def test_time_and_ctrl_c_end_it_with_all_processes(foreign: ForeignRoom, tmp_pat
         claim = begun()
         process.communicate(timeout=60)
     assert process.returncode == 3
+    code, _, sentence = foreign.ended("--seconds", "0.01")
+    assert code == 2 and "had not collected the claims after 1 s: give --seconds more" in sentence
     assert foreign.reasons()["test_slow"][1].startswith("it did not end within 8 s")
     with pytest.raises(ProcessLookupError):
         os.kill(claim, 0)

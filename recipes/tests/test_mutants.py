@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from recipes.__main__ import parsed
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.plan import plan
 from recipes.errors import Refusal
@@ -299,7 +300,9 @@ def test_only_what_has_changed_is_planted_again(tmp_path: Path) -> None:
     assert not mutants.changed(mutants.Keys(tmp_path), written)
     assert "1 of these 2 mutants were planted at 68ebab4 (CPU)." in faults.text(tmp_path)
     again.path.write_text(json.dumps({**written, "commit": "7ac1e2d"}))
-    (again.room / "faults.py").write_text(ROOM["faults.py"].replace("def off():\n    return 1", "def off():\n    return 2"))
+    (again.room / "faults.py").write_text(
+        ROOM["faults.py"].replace("def off():\n    return 1", "def off():\n    return 2")
+    )
     assert again.plant(seeds=5) == ["off"]
     (written,) = mutants.committed(tmp_path)
     assert written["earlier"] == {"68ebab4": {"name": "x86-64", "cpu": "CPU"}}
@@ -336,6 +339,12 @@ def test_mutants_beside_other_packages_or_of_other_hardware_are_not_kept_on(tmp_
     again.python.unlink()  # nothing runs
     with pytest.raises(Refusal, match="No mutants of cpu are kept: leave --changed out"):
         again.plant()
+
+
+def test_a_wrong_number_of_seeds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        parsed(["mutants", "cpu", "--seeds", "-1"])
+    assert "-1 is not a number from 0 on" in capsys.readouterr().err
 
 
 def test_changes_names_the_mutants_and_records_that_have_changed(

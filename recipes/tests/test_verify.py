@@ -221,6 +221,8 @@ def test_what_is_compiled_for_some_gpus_has_fewer_inputs() -> None:
     of_wheel = statements.wheel_provenance(narrowed, COMMIT, "host:here", {"package": "torchao", "made_from": "0"})
     check = attest._provenance(catalogue, Path("torchao.whl"), [(statements.PROVENANCE, of_wheel)], COMMIT)
     assert not check.fault and check.finding.startswith(f"commit {COMMIT[:12]}, ")
+    check = verify.origin(of_image, "cpu", None, lambda sha: [])
+    assert check.fault == f"It is of target {name}; name that one instead of cpu.", "a rollback moves that target's tag"
     of_image["buildDefinition"]["externalParameters"].pop("sm")
     check = verify.origin(of_image, name, COMMIT, lambda sha: verify._materials(whole, sha, of_image))
     assert check.fault.startswith("2 inputs are not what this checkout pins, such as git+https://")
@@ -283,6 +285,16 @@ def test_the_verb_prints_a_table_and_rolls_back(published: Published, checkout: 
     assert f"{published.name}:cpu is {published.digest}" in checkout.succeed("rollback", published.image, *key)
     assert registry.digest_of_tag(f"{published.name}:cpu") == published.digest
     checkout.refuse("rollback", f"{published.name}:cpu", *key, naming=("names no digest",))
+
+
+def test_what_cannot_be_verified_is_refused_before_anything_runs(checkout: Checkout) -> None:
+    """Also where the checkout is not clean."""
+    (checkout.root / "stray.txt").touch()
+    for verb in ("verify", "rollback"):
+        for image in ("foo", "", "foo:cpu"):
+            checkout.refuse(verb, image, "--key", "k", naming=("names no digest", repr(image)))
+        image = f"foo@sha256:{'0' * 64}"
+        checkout.refuse(verb, image, "--key", "k", PATH="/nowhere", naming=("not installed",))
 
 
 def test_the_sbom_says_what_we_changed() -> None:

@@ -335,6 +335,15 @@ def test_for_a_torch_that_no_target_has_the_nearest_is_named(checkout: Checkout)
     assert "nox -s new-target -- NAME --like cu13.0-torch2.11" in done.stdout
     for words in (("--for", "torch=2"), ("--for", "numpy==2"), ("--python", "3.12")):
         checkout.refuse("wheels", *words, naming=("--for",))
+    for fact, value in (("python", "3.x"), ("cuda", "banana")):
+        checkout.refuse("wheels", "--for", "torch==2.11.0", f"--{fact}", value, naming=(fact, value, "write it as"))
+    checkout.refuse("wheels", "cpu", "--json", "missing.json", naming=("--missing",))
+
+
+def test_a_torch_is_wanted_with_or_without_its_build() -> None:
+    cpu = Catalogue().target("cpu")
+    for torch, fits in (("torch==2.13.0", True), ("torch==2.13.0+cpu", True), ("torch==2.13.0+cu130", False)):
+        assert (not fitting.Wanted.read(torch, None, "none").lacks(cpu)) == fits, torch
 
 
 def test_which_runner_builds_what_an_index_lacks(tmp_path: Path) -> None:

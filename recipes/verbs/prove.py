@@ -42,14 +42,23 @@ def register(verbs: Verbs) -> None:
     )
     verbs.add("changes", changes, target=False)
     planted = verbs.add("mutants", mutants, mirror=True, sm=True)
-    planted.add_argument("--seeds", type=int, help="the number of runs on correct code (100; with --changed none)")
+    planted.add_argument("--seeds", type=count, help="the number of runs on correct code (100; with --changed none)")
     planted.add_argument(
-        "--changed", action="store_true", help="plant only the kept mutants that something has changed since, and new ones"
+        "--changed",
+        action="store_true",
+        help="plant only the kept mutants that something has changed since, and new ones",
     )
     planted.add_argument("--compile", action="store_true", help="only compile the faults of compiled code; plant none")
     planted.add_argument(
         "--from", dest="outcomes", type=place, help="keep the outcomes that a run elsewhere wrote to its --out"
     )
+
+
+def count(value: str) -> int:
+    """A number from 0 on."""
+    if not value.isdecimal():
+        raise argparse.ArgumentTypeError(f"{value} is not a number from 0 on")
+    return int(value)
 
 
 def patches(_: argparse.Namespace) -> int:

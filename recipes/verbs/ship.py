@@ -121,6 +121,9 @@ def carry(options: argparse.Namespace) -> int:
 def verify(options: argparse.Namespace) -> int:
     """Verify images or wheels against this checkout: signature, provenance, claims, and the layers of images."""
     catalogue, signer = Catalogue(), Signer(options.key, options.identity)
+    for subject in options.subjects:
+        if not subject.endswith(".whl"):
+            verifying.digest_of(subject)
     commit = publishing.Commit.of(catalogue.root).sha
     codes = []
     for subject in options.subjects:
@@ -133,6 +136,7 @@ def verify(options: argparse.Namespace) -> int:
 
 def rollback(options: argparse.Namespace) -> int:
     """Verify an image that was published before, and move its target's floating tag back to it."""
+    verifying.digest_of(options.image)
     if _verified(Catalogue(), options.image, Signer(options.key, options.identity), None):
         return 1
     name, _, digest = options.image.partition("@")

@@ -77,6 +77,8 @@ def number(value: str) -> int:
 
 def wheels(options: argparse.Namespace) -> int:
     """Collect and sign the wheels that a target builds or patches, or list what exists or what an index lacks."""
+    if options.json and not options.missing:
+        raise Refusal("--json writes what an index lacks: add --missing INDEX.")
     if options.missing:
         return _missing(options.missing, options.json)
     if options.torch:

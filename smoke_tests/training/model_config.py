@@ -111,7 +111,13 @@ def _model(config: Dict[str, Any], wrong: Callable[[str, str], ConfigError]) -> 
         raise wrong("rope_parameters", f"is {json.dumps(rope)}, and only rope_theta can be followed")
     base = number("rope_theta", rope.get("rope_theta", 10000.0), whole=False)
     shape = Shape(
-        number("num_hidden_layers"), heads, kv_heads, head_size, number("intermediate_size"), number("vocab_size"), length
+        number("num_hidden_layers"),
+        heads,
+        kv_heads,
+        head_size,
+        number("intermediate_size"),
+        number("vocab_size"),
+        length,
     )
     eps = number("rms_norm_eps", 1e-6, whole=False)
     return Model(shape, parameters_of(shape, tied), "a config.json", float(base), float(eps), tied)
