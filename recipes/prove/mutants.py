@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
 from recipes.catalogue.load import validated
 from recipes.catalogue.plan import Plan
 from recipes.catalogue.schema import Strict, Text
@@ -219,7 +221,7 @@ class Planted(evidence.Brought):
     clean: Clean
     mutants: list[Mutant]
     commit: str = ""
-    earlier: dict[str, evidence.Machine] = {}
+    earlier: dict[str, evidence.Machine] = Field(default_factory=dict)
 
 
 def keep(plan: Plan, path: Path) -> None:

@@ -248,7 +248,8 @@ else:
     planted = [row["name"] for row in state["mutants"] if row["name"] not in rows]
     (beside / "planted.json").write_text(json.dumps([words[words.index("--processes") + 1], len(shares), planted]))
     mutants = [rows.get(row["name"], row) for row in state["mutants"]]
-    state = {{**before, "mutants": mutants, "clean": {{**state["clean"], "seeds": int(words[words.index("--seeds") + 1])}}}}
+    clean = {{**state["clean"], "seeds": int(words[words.index("--seeds") + 1])}}
+    state = {{**before, "mutants": mutants, "clean": clean}}
 out.parent.mkdir(parents=True, exist_ok=True)
 out.write_text(json.dumps(state))
 """

@@ -75,7 +75,7 @@ def train(
 
     The weights are float32; on a GPU autocast computes in bfloat16. The same seed gives the same start and batches,
     whatever the columns. each_step is called before each step. graphed: the kernels of forward and backward are
-    captured and launched together, since so small a model waits for the host. prepare: replaces linear layers and AdamW.
+    captured and launched together, since a model so small waits for the host. prepare: puts in other layers and AdamW.
     """
     torch.manual_seed(seed)
     model: torch.nn.Module = small_llama(shape, columns).to(device)
