@@ -266,6 +266,10 @@ def test_a_what_if_that_cannot_be_is_refused(
     checkout.refuse("plan", "cpu", *option, naming=naming)
 
 
+def test_another_patch_release_of_python_plans_the_same(checkout: Checkout) -> None:
+    assert checkout.succeed("plan", "cpu", "--python", "3.11.7").startswith("cpu: Python 3.11, ")
+
+
 def test_a_what_if_with_a_wrong_architecture_is_refused(tiny: Tiny) -> None:
     """--sm takes compute capabilities: 9.0, not sm_90."""
     tiny.edit(tiny.targets, 'cuda = "none"\nglibc = "2.28"\nsm', 'cuda = "13.0"\nglibc = "2.28"\nsm')

@@ -256,7 +256,7 @@ out.write_text(json.dumps(state))
 
 
 class Again:
-    """A made-up checkout with a kept run of three mutants, of which each has another claim, and an environment."""
+    """A made-up checkout with a kept run of two mutants, each with another claim, and an environment."""
 
     def __init__(self, folder: Path) -> None:
         self.room = folder / "smoke_tests"

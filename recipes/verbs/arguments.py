@@ -121,6 +121,13 @@ def text(value: str) -> str:
     return value
 
 
+def number(value: str, least: int = 1) -> int:
+    """A number from the least on."""
+    if not value.isdecimal() or int(value) < least:
+        raise argparse.ArgumentTypeError(f"{value} is not a number from {least} on")
+    return int(value)
+
+
 def place(value: str) -> Path:
     """A path that need not exist."""
     return Path(text(value))

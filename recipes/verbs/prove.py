@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from recipes.catalogue import patch
@@ -17,7 +18,7 @@ from recipes.progress import Steps, say
 from recipes.prove import evidence, promotion, proofs, records
 from recipes.prove import mutants as planting
 from recipes.prove import smoke as claims
-from recipes.verbs.arguments import Verbs, chosen, place
+from recipes.verbs.arguments import Verbs, chosen, number, place
 from recipes.verbs.environment import installed
 
 
@@ -42,7 +43,11 @@ def register(verbs: Verbs) -> None:
     )
     verbs.add("changes", changes, target=False)
     planted = verbs.add("mutants", mutants, mirror=True, sm=True)
-    planted.add_argument("--seeds", type=count, help="the number of runs on correct code (100; with --changed none)")
+    planted.add_argument(
+        "--seeds",
+        type=partial(number, least=0),
+        help="the number of runs on correct code (100; with --changed none)",
+    )
     planted.add_argument(
         "--changed",
         action="store_true",
@@ -52,13 +57,6 @@ def register(verbs: Verbs) -> None:
     planted.add_argument(
         "--from", dest="outcomes", type=place, help="keep the outcomes that a run elsewhere wrote to its --out"
     )
-
-
-def count(value: str) -> int:
-    """A number from 0 on."""
-    if not value.isdecimal():
-        raise argparse.ArgumentTypeError(f"{value} is not a number from 0 on")
-    return int(value)
 
 
 def patches(_: argparse.Namespace) -> int:

@@ -29,6 +29,7 @@ from recipes.verbs.arguments import (
     chosen,
     compiled_elsewhere,
     folder,
+    number,
     place,
 )
 
@@ -66,13 +67,6 @@ def register(verbs: Verbs) -> None:
     )  # fmt: skip
     made.add_argument("--files-url", help="where the wheels will be, if not beside the index")
     add_trust(made, required=False)
-
-
-def number(value: str) -> int:
-    """A number from 1 on."""
-    if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a number from 1 on")
-    return int(value)
 
 
 def wheels(options: argparse.Namespace) -> int:
