@@ -17,6 +17,7 @@ from pathlib import Path
 from recipes.files import digest_of
 from recipes.prove.parsing import MARKS, TOP, Definition, Place, binding, hash_of, split, text_of
 
+DATA = (".ini", ".json", ".patch", ".toml")  # what code may read; evidence/ is what it wrote
 Recorded = tuple[tuple[Place, str], ...]  # the definitions that existed when something ran, with their digests
 
 
@@ -35,8 +36,8 @@ class Code:
         self.modules = {file: split(text_of(path), str(path), file, local) for file, path in texts.items()}
         self.data: dict[str, Definition] = {}
         for path in sorted(folder.rglob("*")):
-            if path.suffix in (".ini", ".toml", ".patch") and path.is_file():
-                file = path.relative_to(folder).as_posix()
+            file = path.relative_to(folder).as_posix()
+            if path.suffix in DATA and path.is_file() and not file.startswith("evidence/"):
                 definition = Definition((file, TOP), "data", hash_of(path.read_bytes()))
                 self.data |= {path.name: definition, file: definition}  # code may name a file either way
         self.definitions: dict[Place, Definition] = {

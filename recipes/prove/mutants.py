@@ -246,7 +246,8 @@ class Keys:
 
     def __init__(self, root: Path) -> None:
         folder, harness = root / "smoke_tests", (*HARNESS, "mutants.py")
-        self._codes = {False: Code(folder, harness, (*OUTSIDE, REASONS)), True: Code(folder, harness, OUTSIDE)}
+        outside = (*OUTSIDE, RULED)  # each key has its own row of that table
+        self._codes = {False: Code(folder, harness, (*outside, REASONS)), True: Code(folder, harness, outside)}
         self._plantings = {has_reason: Planting.of(code) for has_reason, code in self._codes.items()}
         self._ruled = folder / RULED
 

@@ -41,11 +41,12 @@ FILES = {
     "def other(x):\n    return math.pi\n",
     "table.py": "ROWS = ['double']\n\ndef closed_form(x):\n    return 2 * x\n",
     "helpers.py": "import sys\n\ndef command(file):\n    return [sys.executable, file]\n",
-    "job.py": "def work():\n    return 0\n\nif __name__ == '__main__':\n    raise SystemExit(work())\n",
+    "job.py": "OPTIONS = 'job.json'\n\ndef work():\n    return 0 if OPTIONS else 1\n\nif __name__ == '__main__':\n    raise SystemExit(work())\n",
     "conftest.py": "import pytest\n\n@pytest.fixture\ndef device():\n    return 'cpu'\n\n"
     "def judge(report):\n    return report\n",
     "claims.py": "def proves(*_, **__):\n    return lambda test: test\n",
     "pytest.ini": "[pytest]\naddopts = -n0\n",
+    "job.json": '{"stage": 1}\n',
 }
 VALUES, SCRIPT = "test_alpha.py::test_values", "test_alpha.py::test_script"
 RAN = {
@@ -103,8 +104,9 @@ BOTH = {VALUES, SCRIPT}
         pytest.param("test_alpha.py", "closed_form as formula", "ROWS as formula", {VALUES}, {VALUES}, id="an import"),
         pytest.param("helpers.py", "[sys.executable, file]", "[sys.executable, '-B', file]", {SCRIPT}, {SCRIPT},
                      id="a local import"),
-        pytest.param("job.py", "return 0", "return False", {SCRIPT}, {SCRIPT}, id="a script named by a string"),
+        pytest.param("job.py", "return 0 if", "return False if", {SCRIPT}, {SCRIPT}, id="a script named by a string"),
         pytest.param("job.py", "SystemExit(work())", "SystemExit(not work())", {SCRIPT}, {SCRIPT}, id="its main"),
+        pytest.param("job.json", '"stage": 1', '"stage": 2', {SCRIPT}, {SCRIPT}, id="a file of data named by a string"),
         pytest.param("conftest.py", "return 'cpu'", "return 'cuda'", BOTH, BOTH, id="a fixture"),
         pytest.param("conftest.py", "return report", "return None", BOTH, BOTH, id="the judge"),
         pytest.param("pytest.ini", "-n0", "-n1", BOTH, BOTH, id="pytest's options"),
@@ -120,6 +122,14 @@ BOTH = {VALUES, SCRIPT}
 )  # fmt: skip
 def test_what_ran_decides(checkout: Path, file: str, old: str, new: str, ran: set[str], reached: set[str]) -> None:
     assert changed_by(checkout, lambda: edit(checkout, file, old, new)) == (ran, reached)
+
+
+def test_what_claims_wrote_is_no_input_of_theirs(checkout: Path) -> None:
+    def write() -> None:
+        (checkout / "smoke_tests" / "evidence").mkdir()
+        (checkout / "smoke_tests" / "evidence" / "job.json").write_text("{}")
+
+    assert changed_by(checkout, write) == (set(), set())
 
 
 def test_a_moved_definition_stays_what_it_is(checkout: Path) -> None:
@@ -211,7 +221,7 @@ def test_keys_are_the_same_on_every_python(checkout: Path) -> None:
     assert {name: code.key(code.floor([place]))[:16] for name, (place, *_) in RAN.items()} == KEYS
 
 
-KEYS = {VALUES: "788d025edf7d9c4a", SCRIPT: "21f03c9125ed196b"}
+KEYS = {VALUES: "788d025edf7d9c4a", SCRIPT: "0b73e5310c14d4f7"}
 
 
 @pytest.mark.parametrize("numbers", [[], [3], [0, 1, 2], [0, 2, 3, 9]])
