@@ -25,7 +25,7 @@ from recipes.files import ROOT, read_json, read_text, read_toml
 from recipes.measure import results
 from recipes.measure.results import Number, Row
 from recipes.prove import proofs
-from recipes.prove.definitions import Code
+from recipes.prove.proofs import Inputs
 
 # The inventory: five documents, and the number of ids in each.
 DOCUMENTS = {
@@ -145,17 +145,18 @@ def load(root: Path = ROOT) -> list[Statement]:
     ]
 
 
-def answers(root: Path) -> list[Answer]:
+def answers(now: Inputs) -> list[Answer]:
     """Each statement with its answers: one for each file of rows, or each comparison, that answers it."""
+    root = now.catalogue.root
     measured = [(path.stem.replace("--", ", "), results.read(path)[1]) for path in results.committed(root)]
-    every, code = [], proofs.code(root)
+    every = []
     arms = {name for _, cells in measured for row in cells for name in row["arms"]}
     words = set(re.findall(r"\w+", " ".join([*arms, *map(read_text, (root / "smoke_tests" / "bench").glob("*.py"))])))
     for statement in load(root):
         if measured:
             _refuse_unknown_arms(statement, arms, words)
         if statement.patch:
-            answers_to_it = [_proved(root, statement, statement.patch, code)]
+            answers_to_it = [_proved(statement, statement.patch, now)]
         elif statement.parity:
             answers_to_it = list(_compared(root, statement))
         elif statement.test:
@@ -202,15 +203,15 @@ def verdict(arm: dict[str, Any], margin: float) -> str:
     return f"{arm['above']:+.4f} ({low:+.4f} to {high:+.4f}): {arm['verdict']} (margin {margin:g})"
 
 
-def _proved(root: Path, statement: Statement, name: str, code: Code) -> Answer:
+def _proved(statement: Statement, name: str, now: Inputs) -> Answer:
     """The answer that the proof of a patch gives to a statement."""
-    path = root / "patches" / name
+    path = now.catalogue.root / "patches" / name
     if not path.is_file():
         raise Refusal(f"recipes/seeds.toml: there is no patches/{name}: correct it.")
     read, link = patch.read(path), f"[patch](patches/{name})"
     if not proofs.ran(read):
         return Answer(statement, where=link)
-    since = "changed since it was " if proofs.changes(read, code) else ""
+    since = "changed since it was " if proofs.changes(read, now) else ""
     return Answer(statement, f"{since}proved on {proofs.proved_on(read)}", link)
 
 

@@ -13,7 +13,7 @@ from recipes.prove import evidence, proofs
 def patches(facts: Facts) -> str:
     """Every patch: what it does, for which versions, whether upstream has it, and in which targets."""
     rows = []
-    for row in proofs.rows(facts.root, facts.plans):
+    for row in proofs.rows(facts.proofs):
         patch, targets = row.patch, ", ".join(f"`{name}`" for name in row.targets)
         link = f"[{_title(patch)}](#{markdown.anchor(_title(patch))})"
         rows.append([link, patch.summary, str(patch.header["X-Applies-To"]), row.upstream, targets])
@@ -23,7 +23,7 @@ def patches(facts: Facts) -> str:
 def proofs_of_patches(facts: Facts) -> str:
     """The state of each patch's proof, and what it ran on."""
     lines = []
-    for row in proofs.rows(facts.root, facts.plans):
+    for row in proofs.rows(facts.proofs):
         record, patch = proofs.record_of(row.patch).relative_to(facts.root).as_posix(), row.patch
         commit = (proofs.written(patch) or {}).get("commit")
         state = row.state
@@ -35,7 +35,7 @@ def proofs_of_patches(facts: Facts) -> str:
 
 def reasons(facts: Facts) -> str:
     """A section for each patch, from its header: the symptom, the cause, and the threads upstream."""
-    return "\n\n".join(_reason(row.patch) for row in proofs.rows(facts.root, facts.plans))
+    return "\n\n".join(_reason(row.patch) for row in proofs.rows(facts.proofs))
 
 
 def _reason(patch: Patch) -> str:

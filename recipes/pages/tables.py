@@ -23,14 +23,14 @@ from recipes.measure.results import PICTURES, committed, read
 from recipes.pages import markdown
 from recipes.prove import evidence, proofs, records
 from recipes.prove.claims import Room
-from recipes.prove.definitions import Code
+from recipes.prove.proofs import Inputs
 
 
 @dataclass(frozen=True)
 class Facts:
     """What the tables are made of.
 
-    All plans and claims, the promoted runs with their plans, the documents' statements, and the code of the proofs of
+    All plans and claims, the promoted runs with their plans, the documents' statements, and what decides the proofs of
     patches.
     """
 
@@ -39,14 +39,13 @@ class Facts:
     room: Room
     runs: list[tuple[Plan, dict[str, Any]]]
     statements: list[documents.Answer]
-    proofs: Code
+    proofs: Inputs
 
     @classmethod
     def of(cls, catalogue: Catalogue) -> Facts:
-        plans = proofs.plans(catalogue)
-        runs = [(plan, run) for plan in plans for run in evidence.promoted(catalogue.root, plan.target.name)]
-        root = catalogue.root
-        return cls(catalogue, plans, Room(root), runs, documents.answers(root), proofs.code(root))
+        now = proofs.inputs(catalogue)
+        runs = [(plan, run) for plan in now.plans for run in evidence.promoted(catalogue.root, plan.target.name)]
+        return cls(catalogue, now.plans, Room(catalogue.root), runs, documents.answers(now), now)
 
     @property
     def root(self) -> Path:
@@ -338,13 +337,13 @@ def _not_run(facts: Facts, plan: Plan) -> list[list[str]]:
     return [[f"`{plan.target.name}`", "", ", ".join(labels[cell]), *cell] for cell in cells]
 
 
-def _patched(code: Code, plan: Plan, pin: Pin) -> str:
+def _patched(now: Inputs, plan: Plan, pin: Pin) -> str:
     """Whether the proof of each patch of a package ran on exactly this release, and whether it has changed since."""
     patches = plan.patches[pin.name]
     entries = [proofs.entry(proofs.written(each), pin.release) for each in patches]
     if not entries or not all(entry and "unproven" not in entry for entry in entries):
         return "declared"
-    return "patched, proofs changed since" if any(proofs.changes(each, code) for each in patches) else "patched"
+    return "patched, proofs changed since" if any(proofs.changes(each, now) for each in patches) else "patched"
 
 
 def _cell(facts: Facts, plan: Plan, run: dict[str, Any], package: str) -> tuple[str, str]:

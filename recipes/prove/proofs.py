@@ -1,8 +1,9 @@
 """The proofs of patches: the releases that each applies to, and the committed record of its proof's last real run.
 
 A proof is patches/PACKAGE/test_NNNN_slug.py beside the patch; its record is NNNN-slug.json. A record whose patch,
-proof or harness has changed since the run is shown as changed (`changes`), like the evidence of a claim. A patch that
-lacks a proof, a record or a release in it is a fault (`faults`). Both work without fetching anything.
+proof or harness has changed since the run, or a patch that is applied before it, is shown as changed (`changes`), like
+the evidence of a claim. A patch that lacks a proof, a record or a release in it is a fault (`faults`). Both work
+without fetching anything.
 """
 
 from __future__ import annotations
@@ -49,6 +50,24 @@ class Case:
     def label(self) -> str:
         return f"{self.patch.package} {self.source.version}"
 
+    @property
+    def applied(self) -> dict[str, str]:
+        """The file of each patch, with the sha256 of its diff as placed in the release."""
+        return {each.path.name: each.sha256 for each in self.patches}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What decides the proofs in a checkout: the releases and patches of all targets, and the code of patches/."""
+
+    catalogue: Catalogue
+    plans: list[Plan]
+    code: Code
+
+    def cases(self, proved: Patch) -> list[Case]:
+        """The releases that a patch applies to."""
+        return cases(self.catalogue, self.plans, proved)
+
 
 @dataclass(frozen=True)
 class Conditions:
@@ -78,6 +97,11 @@ def plans(catalogue: Catalogue) -> list[Plan]:
     return [plan(catalogue, name) for name in catalogue.targets]
 
 
+def inputs(catalogue: Catalogue) -> Inputs:
+    """What decides the proofs in this checkout now."""
+    return Inputs(catalogue, plans(catalogue), code(catalogue.root))
+
+
 def cases(catalogue: Catalogue, every: Iterable[Plan], proved: Patch) -> list[Case]:
     """The releases that a patch applies to: those that targets pin, then those that only its proof runs on."""
     by_source: dict[str, Case] = {}
@@ -88,12 +112,10 @@ def cases(catalogue: Catalogue, every: Iterable[Plan], proved: Patch) -> list[Ca
             if upto and upto[-1].path == proved.path:
                 by_source.setdefault(pin.release.identity, Case(pin.release, tuple(upto)))
     package = catalogue.packages.get(proved.package)
+    upto = [each for each in patch.of_package(catalogue.root, proved.package) if each.path <= proved.path]
     for source in package.proved_on if package else []:
         if proved.covers(source.version):
-            covering = [
-                each for each in patch.of_package(catalogue.root, proved.package) if each.covers(source.version)
-            ]
-            placed = tuple(each.at(source.version) for each in covering if each.path <= proved.path)
+            placed = tuple(each.at(source.version) for each in upto if each.covers(source.version))
             by_source.setdefault(source.identity, Case(source, placed))
     return list(by_source.values())
 
@@ -138,11 +160,17 @@ def written(proved: Patch) -> dict[str, Any] | None:
         return None
 
 
-def write(proved: Patch, releases: list[dict[str, Any]]) -> Path:
-    """Write the record of a run that proved the patch on these releases."""
-    ordered = sorted(releases, key=lambda release: Version(release["version"]))
-    proof = key(code(proved.path.parents[2]), test_of(proved))
-    commit = commit_of(proved.path.parents[2], "patches/*.py", "patches/*.patch")
+def write(proved: Patch, releases: list[dict[str, Any]], now: Inputs | None = None) -> Path:
+    """Write the record of a run that proved the patch on these releases, and which patches were applied to each."""
+    root = proved.path.parents[2]
+    now = now or inputs(Catalogue(root))
+    applied = {case.source.identity: case.applied for case in now.cases(proved)}
+    ordered = [
+        release if "unproven" in release else {**release, "patches": applied[release["source"]]}
+        for release in sorted(releases, key=lambda release: Version(release["version"]))
+    ]
+    proof = key(now.code, test_of(proved))
+    commit = commit_of(root, "patches/*.py", "patches/*.patch")
     write_json(record_of(proved), {"patch": proved.sha256, "proof": proof, "commit": commit, "releases": ordered})
     return record_of(proved)
 
@@ -160,21 +188,35 @@ def entry(record: dict[str, Any] | None, source: Source) -> dict[str, Any] | Non
     return next((release for release in releases if (release["version"], release["source"]) == sought), None)
 
 
-def changes(proved: Patch, now: Code) -> list[str]:
+def changes(proved: Patch, now: Inputs) -> list[str]:
     """What has changed since a patch's proof ran, in a few words each; nothing for a patch without proof or record."""
     record, test = written(proved), test_of(proved)
     if record is None or not test.exists():
         return []
     as_committed = patch.read(proved.path).sha256  # `proved` may have its hunks at another release's lines
+    is_other, otherwise = record.get("patch") != as_committed, _applied_otherwise(proved, record, now)
     different = {
-        "the patch": record.get("patch") != as_committed,
-        "its proof or what runs all proofs": record.get("proof") != key(now, test),
+        "the patch": is_other,
+        "its lines in a release": proved.path.name in otherwise and not is_other,
+        "its proof or what runs all proofs": record.get("proof") != key(now.code, test),
+        "its record, which does not list the patches applied": any("patches" not in each for each in ran(proved)),
     }
-    return [part for part, is_different in different.items() if is_different]
+    earlier = [f"an earlier patch ({name})" for name in sorted(otherwise - {proved.path.name})]
+    return [part for part, is_different in different.items() if is_different] + earlier
 
 
-def state(proved: Patch, now: Code) -> str:
-    """The state of a patch: "proved", "not run", or "changed" if it, its proof or the harness changed after the run."""
+def _applied_otherwise(proved: Patch, record: dict[str, Any], now: Inputs) -> set[str]:
+    """The files of patches that a run would apply to a release of the record otherwise than it lists."""
+    differing = set()
+    for case in now.cases(proved):
+        release = entry(record, case.source)
+        if release and "patches" in release:
+            differing |= {name for name, _ in release["patches"].items() ^ case.applied.items()}
+    return differing
+
+
+def state(proved: Patch, now: Inputs) -> str:
+    """The state of a patch: "proved", "not run", or "changed" if something that decides its proof has changed since."""
     if not ran(proved):
         return "not run"
     return CHANGED if changes(proved, now) else "proved"
@@ -269,11 +311,11 @@ class Row:
         return proved_on(self.patch)
 
 
-def rows(root: Path, every: list[Plan]) -> list[Row]:
+def rows(now: Inputs) -> list[Row]:
     """All patches, each with the targets that apply it and the state of its proof."""
-    now, rows = code(root), []
-    for each in patch.every(root):
-        targets = tuple(plan.target.name for plan in every if each in plan.patches.get(each.package, []))
+    rows = []
+    for each in patch.every(now.catalogue.root):
+        targets = tuple(plan.target.name for plan in now.plans if each in plan.patches.get(each.package, []))
         rows.append(Row(each, targets, state(each, now)))
     return rows
 
@@ -284,7 +326,7 @@ def show(catalogue: Catalogue) -> None:
     table.add_column("patch", no_wrap=True)
     for column in ("what it does", "versions", "Python", "needs", "targets", "upstream", "state", "proved on"):
         table.add_column(column, overflow="fold")
-    for row in rows(catalogue.root, plans(catalogue)):
+    for row in rows(inputs(catalogue)):
         cells = [
             f"{row.patch.package} {row.patch.path.name[:4]}",
             row.patch.summary,

@@ -41,12 +41,11 @@ def release_of(item: pytest.Item) -> tuple[Path, str] | None:
 
 def older(catalogue: Catalogue) -> set[tuple[Path, str]]:
     """Each patch that has not changed since its record, with each release but the newest that its proof can run on."""
-    plans, now = proofs.plans(catalogue), proofs.code(catalogue.root)
-    releases = set()
+    now, releases = proofs.inputs(catalogue), set()
     for each in patch.every(catalogue.root):
         if proofs.state(each, now) == "proved":
             unproven = proofs.conditions(proofs.test_of(each)).unproven
-            sources = [case.source for case in proofs.cases(catalogue, plans, each)]
+            sources = [case.source for case in now.cases(each)]
             runnable = [source for source in sources if source.version not in unproven]
             newest = max(runnable, key=lambda source: Version(source.version))
             releases |= {(each.path, source.identity) for source in sources if source != newest}

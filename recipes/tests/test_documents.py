@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from recipes.catalogue.load import Catalogue
 from recipes.errors import Refusal
 from recipes.files import ROOT
 from recipes.measure import documents, results
 from recipes.measure.documents import Statement
 from recipes.pages import tables
+from recipes.prove import proofs
 from recipes.tests.conftest import Checkout
 from recipes.tests.rows import SHARD, arm, fast, row
 
@@ -134,7 +136,7 @@ def test_many_numbers_are_summed_up() -> None:
 
 def test_what_could_be_run_and_was_not_says_what_it_takes(checkout: Checkout) -> None:
     """None of these is impossible, as was once written."""
-    answers = documents.answers(checkout.root)
+    answers = documents.answers(proofs.inputs(Catalogue(checkout.root)))
     for seed in ("B40", "B42", "C03", "C09", "C17", "D02", "D08", "D09", "E13", "E16"):
         mine = [answer for answer in answers if seed in answer.statement.seeds]
         assert any(answer.where.startswith("not run; it takes ") and not answer.result for answer in mine), seed
@@ -157,7 +159,8 @@ def test_every_id_is_on_the_page() -> None:
 
 def test_a_patch_that_was_proved_nowhere_answers_nothing(checkout: Checkout) -> None:
     (checkout.root / "patches" / "transformer-engine" / "0001-cache-with-lru-cache.json").unlink()
-    assert [answer.result for answer in documents.answers(checkout.root) if answer.statement.seeds == ["A06"]] == [""]
+    answers = documents.answers(proofs.inputs(Catalogue(checkout.root)))
+    assert [answer.result for answer in answers if answer.statement.seeds == ["A06"]] == [""]
 
 
 def test_the_tests_that_answer_are_there() -> None:
@@ -168,7 +171,8 @@ def test_the_tests_that_answer_are_there() -> None:
 
 
 def test_a_patch_answers_with_what_its_proof_ran_on() -> None:
-    (answer,) = [each for each in documents.answers(ROOT) if each.statement.seeds == ["A06"]]
+    answers = documents.answers(proofs.inputs(Catalogue()))
+    (answer,) = [each for each in answers if each.statement.seeds == ["A06"]]
     assert re.match(r"(changed since it was )?proved on 1\.8\.0 \(CPython 3\.8", answer.result)
 
 
@@ -199,4 +203,4 @@ def test_a_statement_without_an_answer_is_refused(proved: Checkout, old: str, ne
     path = proved.root / "recipes" / "seeds.toml"
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(Refusal, match=words):
-        documents.answers(proved.root)
+        documents.answers(proofs.inputs(Catalogue(proved.root)))

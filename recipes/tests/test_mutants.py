@@ -21,7 +21,7 @@ from recipes.files import ROOT
 from recipes.make import environment
 from recipes.pages import faults
 from recipes.pages.tables import Facts
-from recipes.prove import mutants, records
+from recipes.prove import mutants, proofs, records
 from recipes.tests.conftest import script
 from recipes.tests.rooms import checkout_room
 from recipes.verbs import prove as verbs
@@ -363,7 +363,8 @@ def test_changes_names_the_mutants_and_records_that_have_changed(
     record.write_text("{}")
     monkeypatch.setattr(records, "commit_of", lambda root: "1234567")
     records.note(tmp_path, record)
-    monkeypatch.setattr(Facts, "of", lambda catalogue: SimpleNamespace(root=tmp_path, runs=[]))
+    facts = SimpleNamespace(root=tmp_path, runs=[], proofs=proofs.inputs(Catalogue()))
+    monkeypatch.setattr(Facts, "of", lambda catalogue: facts)
 
     def listed() -> list[str]:
         assert verbs.changes(argparse.Namespace()) == 0

@@ -36,14 +36,15 @@ def faults(root: Path) -> list[str]:
 
 def changed(root: Path) -> list[str]:
     """The patches of a checkout that changed after their proofs ran, or whose proofs did."""
-    code = proofs.code(root)
-    return [proved.name for proved in patch.every(root) if proofs.state(proved, code) == "changed"]
+    now = proofs.inputs(Catalogue(root))
+    return [proved.name for proved in patch.every(root) if proofs.state(proved, now) == "changed"]
 
 
 def record_anew(root: Path) -> None:
     """Write each record as if its proof had run just now, with the outcome that it holds."""
+    now = proofs.inputs(Catalogue(root))
     for proved in patch.every(root):
-        proofs.write(proved, (proofs.written(proved) or {"releases": []})["releases"])
+        proofs.write(proved, (proofs.written(proved) or {"releases": []})["releases"], now)
 
 
 def test_every_record_holds() -> None:
@@ -144,12 +145,60 @@ def test_only_older_releases_of_unchanged_proofs_are_left_out(checkout: Checkout
 
 def test_a_patch_is_as_it_was_at_the_lines_of_another_release(checkout: Checkout) -> None:
     record_anew(checkout.root)
-    now, elsewhere = proofs.code(checkout.root), 0
+    now, elsewhere = proofs.inputs(Catalogue(checkout.root)), 0
     for proved in patch.every(checkout.root):
         for version in proved.lines:
             assert proofs.changes(proved.at(str(version)), now) == [], (proved.name, version)
             elsewhere += proved.at(str(version)).sha256 != proved.sha256
     assert elsewhere > 10
+
+
+LOAD, SAVE = "0003-skip-missing-non-tensor-state-on-load.patch", "0004-keep-only-tensors-and-strings-on-save.patch"
+
+
+@pytest.fixture
+def transformers(checkout: Checkout) -> Path:
+    """patches/transformers/ of a copy of the checkout, where one patch is applied after another."""
+    record_anew(checkout.root)
+    assert parts(checkout.root) == {}
+    return checkout.root / "patches" / "transformers"
+
+
+def parts(root: Path) -> dict[str, list[str]]:
+    """What has changed since the proofs of the patches of transformers ran, by patch."""
+    now = proofs.inputs(Catalogue(root))
+    changes = {each.path.name: proofs.changes(each, now) for each in patch.of_package(root, "transformers")}
+    return {name: parts for name, parts in changes.items() if parts}
+
+
+def test_a_patch_reads_changed_after_another_patch_is_applied_before_it(checkout: Checkout, transformers: Path) -> None:
+    checkout.edit(transformers / LOAD, "Description: ", "Description: In other words, ")
+    assert parts(checkout.root) == {}
+    before = (transformers / LOAD).read_text()
+    other = re.sub(r"^(\+[^+].*)$", r"\1  # otherwise", before, count=1, flags=re.MULTILINE)
+    (transformers / LOAD).write_text(other)
+    assert parts(checkout.root) == {LOAD: ["the patch"], SAVE: [f"an earlier patch ({LOAD})"]}
+    (transformers / LOAD).write_text(before)
+    (transformers / "0000-new.patch").write_text(other)
+    assert parts(checkout.root) == {name: ["an earlier patch (0000-new.patch)"] for name in (LOAD, SAVE)}
+    (transformers / "0000-new.patch").unlink()
+    (transformers / LOAD).unlink()
+    assert parts(checkout.root) == {SAVE: [f"an earlier patch ({LOAD})"]}
+
+
+def test_a_patch_reads_changed_after_it_moves_in_one_release(checkout: Checkout, transformers: Path) -> None:
+    name, *later = (next(transformers.glob(f"{number}-*.patch")).name for number in ("0001", "0002", "0005"))
+    checkout.edit(transformers / name, " 4.37.2 4042\n", " 4.37.2 4043\n")
+    applied_after = {each: [f"an earlier patch ({name})"] for each in later}
+    assert parts(checkout.root) == {name: ["its lines in a release"], **applied_after}
+
+
+def test_a_record_that_does_not_list_the_patches_applied_reads_changed(checkout: Checkout, transformers: Path) -> None:
+    path = (transformers / LOAD).with_suffix(".json")
+    record = json.loads(path.read_text())
+    del record["releases"][0]["patches"]
+    path.write_text(json.dumps(record))
+    assert parts(checkout.root) == {LOAD: ["its record, which does not list the patches applied"]}
 
 
 def test_a_proof_is_as_it_was_after_a_module_of_the_tool_moves(spoilt: Checkout) -> None:
@@ -312,6 +361,8 @@ def test_a_proof_that_passes_is_recorded_and_compared(proving: Proving) -> None:
     (release,) = record["releases"]
     assert release["version"] == "1.0" and release["source"] == proving.tiny.pinned
     assert release["pristine"] != release["patched"]
+    say_two = proving.folder / "0001-say-two.patch"
+    assert release["patches"] == {say_two.name: patch.read(say_two).sha256}
     assert release["interpreter"].startswith("CPython 3.") and release["target"] == "tiny"
     (run,) = release["runs"]["test_it_says_two"]
     assert run["pristine"] == {"code": 1, "output": ["1 1 HOME"]}

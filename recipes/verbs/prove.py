@@ -97,15 +97,15 @@ def changes(_: argparse.Namespace) -> int:
         for name, rows in sorted(changed.items()):
             concerned = sorted({row.split("[")[0] for row in rows})
             say(f"    {name}: {len(rows)} rows of {len(concerned)} claims, such as {concerned[0]}")
-    _changed_proofs(facts.root)
+    _changed_proofs(facts.proofs)
     _changed_mutants(facts.root)
     _changed_records(facts.root)
     return 0
 
 
-def _changed_proofs(root: Path) -> None:
+def _changed_proofs(now: proofs.Inputs) -> None:
     """Say which patches, proofs or harness have changed since the proofs ran."""
-    now, every = proofs.code(root), patch.every(root)
+    every = patch.every(now.catalogue.root)
     changed: dict[str, list[str]] = {}
     for each in every:
         for part in proofs.changes(each, now):
