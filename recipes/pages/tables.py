@@ -280,10 +280,12 @@ def _day(shard: str) -> str:
 
 
 def _measured(day: str, record: records.Record) -> str:
-    """When a number was measured, at which commit, and whether the program that measured it has changed since."""
+    """When a number was measured, at which commit, and whether its program or its record has changed since."""
     if not record.commit:
         return f"{day}, at an unknown commit"
-    return f"{day}; program changed{since(record.commit)}" if record.changed else f"{day}, at {record.commit[:7]}"
+    if record.changed:
+        return f"{day}; {record.changed} changed{since(record.commit)}"
+    return f"{day}, at {record.commit[:7]}"
 
 
 def matrix(facts: Facts) -> str:
@@ -433,12 +435,12 @@ def described_speeds(facts: Facts) -> str:
 
 
 def records_table(facts: Facts) -> str:
-    """The files that programs of smoke_tests/ wrote, and whether the programs have changed since."""
+    """The files that programs of smoke_tests/ wrote, and whether a file or its program has changed since."""
     rows = []
     for record, share in records.counted(facts.written):
         commit = record.commit
         link = f"[{commit[:7]}](../../compare/{commit}...main)" if commit else "an unknown commit"
-        state = f"the program has changed since {link}" if record.changed else "current"
+        state = f"the {record.changed} has changed since {link}" if record.changed else "current"
         state += f" ({share})" if share else ""
         rows.append([f"[{record.file}](smoke_tests/evidence/{record.file})", f"`{record.program}`", state])
     return markdown.table("record|program|state", rows)

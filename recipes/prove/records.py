@@ -1,4 +1,4 @@
-"""Records: files in smoke_tests/evidence/ that programs wrote, and whether each program has changed since."""
+"""Records: files in smoke_tests/evidence/ that programs wrote, and whether a file or its program has changed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from recipes.errors import Refusal
-from recipes.files import read_json, write_json
+from recipes.files import digest_of, read_json, sha256_of, write_json
 from recipes.prove.claims import Room
 from recipes.prove.definitions import Code
 from recipes.prove.smoke import commit_of
@@ -27,7 +28,7 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Record:
-    """A file that a program of smoke_tests/ wrote, and whether the program has changed since.
+    """A file that a program of smoke_tests/ wrote; `changed` is "record" or "program" if that has changed since, or "".
 
     A file of bench's rows was written by several runs: there is a record for each, with its `shard`.
     """
@@ -35,7 +36,7 @@ class Record:
     file: str
     program: str
     commit: str
-    changed: bool
+    changed: str
     shard: str = ""
 
 
@@ -57,22 +58,26 @@ def note(root: Path, path: Path) -> str:
     made = {"commit": commit, "key": _key_of_program(Room(root).code, program)}
     before = _noted(root)
     others = {place: noted for place, noted in before.items() if place.partition("#")[0] != name}
-    parts = {place: made if place == name else before.get(place, made) for place in _places(name, folder)}
+    parts = {
+        place: before[place] if place in before and place != name else {**made, "sha256": hashes}
+        for place, hashes in _hashes(name, folder).items()
+    }
     write_json(folder / "records.json", others | parts)
     return name
 
 
 def every(root: Path) -> list[Record]:
-    """Every committed record; a record without a known commit counts as changed."""
+    """Every committed record; a record without a known commit or without hashes counts as changed."""
     folder, noted = root / "smoke_tests" / "evidence", _noted(root)
     key_of = functools.cache(functools.partial(_key_of_program, Room(root).code))
     records = []
     for pattern, program in PROGRAMS.items():
         for path in sorted(folder.glob(pattern)):
             name = path.relative_to(folder).as_posix()
-            for place in _places(name, folder):
+            for place, hashes in _hashes(name, folder).items():
                 made = noted.get(place, {"commit": "", "key": ""})
-                changed = made["key"] != key_of(program)
+                is_same = {*hashes} <= {*made.get("sha256", [])}  # a file loses the rows of cells measured again
+                changed = "record" if not is_same else "program" if made["key"] != key_of(program) else ""
                 records.append(Record(name, program, made["commit"], changed, place.partition("#")[2]))
     return records
 
@@ -94,19 +99,24 @@ def program_of(name: str) -> str | None:
     return next((program for pattern, program in PROGRAMS.items() if fnmatch(name, pattern)), None)
 
 
-def _places(name: str, folder: Path) -> list[str]:
-    """Where records.json has a file's records: its name, or of a file of bench's rows NAME#SHARD for each run."""
+def _hashes(name: str, folder: Path) -> dict[str, list[str]]:
+    """The hashes of a file's records, by where records.json has them.
+
+    That is the file's own hash by its name; for a file of bench's rows, those of each run's rows by NAME#SHARD.
+    """
     if not name.endswith(".jsonl"):
-        return [name]
+        return {name: [sha256_of(folder / name)]}
+    hashes: dict[str, list[str]] = {}
     try:
-        rows = [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]
-        return [f"{name}#{row['shard']}" for row in rows if row["key"] == "shard"]
+        for row in map(json.loads, (folder / name).read_text(encoding="utf-8").splitlines()):
+            hashes.setdefault(f"{name}#{row['shard']}", []).append(digest_of(row))
+        return hashes
     except (ValueError, KeyError, TypeError) as error:
         fault = f"{type(error).__name__}: {error}"
         raise Refusal(f"{folder / name} does not hold bench's rows ({fault}): promote the rows again.") from None
 
 
-def _noted(root: Path) -> dict[str, dict[str, str]]:
+def _noted(root: Path) -> dict[str, dict[str, Any]]:
     path = root / "smoke_tests" / "evidence" / "records.json"
     return read_json(path) if path.exists() else {}
 

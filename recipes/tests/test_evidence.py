@@ -503,7 +503,7 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
     path = room / "evidence" / "training" / "cu--H200--tiny.json"
     path.parent.mkdir(parents=True)
     path.write_text("{}")
-    assert [(noted.commit, noted.changed) for noted in records.every(tmp_path)] == [("", True)]
+    assert [(noted.commit, noted.changed) for noted in records.every(tmp_path)] == [("", "record")]
     with pytest.raises(Refusal, match="tests that are not committed: commit smoke_tests/, and record it again"):
         records.note(tmp_path, path)
     committed(tmp_path)
@@ -512,11 +512,14 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
             records.note(tmp_path, wrong)
     assert records.note(tmp_path, path) == "training/cu--H200--tiny.json"
     (noted,) = records.every(tmp_path)
-    assert (noted.commit, noted.changed, noted.program) == (smoke.commit_of(tmp_path), False, "training/parity.py")
+    assert (noted.commit, noted.changed, noted.program) == (smoke.commit_of(tmp_path), "", "training/parity.py")
+    path.write_text('{"end": 1.5}')
+    assert [noted.changed for noted in records.every(tmp_path)] == ["record"]
+    path.write_text("{}")
     program = room / "training" / "pretrain.py"
     edits = (
-        ("shown():\n    return 1", "shown():\n    return 2", False),
-        ("step():\n    return 1", "step():\n    return 3", True),
+        ("shown():\n    return 1", "shown():\n    return 2", ""),
+        ("step():\n    return 1", "step():\n    return 3", "program"),
     )
     for old, new, changed in edits:
         program.write_text(program.read_text().replace(old, new))
@@ -533,18 +536,26 @@ def test_each_run_in_a_file_of_rows_names_the_commit_of_its_program(tmp_path: Pa
     for shard, value in (("first", 1), ("second", 2), ("third", 2)):
         program.write_text(f"def run():\n    return {value}\n")
         with path.open("a") as file:
-            file.write(f'{{"key": "shard", "shard": "{shard}"}}\n{{"key": "linear/x", "shard": "{shard}"}}\n')
+            for key in ("shard", "linear/x", "linear/y"):
+                file.write(f'{{"key": "{key}", "shard": "{shard}", "ms": 1.5}}\n')
         committed(tmp_path)
         commits.append(smoke.commit_of(tmp_path))
         records.note(tmp_path, path)
     noted = records.every(tmp_path)
     assert [(each.shard, each.commit, each.changed) for each in noted] == [
-        ("first", commits[0], True),
-        ("second", commits[1], False),
-        ("third", commits[2], False),
+        ("first", commits[0], "program"),
+        ("second", commits[1], ""),
+        ("third", commits[2], ""),
     ]
     assert [runs for _, runs in records.counted(noted)] == ["1 of 3 runs"] * 3
     assert records.counted(noted[1:2]) == [(dataclasses.replace(noted[1], shard=""), "")]
+    rows = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(rows[:4] + rows[5:]))  # a cell that was measured again stands in a later run alone
+    assert records.every(tmp_path) == noted
+    path.write_text("".join([*rows[:4], rows[4].replace("1.5", "1.4"), *rows[5:]]))
+    for _ in range(2):
+        assert [each.changed for each in records.every(tmp_path)] == ["program", "record", ""]
+        records.note(tmp_path, path)  # does not take it for measured by the program of that run
     for damaged in ("{", "[]", "{}", '{"key": "shard"}'):
         path.write_text(f"{damaged}\n")
         with pytest.raises(Refusal, match=r"H200\.jsonl does not hold bench's rows .*: promote the rows again"):

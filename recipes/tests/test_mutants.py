@@ -377,3 +377,5 @@ def test_changes_names_the_mutants_and_records_that_have_changed(
         f"{names[0]}: 1 of 1 mutants, such as off",
         f"{names[1]}: the program training/kills.py has changed",
     ]
+    record.write_text('{"killed": 1}')
+    assert listed()[1] == f"{names[1]}: the record has changed"

@@ -73,11 +73,11 @@ def test_quoted_lines_become_code_and_prose_no_emphasis() -> None:
 
 
 def test_a_number_says_whether_its_program_has_changed() -> None:
-    record = records.Record("bench/a--b.jsonl", "bench/__main__.py", "306aec5f0670", changed=False)
+    record = records.Record("bench/a--b.jsonl", "bench/__main__.py", "306aec5f0670", changed="")
     assert tables._measured("2026-11-21", record) == "2026-11-21, at 306aec5"
-    changed = tables._measured("2026-11-21", dataclasses.replace(record, changed=True))
+    changed = tables._measured("2026-11-21", dataclasses.replace(record, changed="program"))
     assert changed.startswith("2026-11-21; program changed since 306aec5 ([diff](../../compare/306aec5f0670...main)")
-    unknown = dataclasses.replace(record, commit="", changed=True)
+    unknown = dataclasses.replace(record, commit="", changed="record")
     assert tables._measured("2026-11-21", unknown) == "2026-11-21, at an unknown commit"
 
 

@@ -126,9 +126,10 @@ def _changed_mutants(root: Path) -> None:
 
 
 def _changed_records(root: Path) -> None:
-    """Say which numbers and training records were written by a program that has changed since."""
+    """Say which numbers and training records have changed since they were recorded, or their program has."""
     for record, share in records.counted(records.every(root)):
-        state = f"the program {record.program} has changed" if record.changed else "nothing changed"
+        part = f"program {record.program}" if record.changed == "program" else record.changed
+        state = f"the {part} has changed" if part else "nothing changed"
         say(f"{record.file}{f', {share}' if share else ''}, since {record.commit or 'no commit'}: {state}")
 
 
