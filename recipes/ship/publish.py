@@ -118,7 +118,7 @@ def push(plan: Plan, options: Options, host: str) -> Path:
             unlocked=options.unlocked,
             standins=options.standins,
         )
-        _describe(plan, folder, image, contents, stated, _unpublishable(options, name))
+        _describe(plan, folder, image, contents, stated)
     finally:  # the registry has the image, or nobody needs it
         if (folder / "oci" / "index.json").exists():
             pulled = f"{name}@{registry.digest_in(folder / 'oci')}"
@@ -153,7 +153,8 @@ def release(plan: Plan, floating: str | None, signer: Signer | None = None) -> N
     if evidence.get("image") != image:
         raise Refusal(f"The evidence is of {evidence.get('image')}, and {image} was pushed: prove that one.")
     registry.refuse_moving(name, tags(plan.target, commit)[0], digest)
-    floating = floating or about["unpublishable"] or _unproven_in(plan.target, smoke.of_outcome(evidence, "unproven"))
+    floating = floating or unpublishable(about["provenance"], name)
+    floating = floating or _unproven_in(plan.target, smoke.of_outcome(evidence, "unproven"))
     if signer:
         contents = statements.Contents.read(about)
         stated = {
@@ -196,15 +197,19 @@ def _pushed(plan: Plan) -> dict[str, Any]:
     return about
 
 
-def _unpublishable(options: Options, name: str) -> str | None:
-    """Why an image built with these options does not get the floating tag."""
-    if options.sm:
+def unpublishable(provenance: Mapping[str, Any], name: str) -> str | None:
+    """Why the image `name` with this provenance does not get the floating tag."""
+    definition = provenance["buildDefinition"]
+    internal = definition["internalParameters"]
+    if definition["externalParameters"].get("sm"):
         return "it is compiled for some of its GPUs only"
     if registry.is_local(name):
         return None
-    if options.standins:
+    if "standins" not in internal:
+        return "its provenance does not say whether its base is a stand-in"
+    if internal["standins"]:
         return "its base is a stand-in"
-    return "apt installed what the distribution had, whatever the locks say" if options.unlocked else None
+    return None if internal["aptLocks"] else "apt installed what the distribution had, whatever the locks say"
 
 
 def _refuse_unpublishable(plan: Plan, host: str) -> None:
@@ -327,11 +332,11 @@ def _refuse_classic_store() -> None:
 
 
 def _describe(
-    plan: Plan, folder: Path, image: str, contents: Contents, provenance: Mapping[str, Any], unpublishable: str | None
+    plan: Plan, folder: Path, image: str, contents: Contents, provenance: Mapping[str, Any]
 ) -> None:
     """Write image.json and image.md: what the image contains, from its own manifest, and the sizes of its layers.
 
-    image.json also hands the provenance on, and why the floating tag does not move to it.
+    image.json also hands the provenance on.
     """
     name, _, digest = image.partition("@")
     manifest = json.loads(layers.blob(folder / "oci", digest).read_text())
@@ -343,7 +348,7 @@ def _describe(
         if pin.name in packages:
             packages[pin.name]["source"] = pin.release.identity
     about = {
-        "image": image, "name": name, "digest": digest, "provenance": provenance, "unpublishable": unpublishable,
+        "image": image, "name": name, "digest": digest, "provenance": provenance,
         "labels": config["config"].get("Labels", {}),
         "layers": [dataclasses.asdict(layer) for layer in listed], "packages": packages, **contents.as_json(),
     }  # fmt: skip

@@ -210,7 +210,12 @@ def provenance(
     return _slsa(
         build_type=IMAGE_BUILD,
         parameters={"target": plan.target.name, **({"sm": list(sm)} if sm else {})},
-        internal={"stack": plan.stack, "notPinned": {"apt": loose}, "aptLocks": not unlocked},
+        internal={
+            "stack": plan.stack,
+            "notPinned": {"apt": loose},
+            "aptLocks": not unlocked,
+            "standins": dict(standins or {}),
+        },
         dependencies=materials(plan, commit, with_apt=not unlocked, standins=standins),
         builder=builder,
         times={"startedOn": f"{started:%Y-%m-%dT%H:%M:%SZ}"},

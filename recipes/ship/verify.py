@@ -67,6 +67,11 @@ def verify(plan: Plan, image: str, signer: Signer, commit: str | None) -> list[C
     return checks
 
 
+def provenance(image: str, signer: Signer) -> dict[str, Any]:
+    """The signed provenance of an image, NAME@DIGEST."""
+    return _predicate(image, image.rpartition("@")[2], "provenance", statements.PROVENANCE, signer)
+
+
 def digest_of(image: str) -> re.Match[str]:
     """The name, tag and digest of an image; refused without a digest, or without the programs that verify it."""
     match = DIGEST.fullmatch(image)

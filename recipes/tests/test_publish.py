@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import datetime
 import http.client
 import io
 import json
@@ -17,6 +19,7 @@ import uuid
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,9 +28,10 @@ from recipes.catalogue.plan import plan
 from recipes.errors import Refusal
 from recipes.files import ROOT, write_json
 from recipes.prove.claims import Room
-from recipes.ship import layers, publish, registry
+from recipes.ship import cosign, layers, publish, registry, statements, verify
 from recipes.ship.image import Options
 from recipes.tests.conftest import REGISTRY, Checkout, oci_image
+from recipes.verbs.ship import rollback
 
 
 class Registry(ThreadingHTTPServer):
@@ -286,14 +290,50 @@ def test_an_older_commit_moves_no_tag_back(tmp_path: Path) -> None:
     assert publish._unmoved(chosen, name, evening, "why") == {"cpu": "why"}
 
 
+UNPUBLISHABLE: dict[str, tuple[dict[str, Any], str]] = {
+    "fewer GPUs": ({"sm": ("9.0",)}, "it is compiled for some of its GPUs only"),
+    "a stand-in": ({"standins": {"a": "b@sha256:0"}}, "its base is a stand-in"),
+    "no apt lock": ({"unlocked": True}, "apt installed what the distribution had, whatever the locks say"),
+}
+
+
+def provenance(**how: Any) -> dict[str, Any]:
+    """The provenance of an image of the target cpu."""
+    time, sm = datetime.datetime.fromtimestamp(0, datetime.UTC), how.pop("sm", ())
+    return statements.provenance(plan(Catalogue(), "cpu"), "0" * 40, "host:here", time, sm, **how)
+
+
 def test_only_what_is_pinned_and_complete_gets_the_floating_tag() -> None:
     """Elsewhere than in a registry on this machine, which serves tests."""
-    standin, far = Options({"a": "b"}), "registry.invalid/x"
-    assert publish._unpublishable(Options({}), far) is None
-    assert publish._unpublishable(standin, REGISTRY + "/x") is None
-    assert publish._unpublishable(standin, far) == "its base is a stand-in"
-    assert "of its GPUs only" in str(publish._unpublishable(Options({}, sm=("9.0",)), REGISTRY + "/x"))
-    assert "apt installed what the distribution had" in str(publish._unpublishable(Options({}, apt="newest"), far))
+    far, here = "registry.invalid/x", f"{REGISTRY}/x"
+    assert publish.unpublishable(provenance(), far) is None
+    for how, reason in UNPUBLISHABLE.values():
+        assert publish.unpublishable(provenance(**how), far) == reason
+        assert publish.unpublishable(provenance(**how), here) == (reason if "sm" in how else None)
+    silent = provenance()
+    del silent["buildDefinition"]["internalParameters"]["standins"]
+    assert "does not say whether its base is a stand-in" in str(publish.unpublishable(silent, far))
+
+
+@pytest.mark.parametrize("case", [*UNPUBLISHABLE, ""])
+def test_a_rollback_refuses_what_a_release_does(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verified image does not get the floating tag if `release` would not give it that."""
+    how, reason = UNPUBLISHABLE.get(case, ({}, ""))
+    name, digest, moved = "registry.invalid/fusebox", f"sha256:{'0' * 64}", []
+    monkeypatch.setattr(cosign, "refuse_without", lambda: None)
+    monkeypatch.setattr(registry, "refuse_without_crane", lambda needs: None)
+    monkeypatch.setattr(registry, "label", lambda image, key: "cpu")
+    monkeypatch.setattr(registry, "set_tags", lambda *given: moved.append(given))
+    monkeypatch.setattr(verify, "verify", lambda *given: [])
+    monkeypatch.setattr(verify, "provenance", lambda image, signer: provenance(**how))
+    options = argparse.Namespace(image=f"{name}:old@{digest}", key=Path("key"), identity=None)
+    if not case:
+        assert rollback(options) == 0 and moved == [(name, digest, ["cpu"])]
+        return
+    sentence = f"{name}:cpu was not moved to {name}@{digest}: {reason}; choose another image."
+    with pytest.raises(Refusal, match=f"^{re.escape(sentence)}$"):
+        rollback(options)
+    assert not moved
 
 
 def test_the_steps_of_publishing_keep_to_one_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -287,6 +287,15 @@ def test_the_verb_prints_a_table_and_rolls_back(published: Published, checkout: 
     checkout.refuse("rollback", f"{published.name}:cpu", *key, naming=("names no digest",))
 
 
+def test_the_verb_leaves_the_tag_where_a_release_would(published: Published, checkout: Checkout) -> None:
+    """An image for some GPUs only is verified, and does not get the floating tag."""
+    stated = statements.provenance(published.plan, COMMIT, "host:here", TIME, ("8.0",))
+    published.sign(PROVENANCE=stated)
+    named = (f"{published.name}:cpu was not moved", "some of its GPUs only")
+    checkout.refuse("rollback", published.image, "--key", published.keys[1], naming=named)
+    assert not registry.digest_of_tag(f"{published.name}:cpu")
+
+
 def test_what_cannot_be_verified_is_refused_before_anything_runs(checkout: Checkout) -> None:
     """Also where the checkout is not clean."""
     (checkout.root / "stray.txt").touch()

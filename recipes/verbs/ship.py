@@ -136,11 +136,13 @@ def verify(options: argparse.Namespace) -> int:
 
 def rollback(options: argparse.Namespace) -> int:
     """Verify an image that was published before, and move its target's floating tag back to it."""
-    verifying.digest_of(options.image)
-    if _verified(Catalogue(), options.image, Signer(options.key, options.identity), None):
+    match, signer = verifying.digest_of(options.image), Signer(options.key, options.identity)
+    if _verified(Catalogue(), options.image, signer, None):
         return 1
-    name, _, digest = options.image.partition("@")
-    target = registry.label(options.image, "fusebox.target")
+    name, digest, target = match["name"], match["digest"], registry.label(options.image, "fusebox.target")
+    image = f"{name}@{digest}"
+    if reason := publishing.unpublishable(verifying.provenance(image, signer), name):
+        raise Refusal(f"{name}:{target} was not moved to {image}: {reason}; choose another image.")
     registry.set_tags(name, digest, [target])
     say(f"{name}:{target} is {digest}")
     return 0
