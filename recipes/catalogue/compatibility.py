@@ -123,7 +123,7 @@ class Knowledge:
 
     def changed(self, target: Target, replaced: Mapping[str, str]) -> Target:
         """The target with other facts, such as python; a toolkit of another CUDA is not the target's any more."""
-        given = {name: _short(name, version) for name, version in replaced.items() if name in FACTS}
+        given = {name: limits.short(name, version) for name, version in replaced.items() if name in FACTS}
         if not given:
             return target
         changes = {name: [version] if name == "sm" else version for name, version in given.items()}
@@ -446,14 +446,6 @@ class Knowledge:
         recipe = self.catalogue.packages[package]
         if release.kind == "source" and recipe.build:
             yield from map(_parsed, recipe.build.requires)
-
-
-def _short(name: str, version: str) -> str:
-    """A version as a target names it: python and cuda by major and minor version, driver and gcc by the major one."""
-    parts = version.split(".")
-    if name in ("driver", "gcc"):
-        return parts[0]
-    return ".".join(parts[:2]) if name in ("python", "cuda", "glibc", "sm") else version
 
 
 def same_cuda(build: str, cuda: str) -> bool:

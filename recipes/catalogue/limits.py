@@ -164,6 +164,14 @@ def written(fact: str, version: str) -> str:
     return version
 
 
+def short(name: str, version: str) -> str:
+    """A version as a target names it: python and cuda by major and minor version, driver and gcc by the major one."""
+    parts = version.split(".")
+    if name in ("driver", "gcc"):
+        return parts[0]
+    return ".".join(parts[:2]) if name in ("python", "cuda", "glibc", "sm") else version
+
+
 def what_if(text: str) -> tuple[str, str]:
     """Parse PACKAGE==VERSION from a command line; anything else is refused."""
     name, equals, version = text.partition("==")

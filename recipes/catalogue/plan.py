@@ -121,7 +121,7 @@ def changed(declared: Target, sm: list[str] | None, python: str | None) -> Targe
     for architecture in sm or []:
         limits.written("sm", architecture)
     if python:
-        python = ".".join(limits.written("python", python).split(".")[:2])
+        python = limits.short("python", limits.written("python", python))
     changes = {key: value for key, value in (("sm", sm), ("python", python)) if value}
     return what_if(declared, changes) if changes else declared
 

@@ -41,9 +41,9 @@ class Wanted:
         if asked.name != "torch":
             raise Refusal(f"--for {torch!r} is not about torch: write torch==VERSION.")
         if python is not None:
-            limits.written("python", python)
-        if cuda not in (None, "none"):
-            limits.written("cuda", cuda)
+            python = limits.short("python", limits.written("python", python))
+        if cuda is not None and cuda != "none":
+            cuda = limits.short("cuda", limits.written("cuda", cuda))
         return cls(asked, python, cuda)
 
     def lacks(self, target: Target) -> list[str]:

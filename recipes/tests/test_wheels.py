@@ -346,6 +346,12 @@ def test_a_torch_is_wanted_with_or_without_its_build() -> None:
         assert (not fitting.Wanted.read(torch, None, "none").lacks(cpu)) == fits, torch
 
 
+def test_the_patch_release_of_python_or_cuda_decides_nothing() -> None:
+    target = Catalogue().target("cu13.0-torch2.11")
+    assert fitting.Wanted.read("torch==2.11.0", "3.12.1", "13.0.2").lacks(target) == []
+    assert fitting.Wanted.read("torch==2.11.0", "3.11.1", "13.2.0").lacks(target) == ["Python 3.12", "CUDA 13.0"]
+
+
 def test_which_runner_builds_what_an_index_lacks(tmp_path: Path) -> None:
     """By the measured core-seconds, the size of the files, and the CUDA toolkit that is needed."""
     rows = {row.target: row for row in fitting.missing(Catalogue(), tmp_path / "nothing")}
