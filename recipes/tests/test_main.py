@@ -11,6 +11,7 @@ import sys
 
 import pytest
 
+from recipes.__main__ import parsed
 from recipes.process import GRACE
 from recipes.tests.conftest import Checkout, Tiny, one_sentence
 from recipes.verbs import MODULES
@@ -97,12 +98,19 @@ def test_clean_removes_the_build_and_on_request_the_cache(tiny: Tiny) -> None:
         (("fetch", "cpu", "--into", ""), "--into: is empty"),
         (("smoke", "cpu", "--mirror", ""), "--mirror: is empty"),
         (("plan", "cu12.1-torch2.1", "--sm", ","), "--sm: names no GPU architecture"),
+        (("plan", "cu12.1-torch2.1", "--sm", ""), "--sm: names no GPU architecture: write it as 8.0,9.0, or omit it"),
         (("image", "cpu", "--wheelcache", "nowhere"), "--wheelcache: nowhere is not a folder"),
     ],
 )
 def test_a_value_that_says_nothing_is_named(checkout: Checkout, arguments: tuple[str, ...], why: str) -> None:
     done = checkout.run(*arguments)
     assert done.returncode == 2 and why in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_steps_of_an_image_pass_its_unset_architectures_on() -> None:
+    """As docker/TARGET.Dockerfile does: `--sm "$SM"`."""
+    places = ("--out=a", "--wheels=b", "--built-in=c", "--into=d")
+    assert parsed(["patch", "cpu", "--sm", ""]).sm == parsed(["audit", "cpu", "--sm", "", *places]).sm == []
 
 
 def test_a_reader_that_has_enough_ends_it_quietly(checkout: Checkout) -> None:

@@ -50,8 +50,10 @@ def add_mirror(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sm(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sm", type=listed, help='compile for these GPU architectures only, such as "8.0,9.0"')
+def add_sm(parser: argparse.ArgumentParser, *, may_be_empty: bool = False) -> None:
+    """`may_be_empty` is for the steps of an image, whose unset build argument means the target's architectures."""
+    read = listed_or_empty if may_be_empty else listed
+    parser.add_argument("--sm", type=read, help='compile for these GPU architectures only, such as "8.0,9.0"')
 
 
 def add_trust(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -107,11 +109,16 @@ def standins(given: list[str]) -> dict[str, str]:
 
 
 def listed(value: str) -> list[str]:
-    """The parts of a comma-separated list; a list of commas only is refused."""
+    """The parts of a comma-separated list; a list without any is refused."""
     parts = [part for part in value.split(",") if part]
-    if value and not parts:  # an empty value, from an image's unset build argument, means the target's architectures
-        raise argparse.ArgumentTypeError("names no GPU architecture")
+    if not parts:
+        raise argparse.ArgumentTypeError("names no GPU architecture: write it as 8.0,9.0, or omit it")
     return parts
+
+
+def listed_or_empty(value: str) -> list[str]:
+    """The parts of a comma-separated list, or none of an empty text."""
+    return listed(value) if value else []
 
 
 def text(value: str) -> str:

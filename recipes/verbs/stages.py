@@ -9,19 +9,21 @@ from recipes.make.cache import Cache
 from recipes.make.export import Exported
 from recipes.progress import Steps
 from recipes.ship import stages
-from recipes.verbs.arguments import Verbs, add_wheelcache, chosen, place
+from recipes.verbs.arguments import Verbs, add_sm, add_wheelcache, chosen, place
 
 
 def register(verbs: Verbs) -> None:
     """Add these verbs with their arguments."""
-    patched = verbs.add("patch", patch, mirror=True, sm=True)
+    patched = verbs.add("patch", patch, mirror=True)
+    add_sm(patched, may_be_empty=True)
     patched.add_argument("--into", type=place, help="write here what the stages of an image build from")
     add_wheelcache(patched)
     patched.add_argument("--standin", help="the image that stands for the base on which the wheels are compiled")
     patched.add_argument(
         "--elsewhere", help="if not empty: also take exported wheels that another compiler or base made from the same"
     )
-    audited = verbs.add("audit", audit, sm=True)
+    audited = verbs.add("audit", audit)
+    add_sm(audited, may_be_empty=True)
     for name, holds in (
         ("out", "the folder that `patch --into` wrote"),
         ("wheels", "the folder of compiled wheels, NAME/*.whl"),
