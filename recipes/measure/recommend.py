@@ -32,8 +32,9 @@ def recommend(root: Path, config: str, rows: Path, tokens: int, package: str, la
         else:
             layers = module.layers_of(json.loads(Path(config).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise Refusal(
-            f"{config} cannot be used ({error}): give a Llama-like model's config.json, or one of {', '.join(models)}."
+            f"{config} cannot be used ({reason}): give a Llama-like model's config.json, or one of {', '.join(models)}."
         ) from None
     answer: Row = module.recommend(cells, layers, tokens, package, launch, head)
     return {"model": Path(config).name, "rows": rows.name, **answer}

@@ -253,6 +253,8 @@ def rendered(run: Run, launcher: Launcher, image: str | None, out: str, fabric: 
             f"No image of {TARGET} was published from this checkout: pass --image REGISTRY/NAME@sha256:DIGEST, which "
             "is the same image on every host."
         )
+    if "@sha256:" not in image and not (launcher == "slurm" and _is_file(image)):
+        raise Refusal(f"--image {image!r} names no digest, and a tag can move: pass --image REGISTRY/NAME@sha256:DIGEST.")
     if launcher == "slurm":
         return slurm(run, image, out)
     made = jobset(run, image, out, fabric) if launcher == "jobset" else pytorchjob(run, image, out, fabric)
@@ -295,7 +297,12 @@ def _pyxis(image: str) -> str:
     """An image as pyxis takes it: REGISTRY#NAME:TAG as enroot writes it, a path, or a name on enroot's own registry."""
     registry, slash, name = image.partition("/")
     is_host = "." in registry or ":" in registry or registry == "localhost"
-    return f"{registry}#{name}" if slash and is_host and not image.startswith(("/", ".")) else image
+    return f"{registry}#{name}" if slash and is_host and not _is_file(image) else image
+
+
+def _is_file(image: str) -> bool:
+    """Whether pyxis takes an image as the path of a file, which all hosts share."""
+    return image.startswith(("/", "."))
 
 
 def _pod(

@@ -416,6 +416,11 @@ def test_another_configuration_is_refused_in_one_sentence(tmp_path: Path, config
         recommended(tmp_path, row(te=fast()))
 
 
+def test_a_configuration_that_is_not_there_is_refused_in_plain_words(tmp_path: Path) -> None:
+    with pytest.raises(Refusal, match=r"config\.json cannot be used \(No such file or directory\): give a Llama-like"):
+        recommended(tmp_path, row(te=fast()))
+
+
 def recommended(folder: Path, measured: results.Row, tokens: int = 16384, launch: str = "eager") -> results.Row:
     """What is recommended for the config.json of a folder, by one measured row of the package "te"."""
     return recommend.recommend(

@@ -19,7 +19,7 @@ from recipes.measure.runs import Run
 from recipes.tests.conftest import Checkout
 
 RUNS = runs.load()
-IMAGE = f"ghcr.io/someone/fusebox:{runs.TARGET}"
+IMAGE = f"ghcr.io/someone/fusebox@sha256:{'0' * 64}"
 for_each_run = pytest.mark.parametrize("run", RUNS.values(), ids=list(RUNS))
 
 
@@ -68,6 +68,9 @@ def test_numbers_that_do_not_agree_are_refused(name: str, changes: dict[str, Any
 def test_the_verb_prints_it_or_refuses_in_one_sentence(checkout: Checkout) -> None:
     assert "--nnodes 2" in checkout.succeed("launch", "tiny", "--hosts", 2)
     assert "argument --out: is empty" in checkout.run("launch", "tiny", "--out", "").stderr
+    for number in ("0", "-1", "two"):
+        done = checkout.run("launch", "tiny", f"--gpus={number}")
+        assert done.returncode == 2 and f"--gpus: {number} is not a number from 1 on" in done.stderr
     assert "not a multiple of tensor 2" in checkout.refuse("launch", "tiny-tp2", "--gpus", 3)
     (checkout.root / "recipes" / "runs.toml").write_text("tiny = 1\n")
     assert "tiny is not a table" in checkout.refuse("launch", "tiny")
@@ -77,6 +80,9 @@ def test_a_container_is_named_by_digest(checkout: Checkout) -> None:
     """Else hosts that pull a tag at different times run different images."""
     for launcher in ("slurm", "jobset", "pytorchjob"):
         checkout.refuse("launch", "tiny", "--as", launcher, naming=("--image", "@sha256:"))
+        given = ("launch", "tiny", "--as", launcher, "--image", "here/fusebox:latest")
+        checkout.refuse(*given, naming=("--image 'here/fusebox:latest' names no digest", "@sha256:DIGEST"))
+    checkout.succeed("launch", "tiny", "--as", "slurm", "--image", "/shared/fusebox.sqsh")
     assert "torchrun" in checkout.succeed("launch", "tiny")
     about = checkout.root / "build" / runs.TARGET / "image" / "image.json"
     about.parent.mkdir(parents=True)
@@ -169,7 +175,7 @@ def test_every_launcher_starts_the_same_command(tmp_path: Path) -> None:
         if folder is not None:
             folder.mkdir()
             listed = arguments_of(str(made), folder)
-            assert "--container-image=ghcr.io#someone/fusebox:" + runs.TARGET in listed
+            assert f"--container-image={IMAGE.replace('/', '#', 1)}" in listed
             assert f"--container-mounts={folder / 'shared'}:/out" in listed
             assert (folder / "shared").is_dir()
             assert listed[listed.index("--rdzv-endpoint") + 1] == f"a:{runs.PORT}"

@@ -15,7 +15,7 @@ from recipes.measure import results, runs
 from recipes.pages import render
 from recipes.process import held
 from recipes.progress import Steps, say
-from recipes.verbs.arguments import Verbs, chosen, place, text
+from recipes.verbs.arguments import Verbs, chosen, number, place, text
 from recipes.verbs.environment import existing, installed
 
 
@@ -124,7 +124,7 @@ def _register_launch(verbs: Verbs) -> None:
         ("hosts", "number of hosts"), ("gpus", "number of GPUs of each host"),
         ("microbatch", "sequences in a micro-batch"), ("steps", "number of optimizer steps")
     ):  # fmt: skip
-        added.add_argument(f"--{name}", type=int, help=meaning)
+        added.add_argument(f"--{name}", type=number, help=meaning)
     added.add_argument("--checkpointing", choices=("none", "selective", "full"), help="which activations to recompute")
     added.add_argument(
         "--asynchronous", action="store_true", default=None, help="overlap the communication of tensor parallelism"
