@@ -122,8 +122,9 @@ def _source(pin: Pin, cache: Cache) -> tuple[str, str]:
     return f"{artifact.file}{state}", size(pin.release.mib.download * 2**20)
 
 
-def _cached(cache: Cache, sha256: str) -> bool:
-    return any((cache.root / "files" / sha256).glob("*"))
+def _cached(cache: Cache, sha256: str) -> int:
+    """The bytes of a file in the cache; 0 if it is not there."""
+    return sum(path.stat().st_size for path in (cache.root / "files" / sha256).glob("*"))
 
 
 def disk(chosen: Plan) -> tuple[int, int]:
@@ -134,6 +135,17 @@ def disk(chosen: Plan) -> tuple[int, int]:
     return download, 2 * (download + installed)
 
 
+def to_download(chosen: Plan, cache: Cache) -> int:
+    """Bytes of a cold build's download that the cache lacks; a git repository counts whether it is there or not."""
+    artifacts = [artifact for lock in (chosen.lock, chosen.toolkit_lock) if lock for artifact in lock.artifacts]
+    cached = sum(_cached(cache, artifact.sha256) for artifact in artifacts)
+    for pin in chosen.pins:
+        artifact = artifact_of(pin)
+        if artifact and _cached(cache, artifact.sha256):
+            cached += pin.release.mib.download * 2**20
+    return max(0, disk(chosen)[0] - cached)
+
+
 def cold_minutes(chosen: Plan, machine: Machine | None = None) -> float:
     """How long a build without a cache takes on a machine (default: this one): to download at 5 MiB/s, to compile."""
     download, _ = disk(chosen)
@@ -142,13 +154,13 @@ def cold_minutes(chosen: Plan, machine: Machine | None = None) -> float:
 
 
 def _show_cost(chosen: Plan, cache: Cache) -> None:
-    download, needed = disk(chosen)
+    _, needed = disk(chosen)
     built = [pin for pin in chosen.pins if pin.release.kind == "source"]
     peak = max((pin.build.mib_per_job * jobs(pin) for pin in built), default=0)
     place = next(parent for parent in [cache.root, *cache.root.parents] if parent.exists())
     free = shutil.disk_usage(place).free
     say(
-        f"disk {size(needed)} (free: {size(free)}), of it {size(download)} to download; "
+        f"disk {size(needed)} (free: {size(free)}), of it {size(to_download(chosen, cache))} to download; "
         f"peak memory {size(peak * 2**20)} (limit: {size(memory_limit())}); "
         f"about {cold_minutes(chosen):.0f} min cold on {len(os.sched_getaffinity(0))} cores"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import signal
 import socket
@@ -355,3 +356,10 @@ def test_what_is_not_an_archive_is_refused(tiny: Tiny, case: str) -> None:
     """Whichever way it is broken."""
     pin(tiny, broken_archives((tiny.shelf / SDIST).read_bytes())[case])
     tiny.refuse("patch", "tiny", naming=(SDIST, "cannot be unpacked", "check the recipe's file"))
+
+
+def test_a_plan_counts_what_the_cache_lacks(tiny: Tiny) -> None:
+    before = tiny.succeed("plan", "tiny")
+    assert re.search(r"of it \d\S* [KM]iB to download", before), before
+    tiny.succeed("fetch", "tiny")
+    assert "of it 0 B to download" in tiny.succeed("plan", "tiny")
