@@ -16,7 +16,6 @@ from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
-from packaging.version import Version
 
 from recipes.catalogue.load import Catalogue, missing_keys
 from recipes.catalogue.schema import Package, Target
@@ -61,14 +60,7 @@ def package(
 def _published(target: Target, name: str, version: str, from_source: bool, cache: Cache, steps: Steps) -> Path:
     """The wheel of a release for the target; its sdist where that is asked for, or where no wheel fits."""
     downloads = Downloads(cache, steps, None, target)
-    every = downloads.releases(name)
-    links = [each.link for each in every if each.version and Version(each.version) == Version(version)]
-    if not links:
-        known = [Version(each.version) for each in every if each.version]
-        newest = max(known, key=lambda release: (not release.is_prerelease, release), default="none")
-        raise Refusal(
-            f"{name} has no release {version} on pip's configured index (the newest is {newest}): correct it."
-        )
+    links = downloads.of_release(name, version)
     if not from_source and any(map(wheels_for(target), links)):
         return downloads.choose(name, version)
     fit = f"Python {target.python} and glibc {target.glibc}"

@@ -24,6 +24,7 @@ from typing import TypeVar, cast
 
 import httpx2
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 from pip._internal.models.index import PyPI
 from unearth import PackageFinder, TargetPython
 from unearth.errors import UnpackError
@@ -185,7 +186,7 @@ class Downloads:
     def published(self, name: str, version: str, like: str) -> Path:
         """The file of that version with the name `like`, else its sdist or fitting wheel; a recipe then pins it."""
         asked = Artifact(name, version, "", file=like)
-        links = self._links(asked, self.settings.indexes, self.settings.find_links)
+        links = self._links(asked, self.settings.indexes, self.settings.find_links) or self.of_release(name, version)
         same = next((link for link in links if link.filename == like), None)
         if same is None and like.endswith(".whl"):
             return self.choose(name, version)
@@ -210,10 +211,20 @@ class Downloads:
         packages = self._ask(asked, indexes, settings.find_links, False, lambda finder: finder.find_all_packages(name))
         if not packages:
             where = "pip's configured index" + (f" and {index}" if index else "")
-            raise Refusal(
-                f"{name} has no file on {where}{self._heard.of(asked)}: check the network and `pip config list`."
-            )
+            suspect = "its name" if self._heard.only_404(asked) else "the network"
+            raise Refusal(f"{name} has no file on {where}{self._heard.of(asked)}: check {suspect} and `pip config list`.")
         return packages
+
+    def of_release(self, name: str, version: str) -> list[Link]:
+        """Every file of a release on pip's configured index; a release that is not there is refused."""
+        every = [each for each in self.releases(name) if each.version]
+        if links := [each.link for each in every if Version(str(each.version)) == Version(version)]:
+            return links
+        known = [Version(str(each.version)) for each in every]
+        newest = max(known, key=lambda release: (not release.is_prerelease, release), default="none")
+        raise Refusal(
+            f"{name} has no release {version} on pip's configured index (the newest is {newest}): correct it."
+        )
 
     def _ask(
         self, artifact: Artifact, indexes: tuple[str, ...], find_links: tuple[str, ...], fitting: bool,
@@ -317,9 +328,18 @@ class _Heard(logging.Handler):
 
     def of(self, artifact: Artifact) -> str:
         """The warnings about a package, in brackets."""
-        name = canonicalize_name(artifact.name)
-        messages = dict.fromkeys(text.rstrip(".") for text in self._warnings if f"/{name}/" in text)
+        messages = self._about(artifact)
         return f" ({'; '.join(messages)})" if messages else ""
+
+    def only_404(self, artifact: Artifact) -> bool:
+        """Whether every index that failed answered that it lacks the package."""
+        messages = self._about(artifact)
+        return bool(messages) and all("(404)" in text for text in messages)
+
+    def _about(self, artifact: Artifact) -> list[str]:
+        """The warnings about a package, each once."""
+        name = canonicalize_name(artifact.name)
+        return list(dict.fromkeys(text.rstrip(".") for text in self._warnings if f"/{name}/" in text))
 
 
 def _reason(error: Exception) -> str:

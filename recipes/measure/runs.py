@@ -254,7 +254,7 @@ def rendered(run: Run, launcher: Launcher, image: str | None, out: str, fabric: 
             "is the same image on every host."
         )
     if "@sha256:" not in image and not (launcher == "slurm" and _is_file(image)):
-        raise Refusal(f"--image {image!r} names no digest, and a tag can move: pass --image REGISTRY/NAME@sha256:DIGEST.")
+        raise Refusal(f"--image {image!r} names no digest, and a tag can move: pass REGISTRY/NAME@sha256:DIGEST.")
     if launcher == "slurm":
         return slurm(run, image, out)
     made = jobset(run, image, out, fabric) if launcher == "jobset" else pytorchjob(run, image, out, fabric)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from recipes.catalogue.load import Catalogue
-from recipes.tests.conftest import PATCH, SOURCE, Tiny, sdist, wheel
+from recipes.tests.conftest import PATCH, SOURCE, Checkout, Tiny, sdist, wheel
 from recipes.tests.upstream import Upstream
 
 NEXT = {name: text.replace("1.0", "1.1") for name, text in SOURCE.items()}
@@ -104,7 +104,8 @@ BAD = {
     "unknown package": ("tinypgk==1.1", ("has no tinypgk", "choose one of")),
     "no version": ("tinypkg", ("PACKAGE==VERSION",)),
     "the same": ("tinypkg==1.0", ("already has tinypkg 1.0",)),
-    "nobody published it": ("tinypkg==9.9", ("tinypkg 9.9 has no sdist", "check the version")),
+    "nobody published it": ("tinypkg==9.9", ("tinypkg has no release 9.9", "the newest is 1.0", "correct it")),
+    "nobody published the wheel": ("tinywheel==9.9", ("tinywheel has no release 9.9", "the newest is 1.0")),
 }
 
 
@@ -114,6 +115,11 @@ def test_a_bump_that_cannot_be_changes_nothing(bumpable: Tiny, case: str) -> Non
     before = {path: path.read_bytes() for path in (bumpable.root / "recipes").rglob("*.t*") if path.is_file()}
     bumpable.refuse("bump", "tiny", pin, naming=naming)
     assert before == {path: path.read_bytes() for path in before}
+
+
+def test_a_bump_without_a_target_says_how_to_write_it(checkout: Checkout) -> None:
+    checkout.refuse("bump", "torchao==0.16.0", naming=("write `nox -s bump -- TARGET torchao==0.16.0`",))
+    checkout.refuse("bump", naming=("write `nox -s bump -- TARGET PACKAGE==VERSION`", "--bases"))
 
 
 def test_a_bump_that_breaks_a_limit_is_refused(bumpable: Tiny) -> None:

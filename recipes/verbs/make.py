@@ -48,7 +48,7 @@ def register(verbs: Verbs) -> None:
     add_standin(locked)
     locked.add_argument("--network", help='the network in which base images are queried, such as "host"')
     bumped = verbs.add("bump", bump, mirror=True)
-    raised = bumped.add_mutually_exclusive_group(required=True)
+    raised = bumped.add_mutually_exclusive_group()
     raised.add_argument("pin", nargs="?", metavar="PACKAGE==VERSION", help="the release to pin")
     raised.add_argument("--bases", action="store_true", help="pin the current digests of the base images' tags")
     wheels = verbs.add("cache", cache, target=False)
@@ -168,6 +168,9 @@ def bump(options: argparse.Namespace) -> int:
             say(line)
         say("todo    lock what apt installs on them: nox -s lock -- apt; then build and prove the images")
         return render.write(Catalogue())
+    if options.pin is None:  # a lone word is taken for the target
+        asked = options.target if "==" in options.target else "PACKAGE==VERSION"
+        raise Refusal(f"A release is pinned in a target: write `nox -s bump -- TARGET {asked}`, or `--bases` for images.")
     cache, (package, version) = Cache(), limits.what_if(options.pin)
     with Steps() as steps, cache.held(steps.wait):
         for line in Bump(Catalogue().root, options.target, package, version).run(cache, steps, options.mirror):
