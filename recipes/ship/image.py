@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -30,8 +31,19 @@ def engine() -> docker.DockerClient:
         client = docker.from_env()
         client.ping()
     except DockerException as error:
-        raise Refusal(f"No Docker engine answers ({last_words(error)}): start one, or set DOCKER_HOST.") from None
+        place = os.environ.get("DOCKER_HOST") or "the default socket"
+        raise Refusal(f"No Docker engine answers at {place} ({_reason(error)}): start one, or set DOCKER_HOST.") from None
     return client
+
+
+def _reason(error: BaseException) -> str:
+    """What the system says in an error or behind it, such as "Connection refused"; else the error's own words."""
+    behind: BaseException | None = error
+    while behind:
+        if isinstance(behind, OSError) and behind.strerror:
+            return behind.strerror
+        behind = behind.__cause__ or behind.__context__
+    return last_words(error)
 
 
 def digest(image: str) -> str:

@@ -53,7 +53,8 @@ def test_without_an_engine_the_digest_stays_unresolved(tiny: Tiny, monkeypatch: 
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tiny.root}/no.sock")
     before = tiny.targets.read_text()
     digests, missing = image.resolve(tiny.targets, tiny.declared)
-    assert not digests and "No Docker engine answers" in missing[0]
+    reason = f"No Docker engine answers at unix://{tiny.root}/no.sock (No such file or directory): start one"
+    assert not digests and reason in missing[0]
     assert tiny.targets.read_text() == before
 
 
