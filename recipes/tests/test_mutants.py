@@ -22,7 +22,7 @@ from recipes.make import environment
 from recipes.pages import faults
 from recipes.pages.tables import Facts
 from recipes.prove import mutants, proofs, records
-from recipes.tests.conftest import script
+from recipes.tests.conftest import Checkout, script
 from recipes.tests.rooms import checkout_room
 from recipes.verbs import prove as verbs
 
@@ -199,6 +199,10 @@ mkdir -p "$(dirname "$4")"
 test "$6" = 0 || cp "$(dirname "$0")/outcomes.json" "$4"
 exit $6
 """
+
+
+def test_outcomes_that_are_not_there_are_refused(checkout: Checkout) -> None:
+    checkout.refuse("mutants", "cpu", "--from", "nofile", naming=("--from nofile is not a file", "pass what"))
 
 
 def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from recipes.catalogue import patch
 from recipes.catalogue.load import Catalogue
+from recipes.errors import Refusal
 from recipes.make import environment
 from recipes.make.build import Builder
 from recipes.make.cache import Cache
@@ -136,6 +137,10 @@ def _changed_records(root: Path) -> None:
 def mutants(options: argparse.Namespace) -> int:
     """Plant faults in a target's environment to see whether the claims catch them, and keep the outcomes."""
     if options.outcomes:
+        if not options.outcomes.is_file():
+            raise Refusal(
+                f"--from {options.outcomes} is not a file: pass what `python -m smoke_tests.mutants` wrote to its --out."
+            )
         planting.keep(chosen(options), options.outcomes)
         return render.write(Catalogue())
     plan, path = installed(options)
