@@ -28,6 +28,7 @@ from recipes.make.fetch import Downloads, wheels_for
 from recipes.progress import Steps
 
 COMPILED = {"nvcc": (".cu", ".cuh"), "c++": (".cpp", ".cc", ".cxx", ".c", ".pyx")}  # the first match counts
+RESERVED = ("apt", "claims", "docs", "index", "site", "tool")  # what recipes/lock/ and build/ have beside targets
 Table = dict[str, Any]
 
 
@@ -174,6 +175,8 @@ def _lines(table: Table) -> list[str]:
 def target(catalogue: Catalogue, name: str, like: str, without: list[str], reason: str | None) -> list[str]:
     """Add the table of a target like another one to recipes/targets.toml; returns what is left to do, a line each."""
     other, path = catalogue.target(like), catalogue.targets_file
+    if name in RESERVED:
+        raise Refusal(f"recipes/lock/ or build/ has {name} for something other than a target: choose another name.")
     if name in catalogue.targets:
         raise Refusal(f"{path} has a target {name} already: choose another name.")
     if strangers := [package for package in without if package not in other.packages]:
@@ -199,7 +202,10 @@ def target(catalogue: Catalogue, name: str, like: str, without: list[str], reaso
 
 
 def _copied(text: str, name: str, like: str, without: list[str], reason: str | None) -> str:
-    """The tables of a target under another name, unpublished, without these packages."""
+    """The tables of a target under another name, unpublished, without these packages.
+
+    With fewer packages it has layers of other sizes, so their bounds are left out.
+    """
     quoted = name if re.fullmatch(r"[\w-]+", name) else json.dumps(name)
     left_out = {
         ".": ["reason", "publish", "unpublished", "runner"],
@@ -210,13 +216,14 @@ def _copied(text: str, name: str, like: str, without: list[str], reason: str | N
     within = ""  # the part of the target that a line belongs to, or nothing
     for line in text.splitlines():
         if header := re.match(r'\["?(?P<target>[^"\]]+?)"?(?P<part>\.\w+)?\]', line):
-            within = (header["part"] or ".") if header["target"] == like else ""
+            bounds = header["part"] == ".layers" and without
+            within = (header["part"] or ".") if header["target"] == like and not bounds else ""
             if within:
                 lines += ["", f"[{quoted}{header['part'] or ''}]"]
                 if within == ".":
                     lines += [f"reason = {json.dumps(reason, ensure_ascii=False)}"] if reason else []
             continue
-        key = re.match(r'\s*"?([\w.-]+)"?\s*=', line)
+        key = re.match(r'\s*"?([^"=\s]+)"?\s*=', line)
         if within and key and key[1] not in left_out.get(within, ()):
             lines.append(line)
             if within == "." and key[1] == "proves_on":

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import textwrap
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from recipes.catalogue.load import Catalogue
-from recipes.files import sha256_of
+from recipes.files import ROOT, read_text, sha256_of
+from recipes.make import draft
 from recipes.tests.conftest import Index, Tiny, sdist, wheel
 
 METADATA = (
@@ -129,7 +133,16 @@ def test_a_target_like_another_one(tiny: Tiny) -> None:
     assert "add to" not in output and "nox -s lock -- cpu-2" in output
 
 
-@pytest.mark.parametrize("name", [name for name in Catalogue().targets if name != "cpu"])
+def test_the_page_shows_the_target_that_the_command_writes() -> None:
+    """Without the bounds of layers, which hold the packages that it leaves out."""
+    page = (ROOT / "docs" / "extend" / "target.md").read_text(encoding="utf-8")
+    words = shlex.split(re.findall(r"^    nox -s new-target -- (.*)$", page, re.MULTILINE)[0])
+    whole = read_text(ROOT / "recipes" / "targets.toml")
+    written = draft._copied(whole, words[0], "cpu", ["torchao", "deepspeed"], words[-1])
+    assert textwrap.indent(written, "    ") in page and "layers" not in written
+
+
+@pytest.mark.parametrize("name", Catalogue().targets)
 def test_every_target_can_be_copied(tiny: Tiny, name: str) -> None:
     tiny.succeed("new-target", "a.new.one", "--like", name, "--reason", "x")
     before, now = Catalogue(tiny.root).targets[name], Catalogue(tiny.root).targets["a.new.one"]
@@ -151,6 +164,7 @@ def test_all_keys_that_a_target_lacks_are_named_at_once(tiny: Tiny) -> None:
     ("words", "naming"),
     [
         (("cpu", "--like", "tiny"), ("a target cpu already", "another name")),
+        (("tool", "--like", "cpu"), ("something other than a target", "another name")),
         (("cpu-2", "--like", "cqu"), ("no target 'cqu'",)),
         (("cpu-2", "--like", "cpu", "--without", "torcha"), ("no such package", "did you mean 'torch")),
         (("a b", "--like", "cpu", "--reason", "x"), ("a b.name", "does not match")),
