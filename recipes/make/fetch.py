@@ -212,7 +212,9 @@ class Downloads:
         if not packages:
             where = "pip's configured index" + (f" and {index}" if index else "")
             suspect = "its name" if self._heard.only_404(asked) else "the network"
-            raise Refusal(f"{name} has no file on {where}{self._heard.of(asked)}: check {suspect} and `pip config list`.")
+            raise Refusal(
+                f"{name} has no file on {where}{self._heard.of(asked)}: check {suspect} and `pip config list`."
+            )
         return packages
 
     def of_release(self, name: str, version: str) -> list[Link]:

@@ -32,7 +32,9 @@ def engine() -> docker.DockerClient:
         client.ping()
     except DockerException as error:
         place = os.environ.get("DOCKER_HOST") or "the default socket"
-        raise Refusal(f"No Docker engine answers at {place} ({_reason(error)}): start one, or set DOCKER_HOST.") from None
+        raise Refusal(
+            f"No Docker engine answers at {place} ({_reason(error)}): start one, or set DOCKER_HOST."
+        ) from None
     return client
 
 

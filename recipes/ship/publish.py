@@ -331,9 +331,7 @@ def _refuse_classic_store() -> None:
         )
 
 
-def _describe(
-    plan: Plan, folder: Path, image: str, contents: Contents, provenance: Mapping[str, Any]
-) -> None:
+def _describe(plan: Plan, folder: Path, image: str, contents: Contents, provenance: Mapping[str, Any]) -> None:
     """Write image.json and image.md: what the image contains, from its own manifest, and the sizes of its layers.
 
     image.json also hands the provenance on.

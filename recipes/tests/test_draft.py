@@ -118,10 +118,12 @@ def test_a_recipe_that_cannot_be_begun_is_refused(tiny: Tiny, index: Index, case
     assert "Traceback" not in done and before == sorted(tiny.recipe("x").parent.iterdir())
 
 
-def test_a_package_that_the_index_lacks_is_no_fault_of_the_network(tiny: Tiny, index: Index) -> None:
-    for code, suspect in ((404, "its name"), (403, "the network")):
-        index.faults["frsh"] = lambda handler, _, code=code: handler.send_error(code)
-        tiny.refuse("new-package", "frsh==2.0", naming=(f"({code})", f": check {suspect} and `pip config list`."))
+@pytest.mark.parametrize(("code", "suspect"), [(404, "its name"), (403, "the network")])
+def test_a_package_that_the_index_lacks_is_no_fault_of_the_network(
+    tiny: Tiny, index: Index, code: int, suspect: str
+) -> None:
+    index.faults["frsh"] = lambda handler, _: handler.send_error(code)
+    tiny.refuse("new-package", "frsh==2.0", naming=(f"({code})", f": check {suspect} and `pip config list`."))
 
 
 def test_a_target_like_another_one(tiny: Tiny) -> None:

@@ -202,7 +202,7 @@ exit $6
 
 
 def test_outcomes_that_are_not_there_are_refused(checkout: Checkout) -> None:
-    checkout.refuse("mutants", "cpu", "--from", "nofile", naming=("--from nofile is not a file", "pass what"))
+    checkout.refuse("mutants", "cpu", "--from", "nofile", naming=("--from nofile is not a file", "pass the one"))
 
 
 def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) -> None:

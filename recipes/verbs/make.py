@@ -170,7 +170,9 @@ def bump(options: argparse.Namespace) -> int:
         return render.write(Catalogue())
     if options.pin is None:  # a lone word is taken for the target
         asked = options.target if "==" in options.target else "PACKAGE==VERSION"
-        raise Refusal(f"A release is pinned in a target: write `nox -s bump -- TARGET {asked}`, or `--bases` for images.")
+        raise Refusal(
+            f"A release is pinned in a target: write `nox -s bump -- TARGET {asked}`, or `--bases` for images."
+        )
     cache, (package, version) = Cache(), limits.what_if(options.pin)
     with Steps() as steps, cache.held(steps.wait):
         for line in Bump(Catalogue().root, options.target, package, version).run(cache, steps, options.mirror):

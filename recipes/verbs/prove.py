@@ -139,7 +139,7 @@ def mutants(options: argparse.Namespace) -> int:
     if options.outcomes:
         if not options.outcomes.is_file():
             raise Refusal(
-                f"--from {options.outcomes} is not a file: pass what `python -m smoke_tests.mutants` wrote to its --out."
+                f"--from {options.outcomes} is not a file: pass the one that `python -m smoke_tests.mutants` wrote."
             )
         planting.keep(chosen(options), options.outcomes)
         return render.write(Catalogue())
