@@ -41,7 +41,8 @@ FILES = {
     "def other(x):\n    return math.pi\n",
     "table.py": "ROWS = ['double']\n\ndef closed_form(x):\n    return 2 * x\n",
     "helpers.py": "import sys\n\ndef command(file):\n    return [sys.executable, file]\n",
-    "job.py": "OPTIONS = 'job.json'\n\ndef work():\n    return 0 if OPTIONS else 1\n\nif __name__ == '__main__':\n    raise SystemExit(work())\n",
+    "job.py": "OPTIONS = 'job.json'\n\ndef work():\n    return 0 if OPTIONS else 1\n\n"
+    "if __name__ == '__main__':\n    raise SystemExit(work())\n",
     "conftest.py": "import pytest\n\n@pytest.fixture\ndef device():\n    return 'cpu'\n\n"
     "def judge(report):\n    return report\n",
     "claims.py": "def proves(*_, **__):\n    return lambda test: test\n",
