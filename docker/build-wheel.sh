@@ -27,6 +27,11 @@ while IFS= read -r line; do
   if [ -n "$line" ]; then export "${line//\{site\}/$site}"; fi
 done < "$in/build.env"
 
+# cuDNN's wheel leaves out the name that linkers look for (libX.so): they would take the system's cuDNN, or none.
+for library in "$site"/nvidia/cudnn/lib/lib*.so.*; do
+  if [ -e "$library" ] && [ ! -e "${library%%.so.*}.so" ]; then ln -s "${library##*/}" "${library%%.so.*}.so"; fi
+done
+
 nvcc=$(echo "$site"/nvidia/*/bin/nvcc)
 if [ -x "$nvcc" ]; then export CUDA_HOME=${nvcc%/bin/nvcc}; fi
 if [ -n "${CUDA_HOME:-}" ]; then export PATH=$CUDA_HOME/bin:$PATH; fi      # before any other nvcc

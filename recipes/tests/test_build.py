@@ -110,6 +110,24 @@ def test_extensions_are_built_at_a_time_where_setup_py_can(tiny: Tiny, cores: in
     assert (work / "seen").read_text().strip() == chosen
 
 
+def test_a_linker_finds_the_cudnn_of_the_environment(tiny: Tiny) -> None:
+    """Not the system's, whose headers may be of another version; names that are there stay."""
+    environment = tiny.root / "env"
+    script(environment / "bin" / "python", f"#!/bin/sh\ncase $1 in -c) echo {environment}/site ;; esac\n")
+    libraries = environment / "site" / "nvidia" / "cudnn" / "lib"
+    libraries.mkdir(parents=True)
+    for name in ("libcudnn.so.8", "libcudnn_ops_infer.so.8", "libcudnn_graph.so.9", "libcudnn_graph.so"):
+        (libraries / name).write_text(name)
+    _, _, code = run_script(tiny, environment)
+    assert code == 0
+    named = {path.name: path.read_text() for path in libraries.iterdir() if path.suffix == ".so"}
+    assert named == {
+        "libcudnn.so": "libcudnn.so.8",
+        "libcudnn_ops_infer.so": "libcudnn_ops_infer.so.8",
+        "libcudnn_graph.so": "libcudnn_graph.so",
+    }
+
+
 @pytest.mark.parametrize("part", ["", "csrc"])
 def test_nvcc_is_not_told_where_it_compiles(tiny: Tiny, part: str) -> None:
     """Neither the folder of the source nor that of the environment gets into what it writes."""
