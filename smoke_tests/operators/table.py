@@ -243,7 +243,7 @@ OPERATORS: Dict[str, Dict[str, Entry]] = {
     },
     # adamw(parameters, lr, betas, eps, weight_decay) -> optimizer with step()
     "adamw": {
-        "torch": Entry(torch_adamw, SINGLE, SINGLE, "FusedAdamMathFunctor", since="2.0"),  # on a CPU since 2.4
+        "torch": Entry(torch_adamw, SINGLE, SINGLE, "FusedAdamMathFunctor", since="2.0"),  # fused on a CPU since 2.4
         "transformer-engine": Entry(
             partial(fused_adamw, module="transformer_engine.pytorch.optimizers"),
             (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any, Callable, ContextManager, Iterable, Tuple
+from typing import Any, Callable, ContextManager, Iterable, List, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -122,7 +122,10 @@ class CompiledRope(TorchRope):
 
 
 def torch_adamw(parameters: Parameters, **settings: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, fused=True, **settings)
+    """torch's AdamW of parameters, or of groups of them: fused, except on a CPU before torch 2.4, which lacks it."""
+    given: List[Any] = list(parameters)
+    first = given[0]["params"][0] if isinstance(given[0], dict) else given[0]
+    return torch.optim.AdamW(given, fused=first.is_cuda or version_of_torch() >= (2, 4), **settings)
 
 
 def torch_scaled_mm(

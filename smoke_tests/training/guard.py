@@ -149,17 +149,11 @@ class Guard:
                 f"no layer of this {type(model).__name__} is in FP8, so that the guard would compare nothing: convert "
                 "its linear layers with torchao or Transformer Engine, or train without the guard"
             )
-        layers = list(self._layers.values())
         self._step, self._parts, self._loss_of, self._agreed = step, parts, loss_of, agreed
         self._kept_copy = _held if memory == "host" else _clone
         self.every, self.steps, self.seed, self.state = every, steps, seed, "fp8"
         self._extremes = Extremes(self._layers)  # of the last window
-        self._as_it_is: Callable[[], ContextManager[Any]] = contextlib.nullcontext
-        self._high = high or (lambda: computed(model, plain, layers))
-        self._by_hand = lambda: computed(model, rounded(*mantissas, self._extremes.note), layers)
-        self._by_other_hands = [
-            functools.partial(computed, model, rounded(*mantissas, scale=scale), layers) for scale in SCALES
-        ]
+        self._set_ways(mantissas, high)
         self._period = -1  # its number, before the first
         self._votes: List[bool] = []  # whether each of these consecutive windows was too far off
         self._place: int  # where the window begins in this period
@@ -174,6 +168,16 @@ class Guard:
         self._error = ""  # the message of the last step that was not finite
         self._events: List[Dict[str, Any]] = []
         self.seconds = 0.0  # seconds spent on comparisons and repeated steps
+
+    def _set_ways(self, mantissas: Tuple[int, int], high: Optional[Callable[[], ContextManager[Any]]]) -> None:
+        """Set the contexts in which a step is done: as it is, in high precision, and rounded by hand on four grids."""
+        model, layers = self._parts[0], list(self._layers.values())
+        self._as_it_is: Callable[[], ContextManager[Any]] = contextlib.nullcontext
+        self._high = high or (lambda: computed(model, plain, layers))
+        self._by_hand = lambda: computed(model, rounded(*mantissas, self._extremes.note), layers)
+        self._by_other_hands = [
+            functools.partial(computed, model, rounded(*mantissas, scale=scale), layers) for scale in SCALES
+        ]
 
     def __call__(self, batch: Any) -> Any:
         """Do one step and the comparison that is due after it; returns what `step` returned."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Tuple
@@ -81,15 +82,7 @@ def model_of(text: str) -> Model:
 
 
 def _model(config: Dict[str, Any], wrong: Callable[[str, str], ConfigError]) -> Model:
-    def number(key: str, default: Optional[float] = None, whole: bool = True) -> Any:
-        value = config.get(key, default)
-        kind = int if whole else (int, float)
-        if value is None:
-            raise wrong(key, "is missing")
-        if not isinstance(value, kind) or isinstance(value, bool) or not value > 0:
-            raise wrong(key, f"is {json.dumps(value)}, but must be a {'whole ' if whole else ''}number above 0")
-        return value
-
+    number = functools.partial(_number, config, wrong)
     heads, width = number("num_attention_heads"), number("hidden_size")
     kv_heads, head_size = number("num_key_value_heads", heads), number("head_dim", width // heads or 1)
     if heads % kv_heads:
@@ -121,6 +114,23 @@ def _model(config: Dict[str, Any], wrong: Callable[[str, str], ConfigError]) -> 
     )
     eps = number("rms_norm_eps", 1e-6, whole=False)
     return Model(shape, parameters_of(shape, tied), "a config.json", float(base), float(eps), tied)
+
+
+def _number(
+    config: Dict[str, Any],
+    wrong: Callable[[str, str], ConfigError],
+    key: str,
+    default: Optional[float] = None,
+    whole: bool = True,
+) -> Any:
+    """The number above 0 that a key of a config.json, or its default, is."""
+    value = config.get(key, default)
+    kind = int if whole else (int, float)
+    if value is None:
+        raise wrong(key, "is missing")
+    if not isinstance(value, kind) or isinstance(value, bool) or not value > 0:
+        raise wrong(key, f"is {json.dumps(value)}, but must be a {'whole ' if whole else ''}number above 0")
+    return value
 
 
 def config_of(model: Model, dtype: str, end: Optional[int]) -> Dict[str, Any]:
