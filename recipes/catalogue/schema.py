@@ -16,7 +16,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.tags import compatible_tags, cpython_tags
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from recipes.errors import suggestion
 
@@ -89,6 +89,7 @@ Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+/-]*$")]  # a git 
 Address = Annotated[str, Field(pattern=r"^https://[^\s/{}]+\.[^\s/{}]+(/[^\s{}]*)?$")]
 Architecture = Annotated[str, Field(pattern=r"^\d+\.\d+$")]
 Hardware = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 -]*$")]
+RESERVED = ("apt", "claims", "docs", "index", "site", "tool")  # what recipes/lock/ and build/ have beside targets
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # for folders and image tags
 ImageName = Annotated[str, Field(pattern=r"^[\w.:/-]+$")]
 Repository = Annotated[str, Field(pattern=r"^https://[^/]+(/\w[\w.-]*)+$")]
@@ -177,6 +178,13 @@ class Target(Strict):
     unproven_in_image: dict[Text, Text] = {}
     layers: dict[Literal["cuda", "torch", "dependencies", "packages"], Annotated[float, Field(gt=0)]] = {}
     variables: dict[Annotated[str, Field(pattern=r"^[A-Z][A-Z0-9_]*$")], Annotated[Text, _braces("site")]] = {}
+
+    @field_validator("name")
+    @classmethod
+    def _is_free(cls, name: str) -> str:
+        if name in RESERVED:
+            raise ValueError(f"{name} is something other than a target in recipes/lock/ or build/: choose another name")
+        return name
 
     @model_validator(mode="after")
     def _options_are_of_its_packages(self) -> Self:

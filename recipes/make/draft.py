@@ -28,7 +28,6 @@ from recipes.make.fetch import Downloads, wheels_for
 from recipes.progress import Steps
 
 COMPILED = {"nvcc": (".cu", ".cuh"), "c++": (".cpp", ".cc", ".cxx", ".c", ".pyx")}  # the first match counts
-RESERVED = ("apt", "claims", "docs", "index", "site", "tool")  # what recipes/lock/ and build/ have beside targets
 Table = dict[str, Any]
 
 
@@ -175,8 +174,6 @@ def _lines(table: Table) -> list[str]:
 def target(catalogue: Catalogue, name: str, like: str, without: list[str], reason: str | None) -> list[str]:
     """Add the table of a target like another one to recipes/targets.toml; returns what is left to do, a line each."""
     other, path = catalogue.target(like), catalogue.targets_file
-    if name in RESERVED:
-        raise Refusal(f"recipes/lock/ or build/ has {name} for something other than a target: choose another name.")
     if name in catalogue.targets:
         raise Refusal(f"{path} has a target {name} already: choose another name.")
     if strangers := [package for package in without if package not in other.packages]:

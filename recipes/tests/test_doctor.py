@@ -230,6 +230,10 @@ def test_an_error_text_is_explained_or_said_to_be_unknown(checkout: Checkout, tm
     log.write_text("[1/2] c++ -Wno-error -c src/error.cpp -o error.o\nSuccessfully built tiny\n")
     assert "no line of this text looks like an error" in checkout.succeed("doctor", "--error", log)
     checkout.refuse("doctor", "--error", tmp_path / "none", naming=("none cannot be read", "name a file"))
+    log.write_text("CUDAContextLight.h:7:10: fatal error: cusparse.h: No such file or directory\n", encoding="utf-16")
+    assert "lacks cusparse.h" in checkout.succeed("doctor", "--error", log)
+    log.write_text("\n")
+    checkout.refuse("doctor", "--error", log, naming=("build.log has no text", "the whole output"))
 
 
 def test_an_error_text_is_read_from_standard_input(checkout: Checkout) -> None:

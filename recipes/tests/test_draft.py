@@ -162,6 +162,11 @@ def test_all_keys_that_a_target_lacks_are_named_at_once(tiny: Tiny) -> None:
     tiny.refuse("plan", "bare", naming=("bare.reason, bare.cuda, bare.glibc, bare.sm", "bare.packages are missing"))
 
 
+def test_a_target_cannot_have_the_name_of_another_folder(tiny: Tiny) -> None:
+    tiny.targets.write_text(tiny.targets.read_text().replace("cpu", "claims"))
+    tiny.refuse("plan", "claims", naming=("claims.name", "something other than a target", "choose another name"))
+
+
 @pytest.mark.parametrize(
     ("words", "naming"),
     [

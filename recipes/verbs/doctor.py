@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -55,13 +56,16 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def _text(path: Path | None) -> str:
-    """The error text of a file, or of standard input."""
-    if path is None:
-        return sys.stdin.buffer.read().decode(errors="replace")
+    """The error text of a file, or of standard input: UTF-8, or UTF-16 with its byte order mark."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        data = path.read_bytes() if path else sys.stdin.buffer.read()
     except OSError as error:
         raise Refusal(f"{path} cannot be read ({error.strerror}): name a file with an error text.") from None
+    utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = data.decode("utf-16" if utf_16 else "utf-8-sig", errors="replace")
+    if not text.strip():
+        raise Refusal(f"{path or 'Standard input'} has no text: pass the whole output of the command that failed.")
+    return text
 
 
 def _explain(catalogue: Catalogue, text: str, target: str | None) -> int:
