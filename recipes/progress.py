@@ -28,8 +28,8 @@ class _Output(Console):
         raise BrokenPipeError
 
 
-console = _Output(highlight=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
-errors = Console(stderr=True, highlight=False)
+console = _Output(highlight=False, emoji=False, width=None if sys.stdout.isatty() else LOG_WIDTH)
+errors = Console(stderr=True, highlight=False, emoji=False)
 
 
 def size(count: float) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.progress import Steps, size
+from recipes.progress import Steps, say, size
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,12 @@ def test_a_step_ends_in_one_line_with_its_seconds(capsys: pytest.CaptureFixture[
     with Steps() as steps, steps.step("fetch", "torch [2.13]") as step:
         step.note = "183 MiB"
     assert re.fullmatch(r"fetch   torch \[2\.13\]  183 MiB  0\.0 s\n", capsys.readouterr().out)
+
+
+def test_a_line_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    """rich reads :guard: as a picture."""
+    say("guard.py:Guard: [bold] 75 rows")
+    assert capsys.readouterr().out == "guard.py:Guard: [bold] 75 rows\n"
 
 
 def test_a_failed_step_says_nothing_of_success(capsys: pytest.CaptureFixture[str]) -> None:
