@@ -113,10 +113,10 @@ class Code:
 
         Also the harness, the definitions around them, the data, classes and imports that they mention, and what a
         cached function that they mention ran earlier, as far as that ran `anywhere`. Code that torch.compile compiled
-        calls functions unseen, so everything that it can reach counts.
+        calls functions unseen, so everything that it can reach counts; what the harness calls was seen.
         """
         reached = set(self.harness)
-        pending = [*functions, *(self.floor(compiled) if compiled else ())]
+        pending = [*functions, *self.reach(compiled)]
         while pending:
             place = pending.pop()
             if place in reached:
@@ -127,14 +127,14 @@ class Code:
                 if self.definitions[target].kind != "function":
                     pending.append(target)
                 elif self.definitions[target].cached:
-                    pending += [target, *(self.floor([target]) & anywhere)]
+                    pending += [target, *(self.reach([target]) & anywhere)]
         return reached
 
     def started(self, functions: Iterable[Place]) -> frozenset[Place]:
         """Everything that can be reached by the programs that these functions name in strings."""
         strings = frozenset().union(*(self.definitions[each].strings for each in functions))
         programs = {place for text in strings for place in self._named_by(text) if self._is_program(place[0])}
-        return self.floor(programs) if programs else frozenset()
+        return self.reach(programs)
 
     def _is_program(self, file: str) -> bool:
         top = self.definitions.get((file, TOP))
@@ -142,12 +142,16 @@ class Code:
 
     def floor(self, roots: Iterable[Place]) -> frozenset[Place]:
         """Everything that the code of these definitions can reach, and the harness."""
-        return frozenset().union(self.harness, *(self._floor(root) for root in roots))
+        return self.reach([*roots, *self.harness])
+
+    def reach(self, roots: Iterable[Place]) -> frozenset[Place]:
+        """Everything that the code of these definitions can reach."""
+        return frozenset().union(*(self._reach(root) for root in roots))
 
     @functools.cache  # noqa: B019
-    def _floor(self, root: Place) -> frozenset[Place]:
+    def _reach(self, root: Place) -> frozenset[Place]:
         reached: set[Place] = set()
-        pending = [root, *self.harness]
+        pending = [root]
         while pending:
             place = pending.pop()
             if place in reached or place[0] in self.outside:

@@ -184,7 +184,7 @@ def test_a_program_that_is_started_counts_whole_where_a_kill_hides_what_it_ran(c
     code = Room(checkout).code
     started = code.started([("test_alpha.py", "test_script")])
     assert {("job.py", "work"), ("job.py", "<module>")} <= started
-    assert not code.started([("test_alpha.py", "test_values")]) - code.harness
+    assert not code.started([("test_alpha.py", "test_values")])
 
 
 def test_a_twin_does_not_stand_for_what_changed(checkout: Path) -> None:
@@ -214,6 +214,15 @@ def test_a_cached_function_counts_for_whoever_mentions_it(checkout: Path) -> Non
     without = [place for place in RAN[VALUES] if place[0] != "table.py"]
     assert anywhere <= code.ran(without, anywhere)
     assert ("table.py", "twice") not in code.ran(without, frozenset())
+
+
+def test_compiled_code_counts_with_what_it_reaches_and_not_with_what_the_harness_does(checkout: Path) -> None:
+    """What the harness calls is recorded; only what torch.compile has compiled calls functions unseen."""
+    edit(checkout, "conftest.py", "    return report\n", "    import job\n    return job.work() or report\n")
+    code = Room(checkout).code
+    assert ("job.py", "work") in code.floor([])
+    ran = code.ran([("references.py", "double")], frozenset(), compiled=[("references.py", "double")])
+    assert ("references.py", "add") in ran and ("job.py", "work") not in ran
 
 
 def test_keys_are_the_same_on_every_python(checkout: Path) -> None:
@@ -480,6 +489,6 @@ def test_a_change_of_any_function_is_seen_in_the_claims_that_ran_it_and_no_other
         assert ran <= changed, place
         for row in changed - ran:
             cached = {each for each in tables[row] if before.definitions[each].cached}
-            beyond = before.harness | started[row] | before.floor(cached)
+            beyond = before.harness | started[row] | before.reach(cached)
             around = any(each[0] == place[0] and each[1].startswith(f"{place[1]}.") for each in functions[row])
             assert place in beyond or around, (place, row)
