@@ -50,7 +50,7 @@ from unittest import mock
 import pytest
 import torch
 
-from smoke_tests import hardware
+from smoke_tests import hardware, recorder
 from smoke_tests.claims import claim_of
 from smoke_tests.conftest import files_of_the_room, read_manifest, write_whole
 from smoke_tests.faults.environment import EVERY
@@ -470,6 +470,18 @@ def judged(mutant: Mutant, outcome: str, by: str = "", message: str = "") -> Dic
     return {**named, "claims": list(mutant.claims), "outcome": outcome, "by": by, "said": message, "why": why}
 
 
+def deciding(ran: Dict[str, List[str]], by: str) -> Dict[str, List[str]]:
+    """The functions of this room that decided an outcome, and those of them that torch.compile has compiled.
+
+    A mutant is decided by the claim that caught it, or else by all that ran. Nothing if that was not recorded.
+    """
+    if not ran:
+        return {}
+    claims = {by} if by else set(ran) - {recorder.COMPILED, recorder.DATA}
+    functions = {name for claim in {"", *claims} for name in ran.get(claim, [])}
+    return {"functions": sorted(functions), "compiled": sorted(functions.intersection(ran.get(recorder.COMPILED, [])))}
+
+
 def try_seeds(outcomes: Dict[str, Any], seeds: Sequence[int], out: Optional[Path]) -> None:
     """Run every numeric claim on correct code, seed after seed in this process; each failure is a false alarm."""
     clean = outcomes.setdefault("clean", {**copy.deepcopy(CLEAN), "processes": 1})
@@ -499,7 +511,9 @@ def try_mutants(outcomes: Dict[str, Any], mutants: List[Mutant], options: argpar
             if code not in (0, ALARM) or not planted:
                 stop(f"the process of {mutant.name!r} ended with code {code}: read what it printed, and run again")
             continue
-        row = outcome_of(mutant, set(outcomes["failing"]))
+        with recorder.recording() as ran:
+            row = outcome_of(mutant, set(outcomes["failing"]))
+        row.update(deciding(ran, row["by"]))
         print("{outcome:9} {column:20} {operator:14} {name}: {by} {said}".format(**row), flush=True)
         outcomes["mutants"].append(row)
         keep(options.out, outcomes)

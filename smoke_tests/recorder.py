@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import contextlib
 import hashlib
 import importlib.machinery
 import inspect
@@ -16,8 +17,10 @@ import os
 import re
 import resource
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Set, Tuple
+from unittest import mock
 
 ROOM = Path(__file__).resolve().parent
 FOLDER, CLAIM = "FUSEBOX_RECORD", "FUSEBOX_CLAIM"  # the folder of the records; the claim that runs now
@@ -49,7 +52,7 @@ class Monitor:
         monitoring.use_tool_id(TOOL, "fusebox")
         monitoring.register_callback(TOOL, monitoring.events.PY_START, self.note)
         monitoring.set_events(TOOL, monitoring.events.PY_START)
-        atexit.register(monitoring.set_events, TOOL, 0)  # code that runs later finds no modules
+        monitoring.restart_events()  # an earlier monitor of this process has disabled them
 
     def note(self, code: Any, _: int) -> Any:
         path = os.path.abspath(code.co_filename)
@@ -75,8 +78,12 @@ class Monitor:
         sys.monitoring.restart_events()  # type: ignore[attr-defined,unused-ignore]
 
     def stop(self) -> None:
+        monitoring = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+        monitoring.set_events(TOOL, 0)
+        monitoring.free_tool_id(TOOL)
         for path, name in compiled():
             self.write(COMPILED, path, name)
+        os.close(self.file)
 
 
 class Coverage:
@@ -168,6 +175,7 @@ def join() -> None:
     if os.environ.get(FOLDER) and not RUNNING:
         RUNNING.append((Monitor if MONITORED else Coverage)(Path(os.environ[FOLDER])))
         if MONITORED:
+            atexit.unregister(end)
             atexit.register(end)
 
 
@@ -182,6 +190,25 @@ def end() -> None:
     """Stop recording this process."""
     while RUNNING:
         RUNNING.pop().stop()
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Dict[str, List[str]]]:
+    """Record what runs in this context; at its end, the dictionary has what `collected` returns.
+
+    It stays empty before Python 3.12: coverage.py does not record where another tracer of Python runs.
+    """
+    ran: Dict[str, List[str]] = {}
+    if not MONITORED:
+        yield ran
+        return
+    with tempfile.TemporaryDirectory(prefix="fusebox-record-") as folder, mock.patch.dict(os.environ):
+        begin(Path(folder))
+        try:
+            yield ran
+        finally:
+            end()
+            ran.update(collected(Path(folder)))
 
 
 def collected(folder: Path) -> Dict[str, List[str]]:

@@ -85,8 +85,13 @@ class Code:
 
     def key_now(self, recorded: Recorded) -> str | None:
         """The key of those definitions where they are now; None where one of them changed."""
+        now = self.places_now(recorded)
+        return self.key(now) if now is not None else None
+
+    def places_now(self, recorded: Recorded) -> frozenset[Place] | None:
+        """The places where those definitions are now; None where one of them changed."""
         now = [self._now(place, digest) for place, digest in recorded]
-        return self.key(place for places in now for place in places) if all(now) else None
+        return frozenset().union(*now) if all(now) else None
 
     def _now(self, place: Place, digest: str) -> set[Place]:
         there = self.definitions.get(place)

@@ -12,7 +12,7 @@ import collections
 import functools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,17 @@ from recipes.make import audit, environment
 from recipes.make.build import Builder
 from recipes.make.environment import Wheel
 from recipes.prove import evidence, smoke
-from recipes.prove.claims import HARNESS, OUTSIDE, Room
-from recipes.prove.definitions import Code
+from recipes.prove.claims import HARNESS, OUTSIDE, Room, of_row, table_of
+from recipes.prove.definitions import Code, Recorded, packed
 from recipes.prove.parsing import Place
 
 Row = dict[str, Any]
 COUNTED = ("caught", "survived", "crashed")
 PROCESSES = 12  # at most: more of them compete for memory
 REASONS = "faults/survivors.py"  # says why mutants survived, which affects no outcome
+RECORDED = ("functions", "compiled")  # of a row: what ran, and what of it torch.compile had compiled
+PLANTER = "mutants.py"  # plants and judges every mutant
+COMPILED = "compiled_faults.toml"
 RULED = "faults/ruled.json"  # the code of training that a rule changes, and the claims that judge each
 
 
@@ -65,7 +68,7 @@ def compiled(builder: Builder) -> Path:
 
     What was compiled from the same wheel with the same change is not compiled again.
     """
-    plan, path = builder.plan, builder.plan.root / "smoke_tests" / "compiled_faults.toml"
+    plan, path = builder.plan, builder.plan.root / "smoke_tests" / COMPILED
     faults = validated(CompiledFaults, read_toml(path), path).fault
     folder = environment.folder(plan.root, plan.target) / "mutants"
     planted = []
@@ -157,10 +160,11 @@ def _with_unchanged(plan: Plan, state: Row, again: Row) -> Row:
             f"The kept mutants of {plan.target.name} were planted beside other packages: leave --changed out to plant "
             "all of them."
         )
-    gone = {identity(row) for row in changed(Keys(plan.root), again)}
+    keys = Keys(plan.root)
+    gone = {identity(row) for row in changed(keys, again)}
     failing = {*state["failing"], *again["failing"]}
     same = [
-        {**row, "commit": row.get("commit") or again["commit"]}
+        {**keys.as_from_a_run(row, table_of(again)), "commit": row.get("commit") or again["commit"]}
         for row in again["mutants"]
         if identity(row) not in gone and not failing & {row["by"], *row["claims"]}
     ]
@@ -234,54 +238,123 @@ def keep(plan: Plan, path: Path) -> None:
             "`python -m smoke_tests.mutants` there, to its end and with seeds."
         )
     outcomes = json.loads(smoke.without_paths(plan, json.dumps(planted)))
-    keys = Keys(plan.root)
-    outcomes["mutants"] = [{**row, "key": keys.of(row)} for row in outcomes["mutants"]]
+    _with_keys(Keys(plan.root), outcomes)
     name = f"{outcomes['target']}--{outcomes['hardware']['name']}.json"
     final = plan.root / "smoke_tests" / "evidence" / "mutants" / name
     write_json(final, {**outcomes, "commit": smoke.commit_of(plan.root)})
 
 
+def _with_keys(keys: Keys, outcomes: Row) -> None:
+    """Give each mutant its key, and by their numbers in one table the functions that ran while it was planted."""
+    rows = [row for row in outcomes["mutants"] if "functions" in row]
+    placed = {text: keys.place(text) for row in rows for text in row["functions"]}
+    table = sorted({place for place in placed.values() if place})
+    numbers = {place: number for number, place in enumerate(table)}
+    outcomes["definitions"] = {":".join(place): keys.digest(place) for place in table}
+    for row in rows:
+        for field in RECORDED:
+            row[field] = packed({numbers[place] for text in row[field] if (place := placed[text])})
+    ran = table_of(outcomes)
+    for row in outcomes["mutants"]:
+        row["key"] = keys.of(row, ran)
+
+
 class Keys:
-    """The keys of mutants in the checkout as it is; only one with a reason depends on the file of the reasons."""
+    """The keys of mutants in the checkout as it is.
+
+    A mutant depends on mutants.py, on what plants it, on the functions that ran while it was planted or, where that is
+    not recorded, on all that its claims and mutants.py can reach. Only one with a reason depends on the reasons.
+    """
 
     def __init__(self, root: Path) -> None:
-        folder, harness = root / "smoke_tests", (*HARNESS, "mutants.py")
+        folder = root / "smoke_tests"
         outside = (*OUTSIDE, RULED)  # each key has its own row of that table
-        self._codes = {False: Code(folder, harness, (*outside, REASONS)), True: Code(folder, harness, outside)}
+        self._codes = {False: Code(folder, HARNESS, (*outside, REASONS)), True: Code(folder, HARNESS, outside)}
         self._plantings = {has_reason: Planting.of(code) for has_reason, code in self._codes.items()}
-        self._ruled = folder / RULED
+        self._folder = folder
 
-    def of(self, row: Row) -> str | None:
-        """The key of a mutant: of the claims that decided it, the fault, and what plants it; None if some are gone.
+    def place(self, text: str) -> Place | None:
+        """The definition of a function that ran, which the recorder calls FILE:QUALIFIED.NAME."""
+        file, _, name = text.partition(":")
+        return self._codes[True].place(file, name)
 
-        The claim that caught a mutant decides it; all of its claims decide a mutant that was not caught, and one that
-        the rule makes in training then has the claims that its row of faults/ruled.json lists now.
+    def digest(self, place: Place) -> str:
+        """The digest of a definition in the checkout."""
+        return self._codes[True].definitions[place].digest
+
+    def as_from_a_run(self, row: Row, ran: Recorded) -> Row:
+        """A kept row in which nothing has changed, with the names that its functions have now."""
+        recorded = {field: of_row(ran, row[field]) for field in RECORDED if field in row}
+        now = {field: self._codes[True].places_now(definitions) or () for field, definitions in recorded.items()}
+        return {**row, **{field: sorted(":".join(place) for place in places) for field, places in now.items()}}
+
+    def of(self, row: Row, ran: Recorded = ()) -> str | None:
+        """The key of a mutant; None if what decided it is gone. `ran` are the recorded definitions of its run.
+
+        The claim that caught a mutant decides it; all of its claims decide a mutant that was not caught, also those
+        that are new since.
         """
         has_reason = bool(row["why"])
         code, planted = self._codes[has_reason], self._plantings[has_reason].places(row)
         if not _claims_are_there(code, row) or not (planted or row["origin"] == "compiled"):
             return None
-        key = self._key(has_reason, frozenset([*_deciding(code, row), *planted]))
-        if row["origin"] != "rule" or row["column"] != "training":
-            return key
-        judges = self._judges.get(row["name"].partition(" ")[0])
-        return digest_of([key, [] if row["by"] else sorted(judges)]) if judges else None
+        if "functions" in row:
+            recorded = (of_row(ran, row[field]) for field in RECORDED)
+            key = self._key_by_record(has_reason, *recorded, tuple(planted))
+        else:
+            key = self._key_by_reach(has_reason, frozenset([*_deciding(code, row), *planted]))
+        beside = self._beside(code, row)
+        return digest_of([key, beside]) if key and beside is not None else None
+
+    def _beside(self, code: Code, row: Row) -> list[Any] | None:
+        """What decides a mutant beside definitions: the claims that may catch it, and the fault that was compiled."""
+        if row["origin"] == "rule" and row["column"] == "training":
+            claims = self._judges.get(row["name"].partition(" ")[0])
+        else:
+            claims = [":".join(place) for place in _deciding(code, row)]
+        faults = [fault for fault in self._compiled if fault["name"] == row["name"]] if row["origin"] == "compiled" else []
+        if claims is None or (row["origin"] == "compiled" and not faults):
+            return None
+        return [[] if row["by"] or row["outcome"] == "too loud" else sorted(claims), faults]
 
     @functools.cached_property
     def _judges(self) -> dict[str, list[str]]:
         """The claims that judge each function of training, by module and name."""
-        listed = json.loads(self._ruled.read_text(encoding="utf-8"))
+        listed = json.loads((self._folder / RULED).read_text(encoding="utf-8"))
         return {f"{row['module']}.{name}": row["claims"] for row in listed for name in row["names"]}
 
+    @functools.cached_property
+    def _compiled(self) -> list[Row]:
+        """The faults that are compiled into packages."""
+        return list(read_toml(self._folder / COMPILED)["fault"])
+
     @functools.cache  # noqa: B019  # as long as the verb
-    def _key(self, has_reason: bool, roots: frozenset[Place]) -> str:
+    def _planter(self, has_reason: bool) -> frozenset[Place]:
+        return frozenset(place for place in self._codes[has_reason].definitions if place[0] == PLANTER)
+
+    @functools.cache  # noqa: B019
+    def _key_by_reach(self, has_reason: bool, roots: frozenset[Place]) -> str:
         code = self._codes[has_reason]
-        return code.key(code.floor(roots))
+        return code.key(code.floor(roots | self._planter(has_reason)))
+
+    @functools.cache  # noqa: B019  # many mutants ran the same
+    def _key_by_record(
+        self, has_reason: bool, ran: Recorded, compiled: Recorded, planted: tuple[Place, ...]
+    ) -> str | None:
+        code = self._codes[has_reason]
+        functions, of_torch = code.places_now(ran), code.places_now(compiled)
+        if functions is None or of_torch is None:
+            return None
+        reasons = code.reach(place for place in code.definitions if place[0] == REASONS) if has_reason else frozenset()
+        # What an earlier mutant of the process left in a cache was not recorded for this one.
+        places = code.ran([*functions, *planted], frozenset(code.definitions), of_torch)
+        return code.key(places | self._planter(has_reason) | reasons)
 
 
 def changed(keys: Keys, outcomes: Row) -> list[Row]:
     """The mutants of a run for which something that decided the outcome has changed since, or is gone."""
-    rows = [(row, keys.of(row)) for row in outcomes["mutants"]]
+    ran = table_of(outcomes)
+    rows = [(row, keys.of(row, ran)) for row in outcomes["mutants"]]
     return [row for row, key in rows if not key or row.get("key") != key]
 
 

@@ -228,6 +228,15 @@ def sdist(path: Path, files: Mapping[str, str | bytes]) -> str:
     return sha256_of(path)
 
 
+def interpreter(version: str) -> str:
+    """A Python of that version on this machine, also one of pyenv's that is not switched on."""
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    for path in [shutil.which(f"python{version}"), *sorted(root.glob(f"versions/{version}.*/bin/python"))]:
+        if path and subprocess.run([str(path), "--version"], capture_output=True, check=False).returncode == 0:
+            return str(path)
+    pytest.skip(f"unproven here: no Python {version} on this machine")
+
+
 def script(path: Path, text: str) -> Path:
     """An executable script."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import json
 import shutil
+import subprocess
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from recipes.prove import evidence
 from recipes.prove.claims import OUTSIDE, Room
 from recipes.prove.definitions import Code, packed, unpacked
 from recipes.prove.parsing import Place
+from recipes.tests.conftest import interpreter
 from recipes.tests.rooms import PlantedRoom, checkout_room
 
 TEST = """
@@ -346,6 +349,35 @@ def failing():
 def last():
     return 1
 """
+
+
+IN_TURN = """
+import json, os, subprocess, sys
+from smoke_tests import recorder, used
+
+def mutant(number):
+    with recorder.recording() as ran:
+        used.first() if number else subprocess.run([sys.executable, "-c", "from smoke_tests import used; used.second()"])
+        recorder.switch("test_alpha.py::test")
+        used.third(); recorder.switch("")
+        recorder.end()  # as pytest does at the end of a session
+        used.fourth()
+    return ran
+
+before = dict(os.environ)
+print(json.dumps([mutant(0), mutant(1), mutant(1)]))
+assert dict(os.environ) == before
+"""
+
+
+def test_what_runs_is_recorded_several_times_in_a_process(room: PlantedRoom) -> None:
+    names = ("first", "second", "third", "fourth")
+    (room.folder / "used.py").write_text("".join(f"def {name}():\n    return 1\n\n" for name in names))
+    made = subprocess.run([interpreter("3.12"), "-B", "-c", IN_TURN], cwd=room.folder.parent, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    ran = [{claim: names for claim, names in each.items() if claim != "data"} for each in json.loads(made.stdout)]
+    claim = {"test_alpha.py::test": ["used.py:third"]}
+    assert ran == [{"": ["used.py:second"], **claim}, *2 * [{"": ["used.py:first"], **claim}]]
 
 
 @pytest.mark.parametrize("processes", ["-n0", "-n2"])

@@ -19,7 +19,7 @@ import uv
 from packaging.pylock import Pylock
 
 from recipes.files import sha256_of
-from recipes.tests.conftest import PYTHON, Index, Tiny, spoil, wheel
+from recipes.tests.conftest import PYTHON, Index, Tiny, interpreter, spoil, wheel
 from recipes.tests.shop import shop_in, torch
 
 LOCAL = "cputorch1.0.tiny"
@@ -71,15 +71,6 @@ def site(shop: Tiny) -> Iterator[Site]:
     with Site(shop.root / "build" / "index") as server:
         yield server
         server.shutdown()
-
-
-def interpreter(version: str) -> str:
-    """A Python of that version on this machine, also one of pyenv's that is not switched on."""
-    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
-    for path in [shutil.which(f"python{version}"), *sorted(root.glob(f"versions/{version}.*/bin/python"))]:
-        if path and subprocess.run([str(path), "--version"], capture_output=True, check=False).returncode == 0:
-            return str(path)
-    pytest.skip(f"unproven here: no Python {version} on this machine")
 
 
 class Clean:

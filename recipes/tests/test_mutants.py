@@ -22,6 +22,8 @@ from recipes.make import environment
 from recipes.pages import faults
 from recipes.pages.tables import Facts
 from recipes.prove import mutants, proofs, records
+from recipes.prove.claims import table_of
+from recipes.prove.definitions import unpacked
 from recipes.tests.conftest import Checkout, script
 from recipes.tests.rooms import checkout_room
 from recipes.verbs import prove as verbs
@@ -36,7 +38,7 @@ def test_every_mutant_names_a_claim_that_existed(run: dict[str, Any]) -> None:
     known = set(checkout_room().claims)
     keys = mutants.Keys(ROOT)
     for row in run["mutants"]:
-        if row["origin"] != "rule" and keys.of(row) == row.get("key"):
+        if row["origin"] != "rule" and keys.of(row, table_of(run)) == row.get("key"):
             assert set(row["claims"]) <= known, row["name"]
 
 
@@ -192,6 +194,79 @@ def test_a_mutant_whose_claim_or_fault_changed_is_counted(
     assert (sentence in faults.text(tmp_path)) == changed
 
 
+RECORDED = {
+    **ROOM,
+    "bounds.py": "OTHER = 1\n\ndef slope():\n    return 0.004\n\ndef unused():\n    return OTHER\n",
+    "test_fused_ops.py": "import bounds\n\ndef test_swiglu():\n    assert bounds.slope()\n\ndef test_rope():\n    pass\n",
+    "mutants.py": "import bounds\n\ndef outcome_of():\n    return bounds.unused()\n",
+}
+FUNCTIONS = ["bounds.py:slope", "mutants.py:outcome_of", "test_fused_ops.py:test_swiglu"]
+
+
+def kept_from_a_record(root: Path, **changes: Any) -> dict[str, Any]:
+    """The kept outcomes of a made-up checkout in which the functions of a mutant were recorded."""
+    for name, text in RECORDED.items():
+        path = root / "smoke_tests" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    made = outcomes(functions=FUNCTIONS, compiled=[], **changes)
+    chosen = plan(Catalogue(), "cpu")
+    (root / "outcomes.json").write_text(json.dumps(made))
+    mutants.keep(type(chosen)(root, chosen.target, chosen.pins, chosen.patches, chosen.lock), root / "outcomes.json")
+    (written,) = mutants.committed(root)
+    return written
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "changed"),
+    [
+        ("bounds.py", "0.004", "0.4", True),
+        ("bounds.py", "OTHER = 1", "OTHER = 2", False),  # mutants.py can reach it, but it did not run
+        ("faults.py", "def off():\n    return 1", "def off():\n    return 2", True),
+        ("faults.py", "def other():\n    return 1", "def other():\n    return 2", False),
+        ("mutants.py", "return bounds", "return not bounds", True),
+        ("test_fused_ops.py", "    pass", "    return", False),
+        ("test_fused_ops.py", "test_swiglu", "test_silu", True),
+    ],
+)
+def test_a_recorded_mutant_depends_on_what_ran(tmp_path: Path, file: str, old: str, new: str, changed: bool) -> None:
+    run = kept_from_a_record(tmp_path, by="test_fused_ops.py::test_swiglu[torch]")
+    assert [text.partition(":")[2] for text in run["definitions"]] == ["slope", "outcome_of", "test_swiglu"]
+    assert run["mutants"][0]["functions"] == "0-2" and not mutants.changed(mutants.Keys(tmp_path), run)
+    path = tmp_path / "smoke_tests" / file
+    assert old in RECORDED[file]
+    path.write_text(RECORDED[file].replace(old, new))
+    assert bool(mutants.changed(mutants.Keys(tmp_path), run)) == changed
+
+
+@pytest.mark.parametrize(("outcome", "changed"), [("survived", True), ("left out", True), ("too loud", False)])
+def test_a_new_claim_may_catch_what_was_not_caught(tmp_path: Path, outcome: str, changed: bool) -> None:
+    run = kept_from_a_record(tmp_path, by="", claims=["test_fused_ops.py"], outcome=outcome)
+    path = tmp_path / "smoke_tests" / "test_fused_ops.py"
+    path.write_text(RECORDED[path.name] + "\ndef test_of_today():\n    pass\n")
+    assert bool(mutants.changed(mutants.Keys(tmp_path), run)) == changed
+
+
+def test_a_recorded_mutant_that_torch_compiled_depends_on_all_that_it_can_reach(tmp_path: Path) -> None:
+    keys = mutants.Keys
+    run = kept_from_a_record(tmp_path, by="test_fused_ops.py::test_swiglu[torch]")
+    (row,) = run["mutants"]
+    of_torch = {**row, "compiled": row["functions"]}
+    assert keys(tmp_path).of(of_torch, table_of(run)) != row["key"]
+
+
+def test_a_mutant_that_is_compiled_depends_on_its_own_row_of_the_list(tmp_path: Path) -> None:
+    listed = tmp_path / "smoke_tests" / mutants.COMPILED
+    listed.parent.mkdir()
+    keys: list[str | None] = []
+    for name, new in (("off", "a"), ("off", "b"), ("off", "b"), ("gone", "b")):
+        others = f'[[fault]]\nname = "another"\nnew = "{len(keys)}"\n'
+        listed.write_text(f'[[fault]]\nname = "{name}"\nnew = "{new}"\n\n{others}')
+        run = kept_from_a_record(tmp_path, origin="compiled", by="test_fused_ops.py::test_swiglu[torch]")
+        keys.append(run["mutants"][0]["key"])
+    assert keys[3] is None and None not in keys[:3] and keys[0] != keys[1] == keys[2]
+
+
 # A stand-in for an environment's Python: writes outcomes, except with 0 seeds, and exits with the number of seeds.
 PLANTING = """#!/bin/sh
 test "$2" = smoke_tests.mutants && test "$3" = --out && test "$5" = --seeds && test "$7" = --compiled || exit 3
@@ -217,7 +292,7 @@ def test_a_run_is_kept_and_says_whether_there_was_a_false_alarm(tmp_path: Path) 
     assert mutants.run(here, tmp_path / "env", tmp_path / "libraries", seeds=1) == 1
     (written,) = mutants.committed(tmp_path)
     assert (written.pop("commit"), written["mutants"][0].pop("key")) == ("", None)
-    assert written == outcomes()
+    assert written == outcomes() | {"definitions": {}}
     (tmp_path / "smoke_tests" / "bounds.py").write_text("SLOPE = 0.4\n")
     (tmp_path / "elsewhere.json").write_text(json.dumps(outcomes() | {"files": {"bounds.py": "0" * 64}}))
     with pytest.raises(Refusal, match="not a complete run of cpu with the tests of this checkout"):
@@ -312,6 +387,29 @@ def test_only_what_has_changed_is_planted_again(tmp_path: Path) -> None:
     (written,) = mutants.committed(tmp_path)
     assert written["earlier"] == {"68ebab4": {"name": "x86-64", "cpu": "CPU"}}
     assert written["clean"]["seeds"] == 5 and "commit" not in written["clean"]
+
+
+def test_what_is_not_planted_again_keeps_its_record(tmp_path: Path) -> None:
+    """Its functions may have other numbers, and other places, than before."""
+    again = Again(tmp_path)
+    (again.room / "more.py").write_text("def slope():\n    return 1\n")
+    rows = [{**row, "compiled": []} for row in again.run["mutants"]]
+    rows[0]["functions"] = ["faults.py:off", "test_fused_ops.py:test_swiglu"]
+    rows[1]["functions"] = ["more.py:slope", "test_fused_ops.py:test_rope"]
+    (tmp_path / "outcomes.json").write_text(json.dumps({**again.run, "mutants": rows}))
+    again.path.unlink()
+    mutants.keep(again.plan, tmp_path / "outcomes.json")
+    (run,) = mutants.committed(tmp_path)
+    again.path.write_text(json.dumps({**run, "commit": "68ebab4"}))
+    (again.room / "more.py").rename(again.room / "again.py")
+    (again.room / "bounds.py").write_text(ROOM["bounds.py"].replace("0.004", "0.4"))
+    again.run["mutants"] = [{**rows[0], "functions": ["test_fused_ops.py:test_swiglu"]}, rows[1]]
+    assert again.plant() == ["off"]
+    (written,) = mutants.committed(tmp_path)
+    table = list(written["definitions"])
+    named = [[table[number] for number in unpacked(row["functions"])] for row in written["mutants"]]
+    assert named == [["test_fused_ops.py:test_swiglu"], ["again.py:slope", "test_fused_ops.py:test_rope"]]
+    assert not mutants.changed(mutants.Keys(tmp_path), written)
 
 
 def test_a_mutant_whose_claim_fails_here_is_planted_again(tmp_path: Path) -> None:

@@ -142,13 +142,7 @@ class Guard:
     ) -> None:
         if not 1 <= steps <= every:
             raise ValueError(f"a period of {every} steps has no {steps} to compare")
-        model = parts[0]
-        self._layers = in_fp8(model)
-        if not self._layers:
-            raise ValueError(
-                f"no layer of this {type(model).__name__} is in FP8, so that the guard would compare nothing: convert "
-                "its linear layers with torchao or Transformer Engine, or train without the guard"
-            )
+        self._layers = _layers_of(parts[0])
         self._step, self._parts, self._loss_of, self._agreed = step, parts, loss_of, agreed
         self._kept_copy = _held if memory == "host" else _clone
         self.every, self.steps, self.seed, self.state = every, steps, seed, "fp8"
@@ -353,6 +347,17 @@ class Guard:
         for part, own in zip(others, states):
             part.load_state_dict(_mapped(own, _clone))  # an optimizer keeps and changes the tensors that it is given
         checkpoint.restore_random_state(random_state)
+
+
+def _layers_of(model: torch.nn.Module) -> Dict[str, torch.nn.Module]:
+    """The layers in FP8, by name; ValueError if there is none."""
+    layers = in_fp8(model)
+    if not layers:
+        raise ValueError(
+            f"no layer of this {type(model).__name__} is in FP8, so that the guard would compare nothing: convert "
+            "its linear layers with torchao or Transformer Engine, or train without the guard"
+        )
+    return layers
 
 
 def place_of(seed: int, period: int, last: int) -> int:
