@@ -12,7 +12,7 @@ import collections
 import functools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -312,7 +312,8 @@ class Keys:
             claims = self._judges.get(row["name"].partition(" ")[0])
         else:
             claims = [":".join(place) for place in _deciding(code, row)]
-        faults = [fault for fault in self._compiled if fault["name"] == row["name"]] if row["origin"] == "compiled" else []
+        of_list = self._compiled if row["origin"] == "compiled" else []
+        faults = [fault for fault in of_list if fault["name"] == row["name"]]
         if claims is None or (row["origin"] == "compiled" and not faults):
             return None
         return [[] if row["by"] or row["outcome"] == "too loud" else sorted(claims), faults]

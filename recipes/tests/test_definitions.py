@@ -357,9 +357,11 @@ from smoke_tests import recorder, used
 
 def mutant(number):
     with recorder.recording() as ran:
-        used.first() if number else subprocess.run([sys.executable, "-c", "from smoke_tests import used; used.second()"])
+        child = [sys.executable, "-c", "from smoke_tests import used; used.second()"]
+        used.first() if number else subprocess.run(child)
         recorder.switch("test_alpha.py::test")
-        used.third(); recorder.switch("")
+        used.third()
+        recorder.switch("")
         recorder.end()  # as pytest does at the end of a session
         used.fourth()
     return ran
@@ -373,7 +375,9 @@ assert dict(os.environ) == before
 def test_what_runs_is_recorded_several_times_in_a_process(room: PlantedRoom) -> None:
     names = ("first", "second", "third", "fourth")
     (room.folder / "used.py").write_text("".join(f"def {name}():\n    return 1\n\n" for name in names))
-    made = subprocess.run([interpreter("3.12"), "-B", "-c", IN_TURN], cwd=room.folder.parent, capture_output=True, text=True)
+    made = subprocess.run(
+        [interpreter("3.12"), "-B", "-c", IN_TURN], cwd=room.folder.parent, capture_output=True, text=True
+    )
     assert made.returncode == 0, made.stderr
     ran = [{claim: names for claim, names in each.items() if claim != "data"} for each in json.loads(made.stdout)]
     claim = {"test_alpha.py::test": ["used.py:third"]}

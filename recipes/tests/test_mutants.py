@@ -197,7 +197,7 @@ def test_a_mutant_whose_claim_or_fault_changed_is_counted(
 RECORDED = {
     **ROOM,
     "bounds.py": "OTHER = 1\n\ndef slope():\n    return 0.004\n\ndef unused():\n    return OTHER\n",
-    "test_fused_ops.py": "import bounds\n\ndef test_swiglu():\n    assert bounds.slope()\n\ndef test_rope():\n    pass\n",
+    "test_fused_ops.py": ROOM["test_fused_ops.py"].replace("bounds.SLOPE", "bounds.slope()"),
     "mutants.py": "import bounds\n\ndef outcome_of():\n    return bounds.unused()\n",
 }
 FUNCTIONS = ["bounds.py:slope", "mutants.py:outcome_of", "test_fused_ops.py:test_swiglu"]
