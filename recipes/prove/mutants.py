@@ -38,7 +38,7 @@ PROCESSES = 12  # at most: more of them compete for memory
 REASONS = "faults/survivors.py"  # says why mutants survived, which affects no outcome
 RECORDED = ("functions", "compiled")  # of a row: what ran, and what of it torch.compile had compiled
 PLANTER = "mutants.py"  # plants and judges every mutant
-COMPILED = "compiled_faults.toml"
+COMPILED = "compiled_faults.toml"  # the faults of upstream's code
 RULED = "faults/ruled.json"  # the code of training that a rule changes, and the claims that judge each
 
 
@@ -271,6 +271,7 @@ class Keys:
         outside = (*OUTSIDE, RULED)  # each key has its own row of that table
         self._codes = {False: Code(folder, HARNESS, (*outside, REASONS)), True: Code(folder, HARNESS, outside)}
         self._plantings = {has_reason: Planting.of(code) for has_reason, code in self._codes.items()}
+        self._planter = frozenset(place for place in self._codes[True].definitions if place[0] == PLANTER)
         self._folder = folder
 
     def place(self, text: str) -> Place | None:
@@ -330,13 +331,9 @@ class Keys:
         return list(read_toml(self._folder / COMPILED)["fault"])
 
     @functools.cache  # noqa: B019  # as long as the verb
-    def _planter(self, has_reason: bool) -> frozenset[Place]:
-        return frozenset(place for place in self._codes[has_reason].definitions if place[0] == PLANTER)
-
-    @functools.cache  # noqa: B019
     def _key_by_reach(self, has_reason: bool, roots: frozenset[Place]) -> str:
         code = self._codes[has_reason]
-        return code.key(code.floor(roots | self._planter(has_reason)))
+        return code.key(code.floor(roots | self._planter))
 
     @functools.cache  # noqa: B019  # many mutants ran the same
     def _key_by_record(
@@ -349,7 +346,7 @@ class Keys:
         reasons = code.reach(place for place in code.definitions if place[0] == REASONS) if has_reason else frozenset()
         # What an earlier mutant of the process left in a cache was not recorded for this one.
         places = code.ran([*functions, *planted], frozenset(code.definitions), of_torch)
-        return code.key(places | self._planter(has_reason) | reasons)
+        return code.key(places | self._planter | reasons)
 
 
 def changed(keys: Keys, outcomes: Row) -> list[Row]:
