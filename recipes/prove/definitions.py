@@ -128,7 +128,7 @@ class Code:
                 continue
             reached.add(place)
             pending += self._around(place)
-            for target in self._meant(self.definitions[place]):
+            for target in self._meant(place):
                 if self.definitions[target].kind != "function":
                     pending.append(target)
                 elif self.definitions[target].cached:
@@ -170,7 +170,7 @@ class Code:
         """Everything that the code of one definition names, and the definitions around and inside it."""
         definition = self.definitions[place]
         named = (other for text in definition.strings for other in self._named_by(text))
-        return frozenset({*self._around(place), *self._meant(definition), *self._inside(place), *named})
+        return frozenset({*self._around(place), *self._meant(place), *self._inside(place), *named})
 
     def _around(self, place: Place) -> Iterator[Place]:
         """The surroundings of a definition: its class or outer function, the module's own statements, its marks."""
@@ -186,11 +186,12 @@ class Code:
             inner = (f"{name}.", f"{name}.<locals>.")
             yield from ((file, other) for other in self.modules[file].definitions if other.startswith(inner))
 
-    def _meant(self, definition: Definition) -> Iterator[Place]:
-        for name in definition.names:
-            yield from self.resolve(definition.place[0], name)[1]
-        for text in definition.strings & self.data.keys():
-            yield self.data[text].place
+    @functools.cache  # noqa: B019  # each of many mutants that ran a definition asks
+    def _meant(self, place: Place) -> frozenset[Place]:
+        """What a definition mentions: other definitions by their names, and data by its file."""
+        definition = self.definitions[place]
+        named = (self.resolve(place[0], name)[1] for name in definition.names)
+        return frozenset().union(*named, (self.data[text].place for text in definition.strings & self.data.keys()))
 
     @functools.cache  # noqa: B019
     def _named_by(self, text: str) -> tuple[Place, ...]:
