@@ -219,11 +219,23 @@ def built_for(plan: Plan, evidence: dict[str, Any]) -> Plan:
 
 
 def states(plan: Plan, room: Room, run: Mapping[str, Any], rows: list[Row]) -> list[tuple[Row, str]]:
-    """Rows of a run, each with its state: its outcome, or changed if the stack or its code has changed since."""
+    """Rows of a run, each with its state: its outcome, or changed if the stack or its code has changed since.
+
+    So is one whose claim is no longer about the target's version of its package.
+    """
     if run["stack"] != plan.stack:
         return [(row, CHANGED) for row in rows]
+    left_out = _left_out(plan, room)
     keys = zip(rows, room.keys_of(run, rows), strict=True)
-    return [(row, str(row["outcome"]) if key == row["key"] else CHANGED) for row, key in keys]
+    return [
+        (row, CHANGED if key != row["key"] or row["id"].partition("[")[0] in left_out else str(row["outcome"]))
+        for row, key in keys
+    ]
+
+
+def _left_out(plan: Plan, room: Room) -> set[str]:
+    """The claims that are not about the target's version of their package."""
+    return {identity for identity, claim in room.claims.items() if claim.leaves_out(plan)}
 
 
 def counted(words: Iterable[str]) -> dict[str, int]:
@@ -235,7 +247,7 @@ def counted(words: Iterable[str]) -> dict[str, int]:
 def changes(plan: Plan, room: Room, run: Mapping[str, Any]) -> dict[str, list[str]]:
     """What changed since a run (a definition, or "the stack") -> the rows that it affects."""
     concerned: dict[str, list[str]] = {}
-    table = table_of(run)
+    table, left_out = table_of(run), _left_out(plan, room)
     for row, word in states(plan, room, run, run["claims"]):
         if word != CHANGED:
             continue
@@ -243,6 +255,7 @@ def changes(plan: Plan, room: Room, run: Mapping[str, Any]) -> dict[str, list[st
         names = (
             [f"{file}:{name}" for file, name in room.code.changed(of_row(table, row["ran"]))] if not whole else [whole]
         )
-        for name in names or ["what its names stand for"]:
+        versions = row["id"].partition("[")[0] in left_out
+        for name in names or ["the versions that it is about" if versions else "what its names stand for"]:
             concerned.setdefault(name, []).append(row["id"])
     return concerned

@@ -16,6 +16,7 @@ from recipes.errors import Refusal
 Place = tuple[str, str]  # a file below the folder, and the qualified name of a definition in it
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 CACHED = {"lru_cache", "cache", "fixture"}  # decorators of functions that may run for one claim and serve the next
+CLAIM, VERSIONS = "proves", {"since", "until"}  # the decorator of a claim, and what in it selects releases
 TOP = "<module>"  # the statements of a module that bind no name
 MARKS = "pytestmark"  # what marks every test of a module
 TOOL = "recipes"  # a key holds the names that code imports from the tool, not their modules
@@ -220,6 +221,12 @@ class _Own(ast.NodeTransformer):
         if isinstance(node.value, str):
             self.strings.add(node.value)
         return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """The versions that a claim is about decide where it runs, and not how it ends."""
+        if isinstance(node.func, ast.Name) and node.func.id == CLAIM:
+            node.keywords = [given for given in node.keywords if given.arg not in VERSIONS]
+        return self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         """A module's attribute is what it names, wherever that is."""

@@ -131,6 +131,26 @@ def test_state_of_a_run(chosen: Plan, changes: dict[str, str], state: str) -> No
     assert set(evidence.changes(chosen, room, run)) == (why if state == "changed" else set())
 
 
+def test_the_versions_of_a_claim_decide_where_it_runs_alone(root: Path) -> None:
+    def key_with(more: str) -> str | None:
+        (root / "smoke_tests" / "test_torch.py").write_text(CLAIMS.replace(', seed="A09")', f', seed="A09"{more})'))
+        return Room(root).key(ONE)
+
+    assert key_with("") == key_with(', since="2.4"') == key_with(', since="2.1", until="3.0"')
+    assert key_with("") != key_with(', package="apex"')
+
+
+@pytest.mark.parametrize(("since", "until"), [("99", ""), ("0", "0.1")], ids=["newer", "older"])
+def test_a_claim_about_other_versions_now_has_changed(
+    chosen: Plan, monkeypatch: pytest.MonkeyPatch, since: str, until: str
+) -> None:
+    run, room = record(chosen), checkout_room()
+    (row,) = run["claims"]
+    identity = row["id"].partition("[")[0]
+    monkeypatch.setitem(room.claims, identity, dataclasses.replace(room.claims[identity], since=since, until=until))
+    assert evidence.states(chosen, room, run, run["claims"]) == [(row, "changed")]
+
+
 def test_the_worst_outcome_counts() -> None:
     assert evidence.worst([{"outcome": "proved"}, {"outcome": "unproven"}]) == "unproven"
     assert evidence.worst([{"outcome": "refuted"}, {"outcome": "unproven"}]) == "refuted"
