@@ -116,7 +116,7 @@ def test_kill(tmp_path: Path, measured: Dict[str, Any]) -> None:
 @proves(
     "a full disk is named, the last good checkpoint stays, and the run ends with its failure",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_full_disk(tmp_path: Path) -> None:
     options = small(out=str(tmp_path))
@@ -143,7 +143,7 @@ def test_full_disk(tmp_path: Path) -> None:
 @proves(
     "a checkpoint that is cut short names the older one and how to go on from it, which then works",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_cut_short(tmp_path: Path) -> None:
     options = small(out=str(tmp_path), steps=4)
@@ -157,7 +157,7 @@ def test_cut_short(tmp_path: Path) -> None:
     assert len(trained(options)) == 4
 
 
-@proves("the last checkpoints are kept, and beside them each of the N-th steps", package="torch", since="2.4")
+@proves("the last checkpoints are kept, and beside them each of the N-th steps", package="torch", since="2.1")
 def test_keep_every(tmp_path: Path) -> None:
     trained(small(out=str(tmp_path), steps=8, checkpoint_every=1, keep=2, keep_every=3))
     assert sorted(int(path.stem[5:]) for path in tmp_path.glob("step-*.pt")) == [3, 6, 7, 8]
@@ -167,7 +167,7 @@ def test_keep_every(tmp_path: Path) -> None:
     "a thread writes a checkpoint of its own step while later steps are done; it appears whole, and a run goes on from "
     "it to the last bit; one that cannot be written ends the run with its failure",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_async_checkpoint(tmp_path: Path) -> None:
     whole = trained(small(out=str(tmp_path / "whole"), checkpoint_every=2, keep=9))
@@ -228,7 +228,7 @@ def test_other_precision(tmp_path: Path) -> None:
     "a resume whose flags would have given the steps that are done other learning rates is refused, and names the flag "
     "that keeps them",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_schedule_is_kept(tmp_path: Path) -> None:
     options = small(out=str(tmp_path), steps=4)
@@ -247,7 +247,7 @@ def test_schedule_is_kept(tmp_path: Path) -> None:
     assert "--decay-steps 10" in refusal_of(lambda: pretrain.start(dataclasses.replace(options, steps=6, resume=True)))
 
 
-@proves("the generators go on from their saved state as if nothing was between", package="torch", since="2.4")
+@proves("the generators go on from their saved state as if nothing was between", package="torch", since="2.1")
 def test_random_state() -> None:
     random.gauss(0, 1)  # of the pair that it draws, one is left
     saved = checkpoint.random_state()

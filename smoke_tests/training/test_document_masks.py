@@ -162,7 +162,7 @@ def test_places() -> None:
     "pretrain --document-masks trains and evaluates with the documents of its text, whose separator is that of "
     "prepare_data, and infer takes the same masks",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_runs(tmp_path: Path) -> None:
     documents, folder = tmp_path / "lines.jsonl", str(tmp_path / "shards")
@@ -192,7 +192,7 @@ def test_runs(tmp_path: Path) -> None:
 @proves(
     "the separator of a folder is the token that --eos named for it",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_separator(tmp_path: Path) -> None:
     path, out = tmp_path / "text.txt", str(tmp_path / "shards")

@@ -265,7 +265,7 @@ def test_scales_of_te_modules() -> None:
     "a run in float32 on a GPU takes of each operator what is proved in float32: its losses over 10 steps are those of "
     "naive operators within 0.001 nats",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_float32_on_gpu(measured: Dict[str, Any]) -> None:
     fused, naive = (Run(small("float32", steps=10, **{**TINYLLAMA, "ops": ops})) for ops in ("fused", "naive"))

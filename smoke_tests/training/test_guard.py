@@ -60,7 +60,7 @@ def moved(losses: float, *weights: float) -> Outcome:
     "farthest matrix, and of all as their geometric mean; each is too far beyond its own limit and not below it",
     seed="C23",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_distances() -> None:
     high, by_hand = moved(0.0, 0.0, 0.0), moved(1 / 64, 1 / 32, 1 / 128)
@@ -250,7 +250,7 @@ def test_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     "of one step is in a window as often as the documentation says, and so is one of every 7th batch",
     seed="C23",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_places(measured: Dict[str, Any]) -> None:
     places = [place_of(3, period, 196) for period in range(1000)]
@@ -282,7 +282,7 @@ def test_places(measured: Dict[str, Any]) -> None:
     "five do; one that is far beyond it decides alone, and a fallback does all steps since the last good window again",
     seed="C23",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_vote(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = torch.nn.Linear(2, 2)
@@ -339,7 +339,7 @@ def scripted(verdicts: str, cut: int, steps: int = 1, until: int = 16, **others:
     "high precision and in a vote; what cannot be done again is named, and without a state nothing is verified",
     seed="C23",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_goes_on() -> None:
     for verdicts, kinds, verified in (
@@ -407,7 +407,7 @@ def test_resumes(tmp_path: Path) -> None:
     "same bits as with copies on the device",
     seed="C23",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_host_memory() -> None:
     losses: Dict[str, List[float]] = {}

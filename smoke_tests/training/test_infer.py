@@ -69,7 +69,7 @@ def untrained() -> infer.Reader:
     "at temperature 0 all sixteen texts go on with the likeliest token of one pass over what is before it; above it "
     "they go on apart, at a low one as at 0, and the same again from the same seed",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_generate() -> None:
     reader, prompt = untrained(), torch.randint(256, (7,)).tolist()
@@ -83,7 +83,7 @@ def test_generate() -> None:
     assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
 
 
-@proves("the perplexity of a text is exp of its mean loss over all unseen tokens", package="torch", since="2.4")
+@proves("the perplexity of a text is exp of its mean loss over all unseen tokens", package="torch", since="2.1")
 def test_perplexity_in_closed_form(measured: Dict[str, Any]) -> None:
     # Of 1,101 windows, eleven of them held out.
     reader, text = untrained(), Text(torch.randint(256, (22_021,)), 20, 0)

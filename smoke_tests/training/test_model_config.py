@@ -38,7 +38,7 @@ def described(folder: Path, **changes: Any) -> str:
     "a config.json gives the sizes, the rotary base and the epsilon of a Llama or a Mistral, with the defaults of "
     "transformers for what is absent",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_config(tmp_path: Path) -> None:
     made = model_of(described(tmp_path))
@@ -61,7 +61,7 @@ def test_config(tmp_path: Path) -> None:
 @proves(
     "what a config.json asks for that is not computed here is refused by its key, and so is a key that is not known",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_refused_configs(tmp_path: Path) -> None:
     for changes in (
@@ -94,7 +94,7 @@ def test_refused_configs(tmp_path: Path) -> None:
 @proves(
     "a run of a config.json trains that model and resumes although the file has changed, but not with another model",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_run_of_a_config(tmp_path: Path) -> None:
     tiny = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}

@@ -59,7 +59,7 @@ def packages(made: List[Recorded]) -> Iterator[None]:
     "TensorBoard and Weights & Biases get each number of the log by step, and a resumed run goes on in the same plots; "
     "a missing package is refused by its flag, and one that fails costs the run nothing",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_observers(tmp_path: Path) -> None:
     made: List[Recorded] = []
@@ -87,7 +87,7 @@ def test_observers(tmp_path: Path) -> None:
         assert flag in refusal and "lacks" in refusal
 
 
-@proves("--profile writes a trace of the step that it names and of no other", package="torch", since="2.4")
+@proves("--profile writes a trace of the step that it names and of no other", package="torch", since="2.1")
 def test_profile(tmp_path: Path) -> None:
     own, traced = trainer.Run.update, []
 
@@ -107,7 +107,7 @@ def test_profile(tmp_path: Path) -> None:
 @proves(
     "the log has the tokens of the run so far, and with the step's seconds its tokens per second; no MFU without a GPU",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_rates(tmp_path: Path) -> None:
     options = small(out=str(tmp_path), steps=3, batch_size=3, gradient_accumulation_steps=2, length=32)

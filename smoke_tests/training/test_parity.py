@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     "parity's interval over seeds holds the difference that was put there in 93 to 97 % of 1,000 simulated comparisons "
     "(pooled blocks of steps: in less than half), and a difference of the margin is called equivalent in 5 % at most",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_parity(measured: Dict[str, Any]) -> None:
     draw = random.Random(1)
@@ -57,7 +57,7 @@ def test_parity(measured: Dict[str, Any]) -> None:
     "parity's interval is Student's: the mean over seeds, plus and minus the quantile of one seed fewer times the "
     "standard error; beyond 31 seeds the quantile stays that of 31",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_parity_interval() -> None:
     for count, quantile in ((5, 2.776), (6, 2.571), (31, 2.042), (40, 2.042)):
@@ -72,7 +72,7 @@ def test_parity_interval() -> None:
 @proves(
     "an arm is compared with the first of its learning rate, or with the first of all where no other has its rate",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_parity_compares() -> None:
     rates = {"a": 1e-3, "b": 1e-3, "c": 2e-3, "d": 2e-3, "e": 3e-3}
@@ -87,7 +87,7 @@ def test_parity_compares() -> None:
     "on held-out text, an arm's last loss is compared with its reference's of the same seed, and the tokens and "
     "seconds that both needed to a loss that they all reached are read between two evaluations on a line",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_parity_on_held_out_text() -> None:
     def row(seconds: float, *losses: float) -> Dict[str, Any]:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @proves(
     "cut mantissas are the nearest values with that many bits, ties to even, for every bfloat16",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_cut_mantissa() -> None:
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
@@ -47,7 +47,7 @@ def test_cut_mantissa() -> None:
     "a layer in a cut mantissa multiplies what its factors are rounded to, input and weight forward, the gradient "
     "backward, and without one it is the layer in float64",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_rounded_layers() -> None:
     assert [mantissas(name) for name in ("torchao.rowwise", "transformer-engine.blockwise")] == [(3, 3)] * 2

@@ -48,7 +48,7 @@ def prepared(out: Path, *arguments: str) -> List[int]:
     "prepared tokens are the documents' bytes with 255 behind each, whatever the size of the shards and of the pieces "
     "that a long document is read in, and a run takes the windows that it takes of the text itself",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_shards(tmp_path: Path) -> None:
     path = written(tmp_path, HELD)
@@ -75,7 +75,7 @@ def test_shards(tmp_path: Path) -> None:
     "the windows of a step are the same in one part and in two, as two processes would take them, and none of them "
     "overlaps a target that is held out",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_parts_of_a_batch(tmp_path: Path) -> None:
     folder = tmp_path / "shards"
@@ -115,7 +115,7 @@ def write_dataset(path: Path, package: Any, lines: bytes) -> None:
     "documents become the same tokens from .jsonl and from those of .zst, Parquet and datasets that can be read here; "
     "the rest is refused by the name of the package",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_formats(tmp_path: Path) -> None:
     path = written(tmp_path, HELD)
@@ -149,7 +149,7 @@ def test_formats(tmp_path: Path) -> None:
     "with a Hugging Face tokenizer, the separator is the eos_token that its folder names, or that of --eos, and no "
     "other special token is added, nor made of a document's text",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_separator(tmp_path: Path) -> None:
     folder = words(tmp_path / "words")
@@ -180,7 +180,7 @@ def test_separator(tmp_path: Path) -> None:
     "after SIGKILL, prepare_data goes on behind its last complete shard, and the result is bit for bit that of a run "
     "that nobody killed; meanwhile the folder is refused",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_kill(tmp_path: Path) -> None:
     paths = [written(tmp_path, [f"document {n} of {part}" for n in range(3000)], f"{part}.jsonl") for part in (1, 2)]
@@ -210,7 +210,7 @@ def test_kill(tmp_path: Path) -> None:
     "prepared tokens that do not fit the model, the tokenizer or their index are refused by name, and so is another "
     "request for the same folder",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_refusals(tmp_path: Path) -> None:
     path, out = written(tmp_path, HELD), tmp_path / "shards"
@@ -253,7 +253,7 @@ def test_refusals(tmp_path: Path) -> None:
     "a run on prepared tokens resumes bit for bit, and with other tokens it is refused; infer reads their held-out "
     "part",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "shards"
@@ -281,7 +281,7 @@ def test_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     "source files become documents, each text once and neither tables nor other encodings, with a tokenizer that is "
     "trained on them: prepared by it, the tokens decode to the same documents, with its end behind each",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_source_text(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")

@@ -47,7 +47,7 @@ REFUSED_FIELDS = {
     "a DeepSpeed configuration is followed field by field, and what cannot be followed is refused by name",
     seed="A08",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_deepspeed(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
@@ -120,7 +120,7 @@ UNFIT = (
 )
 
 
-@proves("a run that cannot be made is refused in one sentence that names the flag", package="torch", since="2.4")
+@proves("a run that cannot be made is refused in one sentence that names the flag", package="torch", since="2.1")
 def test_refusals(tmp_path: Path) -> None:
     lines = (tmp_path / "lines.jsonl", tmp_path / "short.txt")
     lines[0].write_text('{"text": "a"}\n{"txt": "b"}\n')
@@ -181,7 +181,7 @@ def test_columns() -> None:
         torch.use_deterministic_algorithms(False)
 
 
-@proves("--data takes the files of each time that it is given", package="torch", since="2.4")
+@proves("--data takes the files of each time that it is given", package="torch", since="2.1")
 def test_data_twice() -> None:
     assert parse(["--data", "a.txt", "b.txt", "--data", "c.jsonl"]).data == ("a.txt", "b.txt", "c.jsonl")
     assert parse([]).data == ()
@@ -190,7 +190,7 @@ def test_data_twice() -> None:
 @proves(
     "a refused run leaves no folder behind, and takes nothing from one that was there",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_refused_folder(tmp_path: Path) -> None:
     out, wrong = tmp_path / "runs" / "first", ["--device", "cpu", "--graphs"]
@@ -205,7 +205,7 @@ def test_refused_folder(tmp_path: Path) -> None:
 @proves(
     "a second run in the folder of one that runs is refused, names its process, and may have it once that was killed",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_lock(tmp_path: Path) -> None:
     options = small(out=str(tmp_path / "out"), steps=1)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @proves(
     "the small Llama's batches are eight windows of its text each, anywhere in it, and the tokens behind theirs",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_batches() -> None:
     text = torch.arange(70)
@@ -42,7 +42,7 @@ def test_batches() -> None:
 @proves(
     "a step's windows follow from seed and step alone, each once in an epoch, none held out",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_order() -> None:
     run = Run(small())
@@ -66,7 +66,7 @@ def test_order() -> None:
 @proves(
     "a line of .jsonl ends where JSON's does, not at a line separator in a string, and a blank line holds no document",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_documents(tmp_path: Path) -> None:
     path, held = tmp_path / "lines.jsonl", ["one\u2028two\x85three", "four"]
@@ -88,7 +88,7 @@ class ManyTokens:
     "a text is the bytes of its documents with 255 behind each, in windows of which the last hundredth, one at "
     "least, is held out; a token beyond the vocabulary and a text of one window are refused",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_text(tmp_path: Path) -> None:
     held = ["d\u00e9j\u00e0 vu " * 40, "", "nothing else " * 40]

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
     "a run learns real text, and recomputed activations change no bit",
     seed="B03",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_run(tmp_path: Path, measured: Dict[str, Any]) -> None:
     losses = trained(small(steps=40, batch_size=8, out=str(tmp_path / "one")))
@@ -52,7 +52,7 @@ def test_run(tmp_path: Path, measured: Dict[str, Any]) -> None:
 @proves(
     "the gradient of a step in one to four passes is that of its whole batch, each window once",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_accumulates(measured: Dict[str, Any]) -> None:
     whole, windows = None, 12
@@ -72,7 +72,7 @@ def test_accumulates(measured: Dict[str, Any]) -> None:
 @proves(
     "a loss computed in chunks has the loss and the gradient of the whole, and keeps no logits for the backward pass",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_loss_chunks(measured: Dict[str, Any]) -> None:
     gradients, kept, rows = [], [], []
@@ -102,7 +102,7 @@ def test_loss_chunks(measured: Dict[str, Any]) -> None:
     "a step's update is AdamW's in float64 for the gradient as clipping leaves it, which scales one above the limit "
     "to it and no other; matrices decay, and vectors do not",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_update(share: float, measured: Dict[str, Any]) -> None:
     rate = 3e-3
@@ -136,7 +136,7 @@ def test_update(share: float, measured: Dict[str, Any]) -> None:
 @proves(
     "gradients in bfloat16 are clipped to the limit by their norm in float32, and left alone below it",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_clip_in_float32() -> None:
     for limit, scale in ((0.5, 1.0), (1e4, 1.0), (0.5, 2.0**-12), (1e-5, 2.0**-20)):
@@ -156,7 +156,7 @@ def test_clip_in_float32() -> None:
     "the learning rate of each step is the schedule's in closed form: it rises in equal parts to its highest, stays, "
     "falls as a cosine, or stays and falls in a line, to the lowest rate, where it stays",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_rates() -> None:
     top = 3e-3
@@ -187,7 +187,7 @@ def test_rates() -> None:
         assert [group["lr"] for group in run.optimizer.param_groups] == [rate] * 2
 
 
-@proves("SIGTERM ends a run after its step, with a checkpoint from which it goes on", package="torch", since="2.4")
+@proves("SIGTERM ends a run after its step, with a checkpoint from which it goes on", package="torch", since="2.1")
 def test_signal(tmp_path: Path) -> None:
     options, lines = small(out=str(tmp_path), steps=10_000, log_every=1), []
 
@@ -203,7 +203,7 @@ def test_signal(tmp_path: Path) -> None:
     assert checkpoint.newest(tmp_path).name == "step-00000003.pt"  # type: ignore[union-attr]
 
 
-@proves("SIGUSR1 has a run write a checkpoint after its step and go on", package="torch", since="2.4")
+@proves("SIGUSR1 has a run write a checkpoint after its step and go on", package="torch", since="2.1")
 def test_save_signal(tmp_path: Path) -> None:
     def say(line: str) -> None:
         if line.startswith("step 3/"):
@@ -217,7 +217,7 @@ def test_save_signal(tmp_path: Path) -> None:
     "with --skip-spikes a step whose loss jumps leaves weights and moments as they are and is an event, also for a run "
     "that goes on from a later checkpoint; without it no step is left out",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_skip_spikes(tmp_path: Path) -> None:
     for skips in (True, False):
@@ -255,7 +255,7 @@ def test_skip_spikes(tmp_path: Path) -> None:
     "while the disk is full a run goes on, and its log has each step once if there is space again before its end; "
     "otherwise it says which file is not whole, and ends with its failure",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_full_disk_of_logs(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -286,7 +286,7 @@ def test_full_disk_of_logs(tmp_path: Path) -> None:
 @proves(
     "a run whose output nobody reads any more ends after its step, with a checkpoint, as SIGPIPE would end it",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_broken_pipe(tmp_path: Path) -> None:
     read, write = os.pipe()
@@ -302,7 +302,7 @@ def test_broken_pipe(tmp_path: Path) -> None:
 @proves(
     "a loss that is not finite ends the run before a weight changes, and is named by step and layer",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_not_finite(tmp_path: Path) -> None:
     run = Run(small())

@@ -49,7 +49,7 @@ def unseen_loss(folder: Path, precision: str) -> float:
 @proves(
     "--eval-every logs the loss on held-out windows at its steps and after the last, and changes no bit of the run",
     package="torch",
-    since="2.4",
+    since="2.1",
 )
 def test_validation(tmp_path: Path) -> None:
     rows = validated(tmp_path, "float32")
@@ -68,7 +68,7 @@ def test_validation_in_fp8(tmp_path: Path) -> None:
     assert rows[-1]["validation"] != rows[-1]["validation_high"]
 
 
-@proves("scales that a forward pass changes are after a validation what they were before", package="torch", since="2.4")
+@proves("scales that a forward pass changes are after a validation what they were before", package="torch", since="2.1")
 def test_scales_stay() -> None:
     run, scale = Run(small(eval_windows=3)), torch.tensor([1.0, 2.0])
     forward = run.model.forward
