@@ -21,8 +21,9 @@ def _sections(keys: Keys, outcomes: Row) -> Iterator[str]:
     counts = collections.Counter(row["outcome"] for row in rows)
     caught = collections.Counter(row["origin"] for row in rows if row["outcome"] == "caught")
     yield f"### `{outcomes['target']}` on {outcomes['hardware']['name']} ({outcomes['hardware']['cpu']})"
-    if number := len(changed(keys, outcomes)):
-        commit = outcomes.get("commit") or "no commit"
+    planted_at = outcomes.get("commit") or "no commit"
+    stale = collections.Counter(row.get("commit") or planted_at for row in changed(keys, outcomes))
+    for commit, number in sorted(stale.items()):
         since = f"{commit[:7]} ([diff](../../compare/{commit}...main))"
         yield f"For {number} of these {len(rows)} mutants, code that decided the outcome has changed since {since}."
     taken = collections.Counter(row["commit"] for row in rows if row.get("commit"))

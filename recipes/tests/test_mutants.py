@@ -194,6 +194,18 @@ def test_a_mutant_whose_claim_or_fault_changed_is_counted(
     assert (sentence in faults.text(tmp_path)) == changed
 
 
+def test_a_changed_mutant_names_the_commit_at_which_it_was_planted(tmp_path: Path) -> None:
+    folder = tmp_path / "smoke_tests"
+    folder.mkdir()
+    for name, text in ROOM.items():
+        (folder / name).write_text(text)
+    made = outcomes(by="test_fused_ops.py::test_swiglu[torch]")
+    made["mutants"][0] |= {"key": "0" * 64, "commit": "7ac1e2d"}
+    keep(tmp_path, made | {"commit": "68ebab4", "earlier": {"7ac1e2d": made["hardware"]}})
+    shown = faults.text(tmp_path)
+    assert "has changed since 7ac1e2d" in shown and "68ebab4" not in shown
+
+
 RECORDED = {
     **ROOM,
     "bounds.py": "OTHER = 1\n\ndef slope():\n    return 0.004\n\ndef unused():\n    return OTHER\n",
