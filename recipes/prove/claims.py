@@ -52,22 +52,19 @@ class Claim:
         """The target's package that it is about; None if it is about each package, or about none of the target's."""
         if self.rows & {"package", "patch"}:
             return None
-        name, release = self._subject(plan)
-        return name if release is not None and self._holds(release) else None
+        name, fits = self._subject(plan)
+        return name if fits else None
 
     def leaves_out(self, plan: Plan) -> bool:
         """Whether the target has its package in a version that it is not about."""
-        _, release = self._subject(plan)
-        return release is not None and not self._holds(release)
+        return self._subject(plan)[1] is False
 
-    def _subject(self, plan: Plan) -> tuple[str, tuple[int, ...] | None]:
-        """The package that it is about, by default that of its file, and the target's release of it."""
+    def _subject(self, plan: Plan) -> tuple[str, bool | None]:
+        """The package that it is about, and whether it is about the target's version of that; None if there is none."""
         stem = self.id.split("::")[0].rpartition("/")[2].removeprefix("test_").removesuffix(".py")
         name = self.package or next((pin.name for pin in plan.pins if pin.package.module == stem), stem)
-        return name, next((Version(pin.release.version).release for pin in plan.pins if pin.name == name), None)
-
-    def _holds(self, release: tuple[int, ...]) -> bool:
-        return holds(release, self.since, self.until)
+        release = next((Version(pin.release.version).release for pin in plan.pins if pin.name == name), None)
+        return name, None if release is None else holds(release, self.since, self.until)
 
     def is_expected(self, plan: Plan, room: Room) -> bool:
         """Whether a run of the target must contain it. Claims with a row per patched file may have no row at all."""

@@ -225,17 +225,17 @@ def states(plan: Plan, room: Room, run: Mapping[str, Any], rows: list[Row]) -> l
     """
     if run["stack"] != plan.stack:
         return [(row, CHANGED) for row in rows]
-    left_out = _left_out(plan, room)
     keys = zip(rows, room.keys_of(run, rows), strict=True)
     return [
-        (row, CHANGED if key != row["key"] or row["id"].partition("[")[0] in left_out else str(row["outcome"]))
+        (row, CHANGED if key != row["key"] or _is_left_out(plan, room, row) else str(row["outcome"]))
         for row, key in keys
     ]
 
 
-def _left_out(plan: Plan, room: Room) -> set[str]:
-    """The claims that are not about the target's version of their package."""
-    return {identity for identity, claim in room.claims.items() if claim.leaves_out(plan)}
+def _is_left_out(plan: Plan, room: Room, row: Row) -> bool:
+    """Whether the claim of a row is not about the target's version of its package."""
+    claim = room.claims.get(row["id"].split("[")[0])
+    return claim is not None and claim.leaves_out(plan)
 
 
 def counted(words: Iterable[str]) -> dict[str, int]:
@@ -247,7 +247,7 @@ def counted(words: Iterable[str]) -> dict[str, int]:
 def changes(plan: Plan, room: Room, run: Mapping[str, Any]) -> dict[str, list[str]]:
     """What changed since a run (a definition, or "the stack") -> the rows that it affects."""
     concerned: dict[str, list[str]] = {}
-    table, left_out = table_of(run), _left_out(plan, room)
+    table = table_of(run)
     for row, word in states(plan, room, run, run["claims"]):
         if word != CHANGED:
             continue
@@ -255,7 +255,7 @@ def changes(plan: Plan, room: Room, run: Mapping[str, Any]) -> dict[str, list[st
         names = (
             [f"{file}:{name}" for file, name in room.code.changed(of_row(table, row["ran"]))] if not whole else [whole]
         )
-        versions = row["id"].partition("[")[0] in left_out
-        for name in names or ["the versions that it is about" if versions else "what its names stand for"]:
+        else_changed = "the versions that it is about" if _is_left_out(plan, room, row) else "what its names stand for"
+        for name in names or [else_changed]:
             concerned.setdefault(name, []).append(row["id"])
     return concerned

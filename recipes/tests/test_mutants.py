@@ -113,11 +113,9 @@ def test_what_the_rule_changes_in_training_is_there_with_its_claims() -> None:
 
 
 def test_a_mutant_of_training_depends_on_its_own_row_of_the_ruled_code(tmp_path: Path) -> None:
-    folder = tmp_path / "smoke_tests"
-    (folder / "training").mkdir(parents=True)
+    folder = room_in(tmp_path)
+    (folder / "training").mkdir()
     (folder / "faults").mkdir()
-    for name, text in ROOM.items():
-        (folder / name).write_text(text)
     (folder / "training" / "schedule.py").write_text("def rate_at():\n    return 1\n")
     ruled = {"name": "schedule.rate_at 1:11: 1: 1 becomes 2", "column": "training", "origin": "rule"}
     claims = {"claims": ["test_fused_ops.py::test_rope"]}
@@ -141,10 +139,8 @@ def test_claims_that_fail_on_correct_code_are_named(tmp_path: Path) -> None:
 
 
 def test_only_a_mutant_with_a_reason_depends_on_the_reasons(tmp_path: Path) -> None:
-    folder = tmp_path / "smoke_tests"
-    (folder / "faults").mkdir(parents=True)
-    for name, text in ROOM.items():
-        (folder / name).write_text(text)
+    folder = room_in(tmp_path)
+    (folder / "faults").mkdir()
     (folder / "mutants.py").write_text(
         "from smoke_tests.faults.survivors import WHY\n\ndef judged():\n    return WHY\n"
     )
@@ -165,6 +161,15 @@ ROOM = {
 }
 
 
+def room_in(folder: Path) -> Path:
+    """The folder smoke_tests in another folder, made of ROOM."""
+    room = folder / "smoke_tests"
+    room.mkdir()
+    for name, text in ROOM.items():
+        (room / name).write_text(text)
+    return room
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new", "changed"),
     [
@@ -181,10 +186,7 @@ ROOM = {
 def test_a_mutant_whose_claim_or_fault_changed_is_counted(
     tmp_path: Path, file: str, old: str, new: str, changed: bool
 ) -> None:
-    folder = tmp_path / "smoke_tests"
-    folder.mkdir()
-    for name, text in ROOM.items():
-        (folder / name).write_text(text)
+    folder = room_in(tmp_path)
     made = outcomes(by="test_fused_ops.py::test_swiglu[torch]")
     made["mutants"][0]["key"] = mutants.Keys(tmp_path).of(made["mutants"][0])
     keep(tmp_path, made | {"commit": "68ebab4"})
@@ -195,10 +197,7 @@ def test_a_mutant_whose_claim_or_fault_changed_is_counted(
 
 
 def test_a_changed_mutant_names_the_commit_at_which_it_was_planted(tmp_path: Path) -> None:
-    folder = tmp_path / "smoke_tests"
-    folder.mkdir()
-    for name, text in ROOM.items():
-        (folder / name).write_text(text)
+    room_in(tmp_path)
     made = outcomes(by="test_fused_ops.py::test_swiglu[torch]")
     made["mutants"][0] |= {"key": "0" * 64, "commit": "7ac1e2d"}
     keep(tmp_path, made | {"commit": "68ebab4", "earlier": {"7ac1e2d": made["hardware"]}})
@@ -349,10 +348,7 @@ class Again:
     """A made-up checkout with a kept run of two mutants, each with another claim, and an environment."""
 
     def __init__(self, folder: Path) -> None:
-        self.room = folder / "smoke_tests"
-        self.room.mkdir()
-        for name, text in ROOM.items():
-            (self.room / name).write_text(text)
+        self.room = room_in(folder)
         chosen = plan(Catalogue(), "cpu")
         self.plan = type(chosen)(folder, chosen.target, chosen.pins, chosen.patches, chosen.lock)
         self.run = outcomes() | {"stack": "1", "commit": "68ebab4"}
