@@ -124,7 +124,7 @@ class Code:
         pending = [*functions, *self.reach(compiled)]
         while pending:
             place = pending.pop()
-            if place in reached:
+            if place in reached or place[0] in self.outside:
                 continue
             reached.add(place)
             pending += self._around(place)

@@ -35,7 +35,7 @@ from recipes.prove.parsing import Place
 Row = dict[str, Any]
 COUNTED = ("caught", "survived", "crashed")
 PROCESSES = 12  # at most: more of them compete for memory
-REASONS = "faults/survivors.py"  # says why mutants survived, which affects no outcome
+REASONS = "faults/survivors.py"  # each function there says why some mutants survive, and affects no outcome
 RECORDED = ("functions", "compiled")  # of a row: what ran, and what of it torch.compile had compiled
 PLANTER = "mutants.py"  # plants and judges every mutant
 COMPILED = "compiled_faults.toml"  # the faults of upstream's code
@@ -154,14 +154,18 @@ def _earlier(plan: Plan, hardware: str = "") -> Row:
 
 
 def _with_unchanged(plan: Plan, state: Row, again: Row) -> Row:
-    """The state of a run that begins with the earlier outcomes that nothing has changed, each with its commit."""
+    """The state of a run that begins with the earlier outcomes that nothing has changed, each with its commit.
+
+    A mutant that survived without a known reason is planted again: there may be a reason now.
+    """
     if state["stack"] != again["stack"]:
         raise Refusal(
             f"The kept mutants of {plan.target.name} were planted beside other packages: leave --changed out to plant "
             "all of them."
         )
     keys = Keys(plan.root)
-    gone = {identity(row) for row in changed(keys, again)}
+    unexplained = [row for row in again["mutants"] if row["outcome"] == "survived" and not row["why"]]
+    gone = {identity(row) for row in [*changed(keys, again), *unexplained]}
     failing = {*state["failing"], *again["failing"]}
     same = [
         {**keys.as_from_a_run(row, table_of(again)), "commit": row.get("commit") or again["commit"]}
@@ -263,30 +267,30 @@ class Keys:
     """The keys of mutants in the checkout as it is.
 
     A mutant depends on mutants.py, on what plants it, on the functions that ran while it was planted or, where that is
-    not recorded, on all that its claims and mutants.py can reach. Only one with a reason depends on the reasons.
+    not recorded, on all that its claims and mutants.py can reach. One with a reason depends on that reason as well.
     """
 
     def __init__(self, root: Path) -> None:
         folder = root / "smoke_tests"
         outside = (*OUTSIDE, RULED)  # each key has its own row of that table
-        self._codes = {False: Code(folder, HARNESS, (*outside, REASONS)), True: Code(folder, HARNESS, outside)}
-        self._plantings = {has_reason: Planting.of(code) for has_reason, code in self._codes.items()}
-        self._planter = frozenset(place for place in self._codes[True].definitions if place[0] == PLANTER)
+        self._code, self._with_reasons = Code(folder, HARNESS, (*outside, REASONS)), Code(folder, HARNESS, outside)
+        self._planting = Planting.of(self._code)
+        self._planter = frozenset(place for place in self._code.definitions if place[0] == PLANTER)
         self._folder = folder
 
     def place(self, text: str) -> Place | None:
         """The definition of a function that ran, which the recorder calls FILE:QUALIFIED.NAME."""
         file, _, name = text.partition(":")
-        return self._codes[True].place(file, name)
+        return self._code.place(file, name)
 
     def digest(self, place: Place) -> str:
         """The digest of a definition in the checkout."""
-        return self._codes[True].definitions[place].digest
+        return self._code.definitions[place].digest
 
     def as_from_a_run(self, row: Row, ran: Recorded) -> Row:
         """A kept row in which nothing has changed, with the names that its functions have now."""
         recorded = {field: of_row(ran, row[field]) for field in RECORDED if field in row}
-        now = {field: self._codes[True].places_now(definitions) or () for field, definitions in recorded.items()}
+        now = {field: self._code.places_now(definitions) or () for field, definitions in recorded.items()}
         return {**row, **{field: sorted(":".join(place) for place in places) for field, places in now.items()}}
 
     def of(self, row: Row, ran: Recorded = ()) -> str | None:
@@ -295,24 +299,31 @@ class Keys:
         The claim that caught a mutant decides it; all of its claims decide a mutant that was not caught, also those
         that are new since.
         """
-        has_reason = bool(row["why"])
-        code, planted = self._codes[has_reason], self._plantings[has_reason].places(row)
-        if not _claims_are_there(code, row) or not (planted or row["origin"] == "compiled"):
+        planted, reasons = self._planting.places(row), self._reasons(row["why"])
+        is_gone = not _claims_are_there(self._code, row) or (row["why"] and not reasons)
+        if is_gone or not (planted or row["origin"] == "compiled"):
             return None
         if "functions" in row:
             recorded = (of_row(ran, row[field]) for field in RECORDED)
-            key = self._key_by_record(has_reason, *recorded, tuple(planted))
+            key = self._key_by_record(*recorded, tuple(planted), reasons)
         else:
-            key = self._key_by_reach(has_reason, frozenset([*_deciding(code, row), *planted]))
-        beside = self._beside(code, row)
+            key = self._key_by_reach(frozenset([*_deciding(self._code, row), *planted]), reasons)
+        beside = self._beside(row)
         return digest_of([key, beside]) if key and beside is not None else None
 
-    def _beside(self, code: Code, row: Row) -> list[Any] | None:
+    @functools.cache  # noqa: B019  # as long as the verb
+    def _reasons(self, why: str) -> frozenset[Place]:
+        """Everything that the reasons with these words can reach."""
+        reasons = self._with_reasons
+        named = [place for place, each in reasons.definitions.items() if place[0] == REASONS and why in each.strings]
+        return reasons.reach(named) if why else frozenset()
+
+    def _beside(self, row: Row) -> list[Any] | None:
         """What decides a mutant beside definitions: the claims that may catch it, and the fault that was compiled."""
         if row["origin"] == "rule" and row["column"] == "training":
             claims = self._judges.get(row["name"].partition(" ")[0])
         else:
-            claims = [":".join(place) for place in _deciding(code, row)]
+            claims = [":".join(place) for place in _deciding(self._code, row)]
         of_list = self._compiled if row["origin"] == "compiled" else []
         faults = [fault for fault in of_list if fault["name"] == row["name"]]
         if claims is None or (row["origin"] == "compiled" and not faults):
@@ -331,19 +342,17 @@ class Keys:
         return list(read_toml(self._folder / COMPILED)["fault"])
 
     @functools.cache  # noqa: B019  # as long as the verb
-    def _key_by_reach(self, has_reason: bool, roots: frozenset[Place]) -> str:
-        code = self._codes[has_reason]
-        return code.key(code.floor(roots | self._planter))
+    def _key_by_reach(self, roots: frozenset[Place], reasons: frozenset[Place]) -> str:
+        return self._code.key(self._code.floor(roots | self._planter) | reasons)
 
     @functools.cache  # noqa: B019  # many mutants ran the same
     def _key_by_record(
-        self, has_reason: bool, ran: Recorded, compiled: Recorded, planted: tuple[Place, ...]
+        self, ran: Recorded, compiled: Recorded, planted: tuple[Place, ...], reasons: frozenset[Place]
     ) -> str | None:
-        code = self._codes[has_reason]
+        code = self._code
         functions, of_torch = code.places_now(ran), code.places_now(compiled)
         if functions is None or of_torch is None:
             return None
-        reasons = code.reach(place for place in code.definitions if place[0] == REASONS) if has_reason else frozenset()
         # What an earlier mutant of the process left in a cache was not recorded for this one.
         places = code.ran([*functions, *planted], frozenset(code.definitions), of_torch)
         return code.key(places | self._planter | reasons)

@@ -138,19 +138,23 @@ def test_claims_that_fail_on_correct_code_are_named(tmp_path: Path) -> None:
     assert "These claims fail without any mutant and so catch none: test_torch.py::" in faults.text(tmp_path)
 
 
-def test_only_a_mutant_with_a_reason_depends_on_the_reasons(tmp_path: Path) -> None:
+def test_a_mutant_depends_on_the_reason_that_it_has_and_on_no_other(tmp_path: Path) -> None:
     folder = room_in(tmp_path)
     (folder / "faults").mkdir()
     (folder / "mutants.py").write_text(
         "from smoke_tests.faults.survivors import WHY\n\ndef judged():\n    return WHY\n"
     )
     caught, reasoned = outcomes(by="test_fused_ops.py::test_swiglu[torch]"), outcomes(outcome="survived", why="equal")
+    text = 'WHY = []\n\n@explains("a", "equal")\ndef is_equal():\n    return 1\n'
+    other = '\n@explains("b", "lost")\ndef is_lost():\n    return 1\n'
     keys = []
-    for reason in ("equal", "no longer equal"):
-        (folder / "faults" / "survivors.py").write_text(f"WHY = {[reason]}\n")
+    for reasons in (text, text + other, text.replace("return 1", "return 2"), text.replace('"equal"', '"alike"')):
+        (folder / "faults" / "survivors.py").write_text(reasons)
         keys.append([mutants.Keys(tmp_path).of(made["mutants"][0]) for made in (caught, reasoned)])
-    assert keys[0][0] == keys[1][0] is not None
-    assert keys[0][1] != keys[1][1]
+    (of_caught, of_reasoned), with_other, with_another_test, without = keys
+    assert of_caught and of_reasoned and with_other == [of_caught, of_reasoned]
+    assert with_another_test[0] == of_caught and with_another_test[1] not in (None, of_reasoned)
+    assert without == [of_caught, None]
 
 
 ROOM = {
@@ -421,6 +425,18 @@ def test_what_is_not_planted_again_keeps_its_record(tmp_path: Path) -> None:
 
 def test_a_mutant_whose_claim_fails_here_is_planted_again(tmp_path: Path) -> None:
     assert Again(tmp_path).plant(failing=["test_fused_ops.py::test_rope"]) == ["other"]
+
+
+def test_a_survivor_without_a_reason_is_planted_again(tmp_path: Path) -> None:
+    again = Again(tmp_path)
+    for row in again.run["mutants"]:
+        row.update(outcome="survived", by="", why="equal" if row["name"] == "off" else "")
+    (again.room / "faults").mkdir()
+    (again.room / "faults" / "survivors.py").write_text('@explains("off", "equal")\ndef is_equal():\n    return 1\n')
+    keys = mutants.Keys(tmp_path)
+    rows = [{**row, "key": keys.of(row)} for row in again.run["mutants"]]
+    again.path.write_text(json.dumps({**again.run, "mutants": rows}))
+    assert again.plant() == ["other"]
 
 
 def test_a_stopped_run_of_changed_mutants_goes_on(tmp_path: Path) -> None:
