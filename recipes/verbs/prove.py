@@ -52,7 +52,7 @@ def register(verbs: Verbs) -> None:
     planted.add_argument(
         "--changed",
         action="store_true",
-        help="plant only the kept mutants that something has changed since, and new ones",
+        help="plant only new mutants, those that something has changed since, and survivors without a known reason",
     )
     planted.add_argument("--compile", action="store_true", help="only compile the faults of compiled code; plant none")
     planted.add_argument(
