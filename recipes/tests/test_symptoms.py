@@ -545,6 +545,42 @@ THREADS = {
         "nvidia-container-toolkit/issues/33"
     ),
     "Error invalid device function at line 508 in file /root/bitsandbytes/csrc/ops.cu": "pytorch/issues/1557",
+    "ptxas C:\\Users\\u\\Temp\\tmpafhfmeeh.ptx, line 5; fatal   : Unsupported .version 8.6; current version is '8.5'\n"
+    "ptxas fatal   : Ptx assembly aborted due to errors": "triton/issues/5385",
+    "AssertionError: torch is required for pre-compiling ops, please install it first.": "flash-attention/issues/246",
+    "ModuleNotFoundError: No module named 'flash_attn_3'": "flash-attention/pull/1112",
+    "NotImplementedError: No operator found for `memory_efficient_attention_forward` with inputs:\n"
+    "`decoderF` is not supported because:\n    xFormers wasn't build with CUDA support": "DeepCache-colab/issues/2",
+    "NotImplementedError: No operator found for `memory_efficient_attention_forward` with inputs:\n"
+    "`cutlassF-pt` is not supported because:\n    device=cpu (supported: {'cuda'})": "xformers/issues/1143",
+    "ninja: error: 'E:/xformers/third_party/flash-attention/csrc/flash_attn/src/fmha_bwd_hdim128.cu', needed by "
+    "'E:/xformers/build/flash_attn/src/fmha_bwd_hdim128.obj', missing and no known rule to make it": (
+        "xformers/issues/809"
+    ),
+    "error: Distribution `torch==2.7.0 @ registry+https://a.b/simple` can't be installed because it doesn't have a "
+    "source distribution or wheel for the current platform\n\n"
+    "hint: You're on Linux (`manylinux_2_27_x86_64`), but `torch` (v2.7.0) only has wheels for the following\n"
+    "platforms: `manylinux_2_28_aarch64`, `manylinux_2_28_x86_64`, `win_amd64`; consider": "uv/issues/14268",
+    "error: Distribution `torch==2.5.1 @ registry+https://a.b/whl` can't be installed because it doesn't have a source "
+    "distribution or wheel for the current platform\n\n"
+    "hint: You're on Linux (`manylinux_2_39_aarch64`), but `torch` (v2.5.1) only has wheels for the following platform:"
+    " `manylinux_2_28_x86_64`": "uv/issues/10236",
+    "  Could not find compiler set in environment variable CUDACXX:\n\n  /usr/local/cuda/bin/nvcc.\n\n"
+    "CMake Error: CMAKE_CUDA_COMPILER not set, after EnableLanguage": "torch-int/issues/25",
+    'docker: Error response from daemon: could not select device driver "cdi" with capabilities: [].': (
+        "container-device-interface/pull/277"
+    ),
+    "Error: adding layer with blob: processing tar file(potentially insufficient UIDs or GIDs available in user "
+    "namespace (requested 1516583083:0 for /app/x.md)": "moby/issues/43576",
+    "#5 ERROR: failed to register layer: write /home/u/.cache/pip/http/2/d: no space left on device": (
+        "pip/issues/7745"
+    ),
+    "25% 1:3=0s c1bbdc448b       /bin/bash: enroot-aufs2ovlfs: command not found": "pyxis/issues/8",
+    "slurmstepd: error: pyxis:     mkdir: cannot create directory '/run/user/1000': Permission denied": (
+        "pyxis/issues/12"
+    ),
+    "ERROR  : Could not write info to setgroups: Permission denied\n"
+    "ERROR  : Error while waiting event for user namespace mappings: no event received": "apptainer/issues/2360",
 }
 
 
@@ -713,6 +749,10 @@ UNEXPLAINED = {
     "ptxas info    : Used 255 registers, 16 bytes spill stores",
     "cache": "The `seen_tokens` attribute is deprecated and will be removed in v4.41. Use the "
     "`cache_position` model input instead.",
+    "CDI": "INFO[0000] Selecting /dev/dri/renderD128 as /dev/dri/renderD128\n"
+    "WARN[0000] Could not locate /nvidia-persistenced/socket: pattern /nvidia-persistenced/socket not found\n"
+    "INFO[0000] Generated CDI spec with version 0.8.0",
+    "pyxis": "pyxis: importing docker image: nvidia/cuda:12.8.0\npyxis: imported docker image: nvidia/cuda:12.8.0",
     "credentials": "Login Succeeded\nConfigure a credential helper to remove this warning. See\n"
     "https://docs.docker.com/engine/reference/commandline/login/#credential-stores",
 }
