@@ -236,8 +236,9 @@ def test_an_error_text_is_explained_or_said_to_be_unknown(checkout: Checkout, tm
     checkout.refuse("doctor", "--error", log, naming=("build.log has no text", "the whole output"))
 
 
-def test_an_error_text_is_read_from_standard_input(checkout: Checkout) -> None:
-    command = [sys.executable, "-m", "recipes", "doctor", "-"]
+@pytest.mark.parametrize("words", [["-"], ["--error", "-"], ["cpu", "--error", "-"]])
+def test_an_error_text_is_read_from_standard_input(checkout: Checkout, words: list[str]) -> None:
+    command = [sys.executable, "-m", "recipes", "doctor", *words]
     text = "Failed to initialize NVML: Driver/library version mismatch"
     done = subprocess.run(
         command, cwd=checkout.root, env={**os.environ, **checkout.variables}, input=text, capture_output=True,

@@ -30,7 +30,9 @@ def register(verbs: Verbs) -> None:
     asked.add_argument(
         "target", nargs="?", metavar="TARGET", help='the target to look at (default: all); "-" reads an error text'
     )
-    asked.add_argument("--error", type=place, metavar="FILE", help="say what an error text or a build log means")
+    asked.add_argument(
+        "--error", type=place, metavar="FILE", help='say what an error text or a build log means; "-" is standard input'
+    )
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -38,7 +40,8 @@ def doctor(options: argparse.Namespace) -> int:
     catalogue = Catalogue()
     if options.error or options.target == "-":
         target = options.target if options.target != "-" else None
-        return _explain(catalogue, _text(options.error), target)
+        path = options.error if options.error != Path("-") else None
+        return _explain(catalogue, _text(path), target)
     names = [options.target] if options.target else list(catalogue.targets)
     rows: dict[Check, list[str]] = {}
     for name in names:
