@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import combinations
 from typing import NamedTuple
 
 from packaging.requirements import Requirement
@@ -22,7 +23,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from recipes.catalogue import limits
-from recipes.catalogue.limits import FACTS, Reason, Verdict, built_for, within
+from recipes.catalogue.limits import FACTS, Reason, Verdict, built_for, need_of, within
 from recipes.catalogue.load import Catalogue, what_if
 from recipes.catalogue.lock import Lock
 from recipes.catalogue.schema import Limit, Release, Target, Tried, is_version
@@ -101,6 +102,7 @@ class Knowledge:
             return Verdict("refused", tuple(dict.fromkeys(broken)))
         unknown, spoken = [*self._strangers(others, published), *self.unlisted(target)], []
         unknown += self._of_another_base(declared, others)
+        unknown += self._beside_each_other(target, others)
         without = [thing for thing in asked if thing not in held]  # facts about a GPU, in a target without CUDA
         unknown += [
             Reason("choose a target with CUDA", f"{thing} says nothing of a target without CUDA") for thing in without
@@ -116,6 +118,7 @@ class Knowledge:
                     unknown.append(self._silence(package, version, about, held[about]))
             unknown += self._missing(target, held, thing)
             unknown += self._absent(target, held, thing)
+            unknown += self._through_others(target, held, thing)
         if unknown:
             return Verdict("unknown", tuple(dict.fromkeys((*unknown, *left_out))))
         cited = ruled.reasons if ruled.word == "allowed" else ()
@@ -254,7 +257,7 @@ class Knowledge:
         """What is said of a version of a package beside a thing."""
         for row in self.rows_of(package, version):
             if thing in row.needs:
-                yield Statement(row.needs[thing], f"{row.reason} ({row.thread})")
+                yield Statement(need_of(row, thing, [version]), f"{row.reason} ({row.thread})")
         for tried in self.tried[package]:
             if thing in tried.beside and within(version, tried.versions):
                 yield Statement(tried.beside[thing], f"so it was built or run ({tried.thread})", tried=True)
@@ -335,6 +338,16 @@ class Knowledge:
                     f"{package} {version}: nothing says that {what}",
                 )
 
+    def _beside_each_other(self, target: Target, others: Mapping[str, str]) -> Iterator[Reason]:
+        """Packages asked about together, where no data say what one needs of the other: no recipe lists their needs."""
+        unlisted = [item for item in others.items() if item[0] not in self.catalogue.packages]
+        for (first, version), (second, beside) in combinations(unlisted, 2):
+            concerned = self._concerns(target, first, version, second) or self._concerns(target, second, beside, first)
+            together = beside in self._seen(first, version)[second]
+            if not (concerned or together or {first, second} <= set(self.catalogue.learned.independent)):
+                here = f"nothing says whether {first} {version} and {second} {beside} fit together"
+                yield Reason("ask about one of them at a time, or add a row to recipes/limits.toml", here)
+
     def _of_another_cuda(self, target: Target, others: Mapping[str, str]) -> Iterator[Reason]:
         """CUDA's libraries for another CUDA: several have the file names of the target's own."""
         for package, version in others.items():
@@ -414,17 +427,73 @@ class Knowledge:
                         yield Reason(f"give {fact} in recipes/targets.toml", here)
 
     def _absent(self, target: Target, held: limits.Facts, package: str) -> Iterator[Reason]:
-        """The required packages that have a recipe but are missing from the target."""
+        """The required packages that have a recipe but are missing from the target.
+
+        The rows of a package without a recipe are its metadata, so what they need is required too.
+        """
         for version in held.get(package, []):
-            for release in self.fitting(target, package, version):
-                for requirement in filter(target.applies, map(_parsed, release.needs)):
-                    name = canonicalize_name(requirement.name)
-                    missing = name in self.catalogue.packages and name not in held
-                    if missing and name not in self._locked_of[target.name]:
-                        here = (
-                            f"{package} {version} needs {name} {requirement.specifier}, which the target does not have"
-                        )
-                        yield Reason(f"ask with it too: --with {name}==VERSION", here)
+            needs = self._required(target, package, version)
+            if package not in self.catalogue.packages:
+                needs += self._ruled(package, version)
+            for name, need in needs:
+                missing = name in self.catalogue.packages and name not in held
+                if missing and name not in self._locked_of[target.name]:
+                    here = f"{package} {version} needs {name} {need}, which the target does not have"
+                    yield Reason(f"ask with it too: --with {name}==VERSION", here)
+
+    def _required(self, target: Target, package: str, version: str) -> list[tuple[str, str]]:
+        """What the releases of a version require, by its recipe."""
+        return [
+            (str(canonicalize_name(requirement.name)), str(requirement.specifier))
+            for release in self.fitting(target, package, version)
+            for requirement in filter(target.applies, map(_parsed, release.needs))
+        ]
+
+    def _ruled(self, package: str, version: str) -> list[tuple[str, str]]:
+        """What the rows of a version need of other distributions."""
+        if package in FACTS:
+            return []
+        needs = [item for row in self.rows_of(package, version) for item in row.needs.items()]
+        return [(name, need) for name, need in needs if name not in FACTS and need != "none"]
+
+    def _through_others(self, target: Target, held: limits.Facts, thing: str) -> Iterator[Reason]:
+        """What packages require that the target does not name, where no known version of that fits them all.
+
+        A package of the target requires it, and the thing is beside it; or the thing requires it too.
+        """
+        named = [(name, version) for name in held if name not in FACTS for version in held[name]]
+        for name, version in named:
+            for between, need in [*self._required(target, name, version), *self._ruled(name, version)]:
+                through = any(thing in row.needs for row in self.rows[between])
+                if between in held or between in self.catalogue.packages or not (through or name == thing):
+                    continue
+                known = self._listed(target, between, need)
+                if through:
+                    known = [text for text in known if self._admits(target, between, text, thing, held[thing])]
+                else:
+                    needs = [pair for each in named for pair in (*self._required(target, *each), *self._ruled(*each))]
+                    ranges = [text for wanted, text in needs if wanted == between]
+                    known = [text for text in known if all(within(text, each) for each in ranges)]
+                if not known and self._listed(target, between, ""):
+                    here = f"nothing says which {between} fits {thing} {', '.join(held[thing])} and what is beside it"
+                    yield Reason(f"{name} {version} needs {between} {need}", here)
+
+    def _listed(self, target: Target, package: str, need: str) -> list[str]:
+        """The versions in a range that exist by the data, without those that a row bars from the target's Python."""
+        known = {*self.catalogue.learned.releases.get(package, []), *self.locked[package]}
+        return [
+            text
+            for text in known
+            if within(text, need)
+            and all(within(target.python, row.needs.get("python", "")) for row in self.rows_of(package, text))
+        ]
+
+    def _admits(self, target: Target, package: str, version: str, thing: str, versions: Collection[str]) -> bool:
+        """Whether a version of a package is said to fit these versions of a thing, and by no row to be unfit."""
+        needs = [statement.need for statement in self.statements(target, package, version, thing)]
+        if needs:
+            return all(within(text, need) for text in versions for need in needs)
+        return set(versions) <= self._seen(package, version)[thing]
 
     # --- releases
 

@@ -111,8 +111,8 @@ def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
     mine = held.get(limit.package, [])
     if not mine or not all(within(version, limit.versions) for version in mine):
         return
-    for thing, need in limit.needs.items():
-        theirs = held.get(thing, [])
+    for thing in limit.needs:
+        theirs, need = held.get(thing, []), need_of(limit, thing, mine)
         if theirs and not _of_another_build(limit, thing, mine):
             holds = all(within(version, need) for version in theirs)
             what = f"cannot be beside {thing}" if need == "none" else f"needs {thing} {need}"
@@ -124,6 +124,14 @@ def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
 def _of_another_build(limit: Limit, thing: str, versions: list[str]) -> bool:
     """Whether a row speaks of the CUDA of a plain version, and these are builds for a CUDA that they name."""
     return thing == "cuda" and "+" not in limit.versions and any(built_for(version) for version in versions)
+
+
+def need_of(limit: Limit, thing: str, versions: Iterable[str]) -> str:
+    """What a row needs of a thing; the builds of torch that it leaves out are for the plain versions of its package."""
+    need = limit.needs[thing]
+    if "+" in limit.versions or not any(built_for(version) for version in versions):
+        return need
+    return ",".join(clause for clause in need.split(",") if not (clause.startswith("!=") and "+" in clause))
 
 
 def built_for(version: str) -> str | None:

@@ -538,8 +538,12 @@ class Symptoms(Strict):
 
 
 class Limits(Strict):
-    """limits.toml. `releases` are the versions that exist, of packages whose every version no recipe lists."""
+    """limits.toml. `releases` are the versions that exist, of packages whose every version no recipe lists.
 
+    `independent` are packages that need no particular version of each other.
+    """
+
+    independent: list[Distribution] = []
     limit: list[Limit]
     tried: list[Tried] = []
     built: list[Built] = []

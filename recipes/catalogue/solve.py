@@ -13,7 +13,7 @@ from resolvelib import AbstractProvider, BaseReporter, Resolver
 from resolvelib.resolvers import ResolutionError
 
 from recipes.catalogue.compatibility import Knowledge, knowledge, same_cuda
-from recipes.catalogue.limits import FACTS, built_for, within
+from recipes.catalogue.limits import FACTS, built_for, need_of, within
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.schema import Target
 
@@ -188,7 +188,11 @@ class _Provider(AbstractProvider[Need, Candidate, str]):
             return False
         if (build := built_for(version)) and not same_cuda(build, self.target.cuda):
             return False
-        needs = [need for row in self.known.rows_of(package, version) for need in row.needs.items()]
+        needs = [
+            (thing, need_of(row, thing, [version]))
+            for row in self.known.rows_of(package, version)
+            for thing in row.needs
+        ]
         return all(within(fact, need) for thing, need in needs for fact in self.facts.get(thing, []))
 
     def is_satisfied_by(self, requirement: Need, candidate: Candidate) -> bool:
@@ -201,9 +205,9 @@ class _Provider(AbstractProvider[Need, Candidate, str]):
         if version is None:
             return []
         needs = [
-            Need(thing, need, row.required)
+            Need(thing, need_of(row, thing, [version]), row.required)
             for row in self.known.rows_of(package, version)
-            for thing, need in row.needs.items()
+            for thing in row.needs
         ]
         for release in self.known.fitting(self.target, package, version):
             wanted = filter(self.target.applies, map(Requirement, release.needs))

@@ -63,6 +63,44 @@ def test_what_is_unknown_says_what_is_not_known() -> None:
     assert "deepspeed 0.18.0" in str(verdict.reasons[0])
 
 
+def test_what_two_packages_need_of_each_other_is_unknown_unless_it_is_said() -> None:
+    target = CATALOGUE.target("cpu")
+    assert consider(CATALOGUE, target, {"einops": "0.8.1", "tqdm": "4.66.5"}).word == "allowed"  # independent
+    assert consider(CATALOGUE, target, {"pydantic": "2.14.3", "typing-extensions": "4.16.0"}).word == "allowed"
+    asked = {"pytest": "8.3.5", "certifi": "2025.1.31"}
+    verdict = consider(CATALOGUE, target, asked)
+    assert "pytest 8.3.5 and certifi 2025.1.31 fit together" in str(verdict.reasons[0])
+    assert all(consider(CATALOGUE, target, {name: version}).word == "allowed" for name, version in asked.items())
+
+
+# What is asked of a target, and what no known version of a package between the two fits.
+BETWEEN = {
+    "the thing is too old for it": ("cu13.0-torch2.11-dist", "huggingface-hub", "0.17.3", "which datasets fits"),
+    "the thing needs another": ("cu12.1-torch2.1", "ml-dtypes", "0.6.0", "which numpy fits"),
+    "the target does not have it": (
+        "ms-amp",
+        "trl",
+        "0.24.0",
+        "needs transformers >=4.56.1, which the target does not",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BETWEEN)
+def test_a_package_between_two_others_counts(case: str) -> None:
+    target, package, version, words = BETWEEN[case]
+    verdict = consider(CATALOGUE, CATALOGUE.target(target), {package: version})
+    assert verdict.word == "unknown"
+    assert any(words in str(reason) for reason in verdict.reasons)
+
+
+def test_a_build_for_the_cpu_goes_with_the_torch_for_the_cpu() -> None:
+    target = CATALOGUE.target("cpu")
+    assert consider(CATALOGUE, target, {"torchvision": "0.28.0+cpu"}).word == "allowed"
+    assert consider(CATALOGUE, target, {"torchvision": "0.28.0"}).word == "refused"
+    assert consider(CATALOGUE, target, {"torchvision": "0.27.0+cpu"}).word == "refused"
+
+
 def test_every_pin_of_a_target_is_allowed() -> None:
     """And a package of a target that says nothing of another one there makes that one unknown."""
     for name, target in CATALOGUE.targets.items():
