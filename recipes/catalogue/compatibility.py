@@ -23,7 +23,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from recipes.catalogue import limits
-from recipes.catalogue.limits import FACTS, Reason, Verdict, built_for, need_of, within
+from recipes.catalogue.limits import FACTS, Reason, Verdict, built_for, needs_of, within
 from recipes.catalogue.load import Catalogue, what_if
 from recipes.catalogue.lock import Lock
 from recipes.catalogue.schema import Limit, Release, Target, Tried, is_version
@@ -109,6 +109,7 @@ class Knowledge:
         ]
         unknown += self._of_another_cuda(target, others)
         unknown += [*self._older_libraries(declared, target, held), *self._newer_libraries(declared, target, held)]
+        needs = self._needs(target, held)
         for thing in dict.fromkeys(name for name in asked if name in held):
             for package, version, about in self._pairs(target, held, thing):
                 reason = self.speaks(target, package, version, about, held[about])
@@ -118,7 +119,7 @@ class Knowledge:
                     unknown.append(self._silence(package, version, about, held[about]))
             unknown += self._missing(target, held, thing)
             unknown += self._absent(target, held, thing)
-            unknown += self._through_others(target, held, thing)
+            unknown += self._through_others(target, held, thing, needs)
         if unknown:
             return Verdict("unknown", tuple(dict.fromkeys((*unknown, *left_out))))
         cited = ruled.reasons if ruled.word == "allowed" else ()
@@ -166,10 +167,7 @@ class Knowledge:
         for package in [name for name in held if name not in FACTS]:
             version = held[package][0]
             needs = [(name, need) for row in self.rows_of(package, version) for name, need in row.needs.items()]
-            for release in self.fitting(target, package, version):
-                wanted = filter(target.applies, map(_parsed, release.needs))
-                needs += [(canonicalize_name(requirement.name), str(requirement.specifier)) for requirement in wanted]
-            for name, need in needs:
+            for name, need in [*needs, *self.required(target, package, version)]:
                 if name not in {*FACTS, *self.catalogue.packages} and (match := re.fullmatch(r"==([^*,]+)", need)):
                     pinned[name] = [match[1]]
         return pinned
@@ -257,7 +255,7 @@ class Knowledge:
         """What is said of a version of a package beside a thing."""
         for row in self.rows_of(package, version):
             if thing in row.needs:
-                yield Statement(need_of(row, thing, [version]), f"{row.reason} ({row.thread})")
+                yield Statement(needs_of(row, [version])[thing], f"{row.reason} ({row.thread})")
         for tried in self.tried[package]:
             if thing in tried.beside and within(version, tried.versions):
                 yield Statement(tried.beside[thing], f"so it was built or run ({tried.thread})", tried=True)
@@ -432,7 +430,7 @@ class Knowledge:
         The rows of a package without a recipe are its metadata, so what they need is required too.
         """
         for version in held.get(package, []):
-            needs = self._required(target, package, version)
+            needs = self.required(target, package, version)
             if package not in self.catalogue.packages:
                 needs += self._ruled(package, version)
             for name, need in needs:
@@ -441,8 +439,8 @@ class Knowledge:
                     here = f"{package} {version} needs {name} {need}, which the target does not have"
                     yield Reason(f"ask with it too: --with {name}==VERSION", here)
 
-    def _required(self, target: Target, package: str, version: str) -> list[tuple[str, str]]:
-        """What the releases of a version require, by its recipe."""
+    def required(self, target: Target, package: str, version: str) -> list[tuple[str, str]]:
+        """What the releases of a version that fit the target require, by its recipe."""
         return [
             (str(canonicalize_name(requirement.name)), str(requirement.specifier))
             for release in self.fitting(target, package, version)
@@ -456,34 +454,42 @@ class Knowledge:
         needs = [item for row in self.rows_of(package, version) for item in row.needs.items()]
         return [(name, need) for name, need in needs if name not in FACTS and need != "none"]
 
-    def _through_others(self, target: Target, held: limits.Facts, thing: str) -> Iterator[Reason]:
+    def _needs(self, target: Target, held: limits.Facts) -> list[tuple[str, str, str, str]]:
+        """Each package and version, a package that it requires and the target does not name, and the range."""
+        return [
+            (name, version, between, need)
+            for name in held
+            if name not in FACTS
+            for version in held[name]
+            for between, need in (*self.required(target, name, version), *self._ruled(name, version))
+            if between not in held and between not in self.catalogue.packages
+        ]
+
+    def _through_others(
+        self, target: Target, held: limits.Facts, thing: str, needs: list[tuple[str, str, str, str]]
+    ) -> Iterator[Reason]:
         """What packages require that the target does not name, where no known version of that fits them all.
 
         A package of the target requires it, and the thing is beside it; or the thing requires it too.
         """
-        named = [(name, version) for name in held if name not in FACTS for version in held[name]]
-        for name, version in named:
-            for between, need in [*self._required(target, name, version), *self._ruled(name, version)]:
-                through = any(thing in row.needs for row in self.rows[between])
-                if between in held or between in self.catalogue.packages or not (through or name == thing):
-                    continue
+        for name, version, between, need in needs:
+            if any(thing in row.needs for row in self.rows[between]):
                 known = self._listed(target, between, need)
-                if through:
-                    known = [text for text in known if self._admits(target, between, text, thing, held[thing])]
-                else:
-                    needs = [pair for each in named for pair in (*self._required(target, *each), *self._ruled(*each))]
-                    ranges = [text for wanted, text in needs if wanted == between]
-                    known = [text for text in known if all(within(text, each) for each in ranges)]
-                if not known and self._listed(target, between, ""):
-                    here = f"nothing says which {between} fits {thing} {', '.join(held[thing])} and what is beside it"
-                    yield Reason(f"{name} {version} needs {between} {need}", here)
+                fits = any(self._admits(target, between, text, thing, held[thing]) for text in known)
+            elif name == thing:
+                ranges = [text for _, _, wanted, text in needs if wanted == between]
+                fits = any(all(within(text, each) for each in ranges) for text in self._listed(target, between, need))
+            else:
+                continue
+            if not fits and self._listed(target, between, ""):
+                here = f"nothing says which {between} fits {thing} {', '.join(held[thing])} and what is beside it"
+                yield Reason(f"{name} {version} needs {between} {need}", here)
 
     def _listed(self, target: Target, package: str, need: str) -> list[str]:
         """The versions in a range that exist by the data, without those that a row bars from the target's Python."""
-        known = {*self.catalogue.learned.releases.get(package, []), *self.locked[package]}
         return [
             text
-            for text in known
+            for text in {*self.versions(package), *self.locked[package]}
             if within(text, need)
             and all(within(target.python, row.needs.get("python", "")) for row in self.rows_of(package, text))
         ]

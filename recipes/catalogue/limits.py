@@ -111,9 +111,10 @@ def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
     mine = held.get(limit.package, [])
     if not mine or not all(within(version, limit.versions) for version in mine):
         return
-    for thing in limit.needs:
-        theirs, need = held.get(thing, []), need_of(limit, thing, mine)
-        if theirs and not _of_another_build(limit, thing, mine):
+    of_another_build = _is_of_another_build(limit, mine)
+    for thing, need in needs_of(limit, mine).items():
+        theirs = held.get(thing, [])
+        if theirs and not (of_another_build and thing == "cuda"):
             holds = all(within(version, need) for version in theirs)
             what = f"cannot be beside {thing}" if need == "none" else f"needs {thing} {need}"
             here = f"{limit.package} {', '.join(mine)} {what}, and the target has {thing} {', '.join(theirs)}"
@@ -121,17 +122,20 @@ def _applied(limit: Limit, held: Facts) -> Iterator[_Cited]:
             yield _Cited(thing, holds, Reason(rule, here))
 
 
-def _of_another_build(limit: Limit, thing: str, versions: list[str]) -> bool:
-    """Whether a row speaks of the CUDA of a plain version, and these are builds for a CUDA that they name."""
-    return thing == "cuda" and "+" not in limit.versions and any(built_for(version) for version in versions)
+def _is_of_another_build(limit: Limit, versions: Iterable[str]) -> bool:
+    """Whether a row speaks of plain versions, and these are builds for a CUDA that they name."""
+    return "+" not in limit.versions and any(built_for(version) for version in versions)
 
 
-def need_of(limit: Limit, thing: str, versions: Iterable[str]) -> str:
-    """What a row needs of a thing; the builds of torch that it leaves out are for the plain versions of its package."""
-    need = limit.needs[thing]
-    if "+" in limit.versions or not any(built_for(version) for version in versions):
-        return need
-    return ",".join(clause for clause in need.split(",") if not (clause.startswith("!=") and "+" in clause))
+def needs_of(limit: Limit, versions: Iterable[str]) -> dict[str, str]:
+    """What a row needs of others; the builds of torch that it leaves out are for the plain versions of its package."""
+    if not _is_of_another_build(limit, versions):
+        return limit.needs
+    clauses = {thing: need.split(",") for thing, need in limit.needs.items()}
+    return {
+        thing: ",".join(clause for clause in parts if not (clause.startswith("!=") and "+" in clause))
+        for thing, parts in clauses.items()
+    }
 
 
 def built_for(version: str) -> str | None:

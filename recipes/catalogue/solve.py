@@ -6,14 +6,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 from resolvelib import AbstractProvider, BaseReporter, Resolver
 from resolvelib.resolvers import ResolutionError
 
 from recipes.catalogue.compatibility import Knowledge, knowledge, same_cuda
-from recipes.catalogue.limits import FACTS, built_for, need_of, within
+from recipes.catalogue.limits import FACTS, built_for, needs_of, within
 from recipes.catalogue.load import Catalogue
 from recipes.catalogue.schema import Target
 
@@ -188,11 +186,7 @@ class _Provider(AbstractProvider[Need, Candidate, str]):
             return False
         if (build := built_for(version)) and not same_cuda(build, self.target.cuda):
             return False
-        needs = [
-            (thing, need_of(row, thing, [version]))
-            for row in self.known.rows_of(package, version)
-            for thing in row.needs
-        ]
+        needs = [item for row in self.known.rows_of(package, version) for item in needs_of(row, [version]).items()]
         return all(within(fact, need) for thing, need in needs for fact in self.facts.get(thing, []))
 
     def is_satisfied_by(self, requirement: Need, candidate: Candidate) -> bool:
@@ -205,15 +199,11 @@ class _Provider(AbstractProvider[Need, Candidate, str]):
         if version is None:
             return []
         needs = [
-            Need(thing, need_of(row, thing, [version]), row.required)
+            Need(thing, need, row.required)
             for row in self.known.rows_of(package, version)
-            for thing in row.needs
+            for thing, need in needs_of(row, [version]).items()
         ]
-        for release in self.known.fitting(self.target, package, version):
-            wanted = filter(self.target.applies, map(Requirement, release.needs))
-            needs += [
-                Need(canonicalize_name(requirement.name), str(requirement.specifier), True) for requirement in wanted
-            ]
-            if release.torch:
-                needs.append(Need("torch", release.torch, required=True))
+        needs += [Need(name, need, True) for name, need in self.known.required(self.target, package, version)]
+        torches = [release.torch for release in self.known.fitting(self.target, package, version) if release.torch]
+        needs += [Need("torch", torch, required=True) for torch in torches]
         return [need for need in needs if need.package in self.universe]

@@ -314,9 +314,8 @@ class Keys:
     @functools.cache  # noqa: B019  # as long as the verb
     def _reasons(self, why: str) -> frozenset[Place]:
         """Everything that the reasons with these words can reach."""
-        reasons = self._with_reasons
-        named = [place for place, each in reasons.definitions.items() if place[0] == REASONS and why in each.strings]
-        return reasons.reach(named) if why else frozenset()
+        named = [place for place in self._planting.holding.get(why, []) if place[0] == REASONS]
+        return self._with_reasons.reach(named) if why else frozenset()
 
     def _beside(self, row: Row) -> list[Any] | None:
         """What decides a mutant beside definitions: the claims that may catch it, and the fault that was compiled."""
