@@ -520,7 +520,8 @@ class Symptom(Strict):
     """A `pattern` in an error text such as `example`, its `cause` and `fix`; `thread` is a report of it.
 
     In both, "{1}" and "{2}" stand for the pattern's groups, and "{package}" for the package that did not build.
-    `versions` are the ranges for which the cause holds, of the same things as a limit's.
+    `versions` are the ranges for which the cause holds, of the same things as a limit's. A `general` symptom speaks
+    only where no other one does.
     """
 
     pattern: Pattern
@@ -529,6 +530,7 @@ class Symptom(Strict):
     fix: Text
     thread: Annotated[str, Field(pattern=r"^https://")]
     versions: dict[Text, Specifier] = {}
+    general: bool = False
 
 
 class Symptoms(Strict):

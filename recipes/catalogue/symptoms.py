@@ -31,9 +31,11 @@ FRAME = re.compile(
 )
 # A download that failed and that pip tries again, "total" times more; the message may be wrapped.
 RETRY = re.compile(r"^.*\bRetrying \(Retry\(total=(\d+),.*(?:\n(?!.*\bRetrying \().*){0,3}?': /.*\n?", re.MULTILINE)
-# A test that passed, whatever its name, an error that make ignored, and a library that TensorFlow does without.
+# A test that passed, whatever its name, an error that make ignored, a library that TensorFlow does without, and a
+# pull that Podman tries again.
 HARMLESS = re.compile(
-    r"^.*(?:\bPASSED(?:\s+\[\s*\d+%\])?|\(ignored\)|Could not load dynamic library .*; dlerror: .*)[^\S\n]*$\n?",
+    r"^.*(?:\bPASSED(?:\s+\[\s*\d+%\])?|\(ignored\)|Could not load dynamic library .*; dlerror: .*|"
+    r"WARN\[\d+\] Failed, retrying in .*)[^\S\n]*$\n?",
     re.MULTILINE,
 )
 # Debug output about a program's own steps, and warnings, are not trouble.
@@ -78,14 +80,19 @@ def diagnoses(
 
     The text may be coloured, wrapped or framed by the program that logged it. Each line is explained by one pattern
     only, so that a general one further down adds nothing to it; symptoms with the same pattern are several causes of
-    it. One whose versions contradict the facts (limits.facts) is left out.
+    it. One whose versions contradict the facts (limits.facts) is left out. General ones speak only if no other does.
     """
     text = serious(text)
+    held = [symptom for symptom in symptoms if facts is None or _holds(symptom, facts)]
+    special = _found((symptom for symptom in held if not symptom.general), text, package)
+    return special or _found((symptom for symptom in held if symptom.general), text, package)
+
+
+def _found(symptoms: Iterable[Symptom], text: str, package: str) -> list[Diagnosis]:
+    """What the lines of a serious text mean, each by the first symptom that fits."""
     explained: list[tuple[range, str]] = []
     causes = []
     for symptom in symptoms:
-        if facts is not None and not _holds(symptom, facts):
-            continue
         for match in _wrapped(symptom.pattern).finditer(text):
             lines = _lines(text, match)
             if not any(_overlap(lines, other) and symptom.pattern != by for other, by in explained):

@@ -29,6 +29,47 @@ def test_the_example_of_a_row_leads_to_it(row: Symptom) -> None:
     assert not any(re.search(r"\{(\d|package)\}", cause.cause + cause.fix) for cause in causes)
 
 
+DENIED = "PermissionError: [Errno 13] Permission denied: '/data/out'"
+
+
+def test_a_general_row_speaks_only_where_no_other_does() -> None:
+    """Whatever the order of the lines: a more telling one is the cause, and the general one beside it would mislead."""
+    (alone,) = symptoms.diagnoses(ROWS, DENIED)
+    assert alone.thread.endswith("datasets/issues/7900") and "/tmp" not in alone.fix
+    full = "OSError: [Errno 28] No space left on device"
+    for text in (f"{DENIED}\n{full}", f"{full}\n{DENIED}"):
+        assert [cause.line for cause in symptoms.diagnoses(ROWS, text)] == [full]
+
+
+HEADERS = {
+    "gcc": "x.cpp:1:10: fatal error: cudnn.h: No such file or directory",
+    "clang": "x.cpp:1:10: fatal error: 'cudnn.h' file not found",
+    "nvcc": 'x.cu(1): catastrophic error: cannot open source file "cudnn.h"',
+}
+
+
+@pytest.mark.parametrize("compiler", HEADERS)
+def test_a_header_that_is_not_found_is_known_in_the_words_of_each_compiler(compiler: str) -> None:
+    (cause,) = symptoms.diagnoses(ROWS, HEADERS[compiler])
+    assert cause.cause == "the headers of cuDNN are not where the compiler looks"
+
+
+CODES = {
+    "CUDA_ERROR_OUT_OF_MEMORY": "CUDA out of memory",
+    "CUDA_ERROR_NO_BINARY_FOR_GPU": "no kernel image is available for execution on the device",
+    "cudaErrorUnsupportedPtxVersion": "the provided PTX was compiled with an unsupported toolchain",
+    "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH": "system has unsupported display driver / cuda driver combination",
+    "CUDA_ERROR_SYSTEM_NOT_READY": "system not yet initialized",
+    "cudaErrorAssert": "CUDA error: device-side assert triggered",
+}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_name_of_an_error_of_cuda_means_what_its_text_means(code: str) -> None:
+    by_name, by_text = (symptoms.diagnoses(ROWS, text)[0].cause for text in (f"call failed: {code}", CODES[code]))
+    assert by_name == by_text
+
+
 SHARED = {
     "from torch._six import string_classes\nModuleNotFoundError: No module named 'torch._six'": ("apex", "1724"),
     "ModuleNotFoundError: No module named 'amp_C'": ("apex", "1764"),
@@ -581,6 +622,54 @@ THREADS = {
     ),
     "ERROR  : Could not write info to setgroups: Permission denied\n"
     "ERROR  : Error while waiting event for user namespace mappings: no event received": "apptainer/issues/2360",
+    "error: Failed to fetch: `https://a.b/x`\n  Caused by: client error (Connect)\n"
+    "  Caused by: dns error: failed to lookup address information: Name does not resolve": "hpc-stack/issues/357",
+    "  Caused by: error sending request for url (https://a.b/x)\n  Caused by: client error (Connect)\n"
+    "  Caused by: invalid peer certificate: UnknownIssuer": "pip/issues/9568",
+    "Failed to pull image [error pulling image configuration: Get: x509: certificate has expired or is not yet valid: "
+    "current time 2024-06-30T11:33:07-07:00 is after 2021-09-30T14:01:15Z].": "docker-library-redis/issues/110",
+    "E: List directory /var/lib/apt/lists/partial is missing. - Acquire (13: Permission denied)": (
+        "logstash-docker/issues/20"
+    ),
+    "OSError: [Errno 13] Permission denied: '/usr/local/lib/python2.7/dist-packages/pythonds'": "searx/issues/1578",
+    "[rank1]: PermissionError: [Errno 13] Permission denied: '/.cache'": "mim/issues/240",
+    "tar: lib/clang: Cannot change ownership to uid 107418, gid 5000: Operation not permitted": "spilo/issues/708",
+    "/usr/include/stdio.h:27:10: fatal error: 'bits/libc-header-start.h' file not found": "gcc-cross-compiler/issues/3",
+    "OSError: libtilelang_module.so: undefined symbol: cuTensorMapEncodeIm2col": "cutlass/issues/1624",
+    "ImportError: uvloop/loop.cpython-310-x86_64-linux-gnu.so: undefined symbol: _PyGen_Send": "pysimgrid/issues/17",
+    "    /bin/ld: /usr/lib/libpython3.6m.a(_iomodule.o): relocation R_X86_64_32 against `.data' can not be used when "
+    "making a shared object; recompile with -fPIC": "dionaea/issues/261",
+    "CMake Error at CMakeLists.txt:4 (cmake_policy):\n  Policy CMP0060 may not be set to OLD behavior because this "
+    "version of CMake\n  no longer supports it.": "libipt/issues/114",
+    "packaging.version.InvalidVersion: Invalid version: '0.9.20.'": "setuptools/issues/3772",
+    "RuntimeError: write(): fd 29 failed with Input/output error": "pytorch/issues/10577",
+    "Error: watch: System limit for number of file watchers reached, watch '/home/u/static'": (
+        "sonarr-metadata-rewrite/issues/57"
+    ),
+    "2021/07/26 Error: OCI runtime error: crun: the requested cgroup controller `pids` is not available": (
+        "podman/issues/8914"
+    ),
+    "bwrap: No permissions to creating new namespace, likely because the kernel does not allow non-privileged user "
+    "namespaces.": "rootlesskit/issues/68",
+    "RuntimeError: Gloo connectFullMesh failed with [/gloo/transport/tcp/pair.cc:152]\n  timed out connecting: "
+    "SO_ERROR: Connection refused, remote=[127.0.0.1]:14215": "vllm/issues/5094",
+    "srun: error: Unable to confirm allocation for job 60564: Unable to contact slurm controller (connect failure)": (
+        "ArjunaUsers/issues/92"
+    ),
+    "FATAL:   While making image: write /home/u/.apptainer/cache/x: disk quota exceeded": "FastVideo/issues/1490",
+    "error: mkdir /opt/x: read-only file system": "proteinfold/issues/463",
+    "nvidia-container-cli: initialization error: cannot open shared object file: no such file or directory: unknown.": (
+        "nvidia-docker/issues/1505"
+    ),
+    "OSError: Consistency check failed: file should be of size 133466304 but has size 635": (
+        "huggingface_hub/issues/1498"
+    ),
+    "requests.exceptions.HTTPError: 504 Server Error: Gateway Time-out for url: https://a.b/api/models/x": (
+        "huggingface_hub/issues/2060"
+    ),
+    "ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))": (
+        "colima/issues/577"
+    ),
 }
 
 
@@ -755,6 +844,30 @@ UNEXPLAINED = {
     "pyxis": "pyxis: importing docker image: nvidia/cuda:12.8.0\npyxis: imported docker image: nvidia/cuda:12.8.0",
     "credentials": "Login Succeeded\nConfigure a credential helper to remove this warning. See\n"
     "https://docs.docker.com/engine/reference/commandline/login/#credential-stores",
+    "loopback": "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 99 - "
+    "Cannot assign requested address).\nEpoch 1/3",
+    "store": "[rank1]:[W1229 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=67, addr=[a]:1): Broken pipe",
+    "health": 'INFO: 10.0.0.1:44100 - "GET /health HTTP/1.1" 503 Service Unavailable\nINFO: Startup complete.',
+    "missing": 'INFO: 10.0.0.1:44100 - "GET /favicon.ico HTTP/1.1" 404 Not Found\nINFO: "GET / HTTP/1.1" 403',
+    "MPI": "-- Could NOT find MPI (missing: MPI_CXX_FOUND)\n-- Could NOT find Doxygen (missing: DOXYGEN_EXECUTABLE)\n"
+    "-- Build files have been written to: /src/build",
+    "hub, reset": "'(ProtocolError('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer')), "
+    "'(Request ID: 1)')' thrown while requesting GET https://a.b/x\nRetrying in 1s [Retry 1/5].",
+    "apt": "W: Download is performed unsandboxed as root as file '/x.deb' couldn't be accessed by user '_apt'. - "
+    "pkgAcquire::Run (13: Permission denied)\nSetting up x (1.0) ...",
+    "pip's cache": "WARNING: The directory '/home/u/.cache/pip' or its parent directory is not owned or not writable "
+    "by the current user. The cache has been disabled.\nSuccessfully installed tiny-1.0",
+    "standard": "nvcc warning : The -std=c++14 flag is not supported with the configured host compiler. Flag will be "
+    "ignored.\n[100%] Built target x",
+    "subuid": "INFO:    User not listed in /etc/subuid, trying root-mapped namespace\n"
+    "INFO:    Using fakeroot command combined with root-mapped namespace\nINFO:    Build complete: x.sif",
+    "policy": "CMake Deprecation Warning at CMakeLists.txt:8 (cmake_policy):\n  The OLD behavior for policy CMP0048 "
+    "will be removed from a future version\n  of CMake.\n-- Generating done (0.1s)",
+    "no driver": "WARNING: The NVIDIA Driver was not detected.  GPU functionality will not be available.\n"
+    "   Use the NVIDIA Container Toolkit to start this container with GPU support.",
+    "pull": "WARN[0000] Failed, retrying in 1s ... (1/3). Error: initializing source docker://a/b:1: pinging container "
+    'registry a: Get "https://a/v2/": dial tcp [::1]:443: connect: connection refused\nStoring signatures',
+    "version warning": "SetuptoolsDeprecationWarning: Invalid version: '0.2.2023-h1'.\nSuccessfully built x",
 }
 
 
