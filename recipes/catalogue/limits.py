@@ -61,14 +61,14 @@ def facts(
 ) -> dict[str, list[str]]:
     """What a target holds: itself, its packages, its locked dependencies; then what a what-if puts in their place.
 
-    The driver, cuDNN and gcc that the target does not name are those of its wheels base, where `bases` know it.
+    The cuDNN and gcc that the target does not name are those of its wheels base, where `bases` know it.
     """
     held = {artifact.name: [artifact.version] for artifact in lock.artifacts} if lock else {}
     held |= {name: [version] for name, version in target.packages.items()}
     held |= {"python": [target.python], "cuda": [target.cuda], "glibc": [target.glibc], "sm": target.sm}
     image = target.base.wheels.image
     for base in [base for base in bases if any(image.startswith(part) or image.endswith(part) for part in base.images)]:
-        gives = {"driver": base.driver, "cudnn": base.cudnn, "gcc": base.gcc}
+        gives = {"cudnn": base.cudnn, "gcc": base.gcc}
         held |= {name: [version] for name, version in gives.items() if version and name not in held}
     named = {"driver": target.driver, "cudnn": target.cudnn, "gcc": target.gcc}
     held |= {name: [version] for name, version in named.items() if version}

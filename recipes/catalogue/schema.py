@@ -511,7 +511,6 @@ class BaseFacts(Strict):
     """What base images have whose names begin or end with one of `images`."""
 
     images: Annotated[list[Text], Field(min_length=1)]
-    driver: Annotated[str, Field(pattern=r"^\d+$")] | None = None
     cudnn: VersionText | None = None
     gcc: Annotated[str, Field(pattern=r"^\d+$")] | None = None
 
