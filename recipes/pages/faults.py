@@ -36,6 +36,8 @@ def _sections(keys: Keys, outcomes: Row) -> Iterator[str]:
         f"{counts['crashed']} ended in a crash and not in an assertion. "
         f"{counts['too loud']} more are too loud to count, and {counts['left out']} change nothing that runs here."
     )
+    if missing := keys.not_planted(outcomes):
+        yield f"Faults of upstream's compiled code that were not planted: {'; '.join(missing)}."
     if outcomes["failing"]:
         yield f"These claims fail without any mutant and so catch none: {', '.join(outcomes['failing'])}."
     earlier = f" at {clean['commit'][:7]}" if clean.get("commit") else ""

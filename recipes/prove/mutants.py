@@ -329,6 +329,13 @@ class Keys:
             return None
         return [[] if row["by"] or row["outcome"] == "too loud" else sorted(claims), faults]
 
+    def not_planted(self, outcomes: Row) -> list[str]:
+        """The faults of compiled code in implementations that the run's target has, which the run did not plant."""
+        has = {(row["operator"], row["column"]) for row in outcomes["mutants"]}
+        planted = {row["name"] for row in outcomes["mutants"] if row["origin"] == "compiled"}
+        faults = [fault for fault in self._compiled if (fault["operator"], fault["column"]) in has]
+        return [str(fault["name"]) for fault in faults if fault["name"] not in planted]
+
     @functools.cached_property
     def _judges(self) -> dict[str, list[str]]:
         """The claims that judge each function of training, by module and name."""

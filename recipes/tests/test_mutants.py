@@ -86,6 +86,7 @@ def keep(root: Path, run: dict[str, Any]) -> Path:
     path = root / "smoke_tests" / "evidence" / "mutants" / "cpu--x86-64.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps(run))
+    (root / "smoke_tests" / mutants.COMPILED).write_text("fault = []\n")
     return path
 
 
@@ -101,6 +102,16 @@ def test_a_survivor_is_shown_with_its_reason_or_without(tmp_path: Path) -> None:
     assert "| off | swiglu `torch` | **not known** |" in faults.text(tmp_path)
     path.write_text(json.dumps(outcomes(outcome="survived", why="it is the same number")))
     assert "| off | swiglu `torch` | it is the same number |" in faults.text(tmp_path)
+
+
+def test_a_compiled_fault_that_was_not_planted_is_named(tmp_path: Path) -> None:
+    path = keep(tmp_path, outcomes())
+    here = '[[fault]]\nname = "halved"\noperator = "swiglu"\ncolumn = "torch"\n\n'
+    elsewhere = '[[fault]]\nname = "doubled"\noperator = "swiglu"\ncolumn = "xformers"\n'
+    (tmp_path / "smoke_tests" / mutants.COMPILED).write_text(here + elsewhere)
+    assert "compiled code that were not planted: halved." in faults.text(tmp_path)
+    path.write_text(json.dumps(outcomes(name="halved", origin="compiled")))
+    assert "were not planted" not in faults.text(tmp_path)
 
 
 def test_what_the_rule_changes_in_training_is_there_with_its_claims() -> None:
