@@ -73,7 +73,6 @@ def test_the_name_of_an_error_of_cuda_means_what_its_text_means(code: str) -> No
 SHARED = {
     "from torch._six import string_classes\nModuleNotFoundError: No module named 'torch._six'": ("apex", "1724"),
     "ModuleNotFoundError: No module named 'amp_C'": ("apex", "1764"),
-    "RuntimeError: cuDNN version incompatibility: PyTorch was compiled against (8, 9, 2)": ("torch", "80637"),
     "RuntimeError: Numpy is not available": ("torch", "132179"),
     "ImportError: cannot import name 'packaging' from 'pkg_resources' (x)": ("torch", "4385"),
     "error: cannot convert ‘const at::DeprecatedTypeProperties’ to ‘c10::ScalarType’": ("apex", "1897"),
@@ -670,6 +669,63 @@ THREADS = {
     "ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))": (
         "colima/issues/577"
     ),
+    "csrc/mlp.cpp:147:46: error: expected primary-expression before ‘>’ token\n"
+    "         grad_o.contiguous().data_ptr<scalar_t>(),\n"
+    "                                              ^\n"
+    "/home/u/torch/include/ATen/Dispatch.h:12:12: note: in definition of macro ‘AT_PRIVATE_CASE_TYPE’": (
+        "apex/issues/944"
+    ),
+    "    Compiling objects...\n    1.9.0\n"
+    "    g++ -pthread -shared build/csrc/flatten_unflatten.o -L/home/u/torch/lib -lc10 -ltorch -o build/apex_C.so\n"
+    "    g++: error: build/csrc/flatten_unflatten.o: No such file or directory\n"
+    "    error: command 'g++' failed with exit status 1": "apex/issues/961",
+    "unable to execute '/usr/local/cuda:/bin/nvcc': No such file or directory": "pytorch_cluster/issues/55",
+    "FileNotFoundError: [Errno 2] No such file or directory: ':/usr/local/cuda:/usr/local/cuda-10.1/bin/nvcc'": (
+        "pytorch_cluster/issues/55"
+    ),
+    "/bin/sh: 1: :/usr/local/cuda/bin/nvcc: not found": "pytorch_cluster/issues/55",
+    "error: unable to execute '/usr/local/cuda/bin/nvcc': No such file or directory": "flash-attention/issues/264",
+    "    return ctypes.CDLL(dll_path, mode=ctypes.RTLD_GLOBAL)\n"
+    "OSError: /home/u/libtransformer_engine.so: undefined symbol: _ZNKSt10filesystem4path12has_filenameEv": (
+        "Arcade-Learning-Environment/issues/406"
+    ),
+    "ImportError: /home/u/transformer_engine_extensions.cpython-38-x86_64-linux-gnu.so: undefined symbol: "
+    "nvte_layernorm_bwd": "TransformerEngine/issues/115",
+    "wheel_lib/libtransformer_engine.so: undefined symbol: cublasLtGroupedMatrixLayoutInit_internal, version "
+    "libcublasLt.so.13": "TransformerEngine/issues/2504",
+    "RuntimeError: cuDNN version incompatibility: PyTorch was compiled against (8, 3, 2) but linked against "
+    "(8, 0, 3)": "pytorch/issues/80637",
+    "RuntimeError: cuDNN version incompatibility: PyTorch was compiled  against (9, 1, 0) but found runtime version "
+    "(8, 9, 7).": "pytorch/issues/80637",
+    "slurmstepd: error: pyxis:     Write failed because No space left on device\n"
+    "slurmstepd: error: pyxis:     FATAL ERROR:Failed to write to output filesystem": "pyxis/issues/41",
+    "WARNING: By using --writable, Apptainer can't create /storage destination automatically without overlay or "
+    "underlay\n"
+    "FATAL:   container creation failed: mount hook function failure: mount /var/session/storage->/storage error: "
+    "while mounting /var/session/storage: destination /storage doesn't exist in container": "apptainer/issues/1895",
+    "nvidia-container-cli.real: device error: MIG-GPU-932bfb2c-849a-2a22-1e84-9eff6bc02b39/1/0: unknown device": (
+        "nvidia-container-toolkit/issues/203"
+    ),
+    "nvidia-container-cli: device error: GPU-932bfb2c-849a-2a22-1e84-9eff6bc02b39: unknown device: unknown.": (
+        "nvidia-docker/issues/1283"
+    ),
+    "Feb 20 18:59:13 node2 slurmd[57977]: fatal: gres.conf duplicate records for gpu": "puppet-magic_castle/issues/27",
+    "slurmd[12912]: slurmd: error: Waiting for gres.conf file /dev/nvidia0\n"
+    "slurmd[12912]: slurmd: fatal: can't stat gres.conf file /dev/nvidia0: No such file or directory": (
+        "bibigrid/issues/705"
+    ),
+    "Compiler version check failed:\n\nThe major and minor number of the compiler used to\ncompile the kernel:\n\n"
+    "gcc version 9.1.1 20190809\n\ndoes not match the compiler used here:\n\ncc 9.2.1 20190813\n\n"
+    "*** Failed CC version check. Bailing out! ***\n\n"
+    "make[2]: *** [/var/lib/dkms/nvidia/390.87/build/Kbuild:180: cc_version_check] Error 1": "distribution/issues/1133",
+    "LibMambaUnsatisfiableError: Encountered problems while solving:\n"
+    "  - package pytorch-2.0.1-py3.10_cuda11.8_cudnn8.7.0_0 requires pytorch-cuda >=11.8,<11.9, but none of the "
+    "providers can be installed": "hydroDL/issues/24",
+    "ERROR: failed to solve: DeadlineExceeded: failed to authorize: failed to fetch anonymous token: Get "
+    '"https://nvcr.io/proxy_auth?scope=x": dial tcp 35.75.114.65:443: i/o timeout': "permuto_sdf/issues/25",
+    "csrc/grouped_gemm.cu:8:10: fatal error: cutlass/bfloat16.h: No such file or directory": (
+        "flash-attention/issues/331"
+    ),
 }
 
 
@@ -868,6 +924,17 @@ UNEXPLAINED = {
     "pull": "WARN[0000] Failed, retrying in 1s ... (1/3). Error: initializing source docker://a/b:1: pinging container "
     'registry a: Get "https://a/v2/": dial tcp [::1]:443: connect: connection refused\nStoring signatures',
     "version warning": "SetuptoolsDeprecationWarning: Invalid version: '0.2.2023-h1'.\nSuccessfully built x",
+    "CC check": "Warning: Compiler version check failed:\n\nclang version 15.0.7\n\ndoes not match the compiler used "
+    "here:\n\n*** Failed CC version check. ***\n\n  LD [M]  nvidia.ko",
+    "gres": "slurmd: error: Waiting for gres.conf file /dev/nvidia0\nslurmd: slurmd version 23.11.4 started",
+    "skipped mount": "WARNING: Skipping mount /usr/bin/nvidia-cuda-mps-server [files]: "
+    "/usr/bin/nvidia-cuda-mps-server doesn't exist in container\nNVIDIA H100 80GB HBM3",
+    "MIG": "  MIG 3g.40gb     Device  0: (UUID: MIG-GPU-932bfb2c-849a-2a22-1e84-9eff6bc02b39/1/0)",
+    "paths": "PATH=/opt/bin:/usr/local/cuda/bin/nvcc\n-- Check for working CUDA compiler: /usr/local/cuda/bin/nvcc",
+    "squashfs": "pyxis: Creating 4.0 filesystem on /run/pyxis/1000/7.0.squashfs, block size 131072.",
+    "objects": "Compiling objects...\n[2/2] c++ -c x.cpp -o x.o\ng++ -shared x.o -lc10 -ltorch -o x.so\n"
+    "copying x.so -> build",
+    "int64": "x.cpp:1:62: error: expected primary-expression before '>' token\n    x.data_ptr<int64_t>();",
 }
 
 
