@@ -49,6 +49,12 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("compiler", HEADERS)
+def test_a_missing_header_is_named_whole(compiler: str) -> None:
+    (cause,) = symptoms.diagnoses(ROWS, HEADERS[compiler].replace("cudnn.h", "some/other.h"))
+    assert " some/other.h:" in cause.cause
+
+
+@pytest.mark.parametrize("compiler", HEADERS)
 def test_a_header_that_is_not_found_is_known_in_the_words_of_each_compiler(compiler: str) -> None:
     (cause,) = symptoms.diagnoses(ROWS, HEADERS[compiler])
     assert cause.cause == "the headers of cuDNN are not where the compiler looks"
