@@ -40,6 +40,10 @@ HARMLESS = re.compile(
 )
 # Debug output about a program's own steps, and warnings, are not trouble.
 QUIET = re.compile(r"^\s*(?:DEBUG |warning: )|\bNCCL INFO\b")
+# A pattern's words for a missing header, which are gcc's; and what gcc, clang and nvcc print around its name.
+MISSING = re.compile("fatal error: (.+?): No such file")
+BEFORE = r"""(?:fatal error: ["']?|cannot open source file ["'])"""
+BEHIND = r"""(?:: No such file|. file not found|"(?![^\n]))"""
 QUOTES = str.maketrans("‘’“”", "''\"\"")
 
 
@@ -127,7 +131,8 @@ def _gave_up(rest: str, left: int) -> bool:
 
 @cache
 def _wrapped(pattern: str) -> re.Pattern[str]:
-    """A pattern whose spaces fit the end of a line too, unless they are escaped."""
+    """A pattern that fits the words of each compiler, and whose spaces fit the end of a line too, unless escaped."""
+    pattern = MISSING.sub(lambda words: f"{BEFORE}{words[1]}{BEHIND}", pattern)
     return re.compile(re.sub(r"(?<!\\) (\??)", lambda space: r"\s*" if space[1] else r"\s+", pattern))
 
 
