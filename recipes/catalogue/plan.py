@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,16 @@ class Plan:
                 **({"toolkit": self.toolkit.pins} if self.toolkit else {}),
             }
         )
+
+    @cached_property
+    def stacks(self) -> frozenset[str]:
+        """The stack keys that a run of it can have: `--sm` may leave GPU architectures out."""
+        declared, keys = self.target.sm, {self.stack}
+        for count in range(1, len(declared)):
+            for some in combinations(declared, count):
+                with suppress(Refusal):  # a package that is built beside one without kernels for these
+                    keys.add(for_architectures(self, list(some)).stack)
+        return frozenset(keys)
 
 
 def changed(declared: Target, sm: list[str] | None, python: str | None) -> Target:

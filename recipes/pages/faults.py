@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from recipes.catalogue.plan import Plan
 from recipes.pages.markdown import table
-from recipes.prove.mutants import COUNTED, Keys, Row, changed, committed
+from recipes.prove.mutants import COUNTED, Keys, Row, changed, committed, has_other_packages
 
 
-def text(root: Path) -> str:
-    """The text about every run."""
-    keys = Keys(root)
-    return "\n\n".join("\n\n".join(_sections(keys, outcomes)) for outcomes in committed(root)) or "None yet."
+def text(root: Path, plans: Iterable[Plan]) -> str:
+    """The text about every run; `plans` are those of all targets."""
+    keys, by_target = Keys(root), {plan.target.name: plan for plan in plans}
+    sections = [_sections(keys, outcomes, by_target.get(outcomes["target"])) for outcomes in committed(root)]
+    return "\n\n".join("\n\n".join(parts) for parts in sections) or "None yet."
 
 
-def _sections(keys: Keys, outcomes: Row) -> Iterator[str]:
+def _sections(keys: Keys, outcomes: Row, plan: Plan | None) -> Iterator[str]:
     rows, clean = outcomes["mutants"], outcomes["clean"]
     counts = collections.Counter(row["outcome"] for row in rows)
     caught = collections.Counter(row["origin"] for row in rows if row["outcome"] == "caught")
     yield f"### `{outcomes['target']}` on {outcomes['hardware']['name']} ({outcomes['hardware']['cpu']})"
     planted_at = outcomes.get("commit") or "no commit"
-    stale = collections.Counter(row.get("commit") or planted_at for row in changed(keys, outcomes))
+    stale = collections.Counter(row.get("commit") or planted_at for row in changed(keys, outcomes, plan))
+    decided = "a pinned input of the target" if has_other_packages(outcomes, plan) else "code that decided the outcome"
     for commit, number in sorted(stale.items()):
         since = f"{commit[:7]} ([diff](../../compare/{commit}...main))"
-        yield f"For {number} of these {len(rows)} mutants, code that decided the outcome has changed since {since}."
+        yield f"For {number} of these {len(rows)} mutants, {decided} has changed since {since}."
     taken = collections.Counter(row["commit"] for row in rows if row.get("commit"))
     for commit, number in sorted(taken.items()):
         machine = outcomes["earlier"][commit]["cpu"]

@@ -54,7 +54,7 @@ class Facts:
     @cached_property
     def written(self) -> list[records.Record]:
         """The committed records of programs."""
-        return records.every(self.root)
+        return records.every(self.root, self.plans)
 
     def states(self, plan: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, int]:
         """How many of these rows of a run are in each state, for the architectures that the run was built for."""

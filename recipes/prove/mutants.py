@@ -28,7 +28,7 @@ from recipes.make import audit, environment
 from recipes.make.build import Builder
 from recipes.make.environment import Wheel
 from recipes.prove import evidence, smoke
-from recipes.prove.claims import HARNESS, OUTSIDE, Room, of_row, table_of
+from recipes.prove.claims import HARNESS, OUTSIDE, Claim, Room, of_row, table_of
 from recipes.prove.definitions import Code, Recorded, packed
 from recipes.prove.parsing import Place
 
@@ -165,7 +165,7 @@ def _with_unchanged(plan: Plan, state: Row, again: Row) -> Row:
         )
     keys = Keys(plan.root)
     unexplained = [row for row in again["mutants"] if row["outcome"] == "survived" and not row["why"]]
-    gone = {identity(row) for row in [*changed(keys, again), *unexplained]}
+    gone = {identity(row) for row in [*changed(keys, again, plan), *unexplained]}
     failing = {*state["failing"], *again["failing"]}
     same = [
         {**keys.as_from_a_run(row, table_of(again)), "commit": row.get("commit") or again["commit"]}
@@ -223,6 +223,7 @@ class Planted(evidence.Brought):
     """A file of outcomes. `earlier` has the machine of each commit that rows name."""
 
     target: str
+    stack: str
     hardware: evidence.Machine
     files: dict[str, str]
     failing: list[str]
@@ -329,12 +330,24 @@ class Keys:
             return None
         return [[] if row["by"] or row["outcome"] == "too loud" else sorted(claims), faults]
 
+    def is_left_out(self, row: Row, plan: Plan) -> bool:
+        """Whether no claim that decided a mutant is about the target's version of its package any more."""
+        if row["outcome"] not in COUNTED:
+            return False
+        claims = [self._claims.get(claim.split("[")[0]) for claim in ([row["by"]] if row["by"] else row["claims"])]
+        return all(claim and claim.leaves_out(plan) for claim in claims)
+
     def not_planted(self, outcomes: Row) -> list[str]:
         """The faults of compiled code in implementations that the run's target has, which the run did not plant."""
         has = {(row["operator"], row["column"]) for row in outcomes["mutants"]}
         planted = {row["name"] for row in outcomes["mutants"] if row["origin"] == "compiled"}
         faults = [fault for fault in self._compiled if (fault["operator"], fault["column"]) in has]
         return [str(fault["name"]) for fault in faults if fault["name"] not in planted]
+
+    @functools.cached_property
+    def _claims(self) -> dict[str, Claim]:
+        """Every claim, by id."""
+        return Room(self._folder.parent).claims
 
     @functools.cached_property
     def _judges(self) -> dict[str, list[str]]:
@@ -364,11 +377,21 @@ class Keys:
         return code.key(places | self._planter | reasons)
 
 
-def changed(keys: Keys, outcomes: Row) -> list[Row]:
-    """The mutants of a run for which something that decided the outcome has changed since, or is gone."""
+def has_other_packages(outcomes: Row, plan: Plan | None) -> bool:
+    """Whether a pinned input of a run's target has changed since, or the target (of that plan) is gone."""
+    return plan is None or outcomes["stack"] not in plan.stacks
+
+
+def changed(keys: Keys, outcomes: Row, plan: Plan | None) -> list[Row]:
+    """The mutants of a run for which something that decided the outcome has changed since, or is gone.
+
+    Those are all of them if a pinned input of the target has changed. `plan` is the target's; None if it is gone.
+    """
+    if plan is None or has_other_packages(outcomes, plan):
+        return list(outcomes["mutants"])
     ran = table_of(outcomes)
     rows = [(row, keys.of(row, ran)) for row in outcomes["mutants"]]
-    return [row for row, key in rows if not key or row.get("key") != key]
+    return [row for row, key in rows if not key or row.get("key") != key or keys.is_left_out(row, plan)]
 
 
 def _deciding(code: Code, row: Row) -> Iterator[Place]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from recipes.catalogue.plan import Plan
 from recipes.errors import Refusal
 from recipes.files import digest_of, read_json, sha256_of, write_json
 from recipes.prove.claims import Room
@@ -28,8 +29,9 @@ PROGRAMS = {
 
 @dataclass(frozen=True)
 class Record:
-    """A file that a program of smoke_tests/ wrote; `changed` is "record" or "program" if that has changed since, or "".
+    """A file that a program of smoke_tests/ wrote, and whether it still holds.
 
+    `changed` is "record", "program" or "stack" (the pinned inputs of its target) if that has changed since, or "".
     A file of bench's rows was written by several runs: there is a record for each, with its `shard`.
     """
 
@@ -40,11 +42,12 @@ class Record:
     shard: str = ""
 
 
-def note(root: Path, path: Path) -> str:
-    """Record the current commit as the one whose program made a file of smoke_tests/evidence/.
+def note(plan: Plan, path: Path) -> str:
+    """Record the current commit and the target as those whose program made a file of smoke_tests/evidence/.
 
-    Of a file of bench's rows, it is the commit of those runs that have none yet.
+    Of a file of bench's rows, the commit is that of those runs that have none yet, and each run names its own target.
     """
+    root, target = plan.root, plan.target.name
     folder = root / "smoke_tests" / "evidence"
     try:
         name = path.resolve().relative_to(folder.resolve()).as_posix()
@@ -53,31 +56,47 @@ def note(root: Path, path: Path) -> str:
     if not (program := program_of(name)) or not (folder / name).is_file():
         known = ", ".join(PROGRAMS)
         raise Refusal(f"{path} is not a record below {folder} ({known}): put it there under such a name.")
+    named = path.name.partition("--")[0]
+    if named not in (target, path.name):
+        raise Refusal(f'{path} is a record of {named}, not of {target}: run `nox -s "promote({named})"` with it.')
     if not (commit := commit_of(root)):
         raise Refusal(f"{path} comes from tests that are not committed: commit smoke_tests/, and record it again.")
-    made = {"commit": commit, "key": _key_of_program(Room(root).code, program)}
+    made = {"commit": commit, "key": _key_of_program(Room(root).code, program), "target": target, "stack": plan.stack}
     before = _noted(root)
     others = {place: noted for place, noted in before.items() if place.partition("#")[0] != name}
     parts = {
-        place: before[place] if place in before and place != name else {**made, "sha256": hashes}
-        for place, hashes in _hashes(name, folder).items()
+        place: before[place] if place in before and place != name else {**made, **part}
+        for place, part in _parts(name, folder).items()
     }
     write_json(folder / "records.json", others | parts)
     return name
 
 
-def every(root: Path) -> list[Record]:
-    """Every committed record; a record without a known commit or without hashes counts as changed."""
+def every(root: Path, plans: Iterable[Plan]) -> list[Record]:
+    """Every committed record. `plans` are those of all targets.
+
+    A record without a known commit, without hashes or without a known stack counts as changed.
+    """
     folder, noted = root / "smoke_tests" / "evidence", _noted(root)
+    by_target = {plan.target.name: plan for plan in plans}
     key_of = functools.cache(functools.partial(_key_of_program, Room(root).code))
+
+    def what_changed(program: str, made: Mapping[str, Any], part: Mapping[str, Any]) -> str:
+        if not {*part["sha256"]} <= {*made.get("sha256", [])}:  # a file loses the rows of cells measured again
+            return "record"
+        if made["key"] != key_of(program):
+            return "program"
+        ran_in = {**made, **part}
+        plan = by_target.get(ran_in.get("target", ""))
+        return "" if plan and ran_in["stack"] in plan.stacks else "stack"
+
     records = []
     for pattern, program in PROGRAMS.items():
         for path in sorted(folder.glob(pattern)):
             name = path.relative_to(folder).as_posix()
-            for place, hashes in _hashes(name, folder).items():
+            for place, part in _parts(name, folder).items():
                 made = noted.get(place, {"commit": "", "key": ""})
-                is_same = {*hashes} <= {*made.get("sha256", [])}  # a file loses the rows of cells measured again
-                changed = "record" if not is_same else "program" if made["key"] != key_of(program) else ""
+                changed = what_changed(program, made, part)
                 records.append(Record(name, program, made["commit"], changed, place.partition("#")[2]))
     return records
 
@@ -99,18 +118,22 @@ def program_of(name: str) -> str | None:
     return next((program for pattern, program in PROGRAMS.items() if fnmatch(name, pattern)), None)
 
 
-def _hashes(name: str, folder: Path) -> dict[str, list[str]]:
-    """The hashes of a file's records, by where records.json has them.
+def _parts(name: str, folder: Path) -> dict[str, dict[str, Any]]:
+    """What records.json has of a file as it is now: the hashes of each part, by its place there.
 
-    That is the file's own hash by its name; for a file of bench's rows, those of each run's rows by NAME#SHARD.
+    The only part is the file itself, by its name; a file of bench's rows has one per run, by NAME#SHARD, with the
+    target and the stack that the run says it had.
     """
     if not name.endswith(".jsonl"):
-        return {name: [sha256_of(folder / name)]}
-    hashes: dict[str, list[str]] = {}
+        return {name: {"sha256": [sha256_of(folder / name)]}}
+    parts: dict[str, dict[str, Any]] = {}
     try:
         for row in map(json.loads, (folder / name).read_text(encoding="utf-8").splitlines()):
-            hashes.setdefault(f"{name}#{row['shard']}", []).append(digest_of(row))
-        return hashes
+            part = parts.setdefault(f"{name}#{row['shard']}", {"sha256": []})
+            part["sha256"].append(digest_of(row))
+            if row["key"] == "shard":
+                part.update(target=row["target"], stack=row["stack"])
+        return parts
     except (ValueError, KeyError, TypeError) as error:
         fault = f"{type(error).__name__}: {error}"
         raise Refusal(f"{folder / name} does not hold bench's rows ({fault}): promote the rows again.") from None

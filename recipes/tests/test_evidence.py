@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -514,6 +515,11 @@ def test_the_committed_evidence_is_what_its_logs_hold() -> None:
         assert run["commit"] and run["files"], path
 
 
+def target_in(root: Path, stack: str = "1") -> Any:
+    """The plan of a made-up target, cu."""
+    return SimpleNamespace(root=root, target=SimpleNamespace(name="cu"), stack=stack, stacks={stack})
+
+
 def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
     """A training's report, say: as long as nothing changes that its program can reach."""
     room = tmp_path / "smoke_tests"
@@ -523,18 +529,26 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
     path = room / "evidence" / "training" / "cu--H200--tiny.json"
     path.parent.mkdir(parents=True)
     path.write_text("{}")
-    assert [(noted.commit, noted.changed) for noted in records.every(tmp_path)] == [("", "record")]
+    cu = target_in(tmp_path)
+    assert [(noted.commit, noted.changed) for noted in records.every(tmp_path, [cu])] == [("", "record")]
     with pytest.raises(Refusal, match="tests that are not committed: commit smoke_tests/, and record it again"):
-        records.note(tmp_path, path)
+        records.note(cu, path)
     committed(tmp_path)
     for wrong in (tmp_path / "cu--H200--tiny.json", path.with_name("gone--H200--tiny.json"), path.with_name("x.txt")):
         with pytest.raises(Refusal, match=r"is not a record below .*: put it there under such a name"):
-            records.note(tmp_path, wrong)
-    assert records.note(tmp_path, path) == "training/cu--H200--tiny.json"
-    (noted,) = records.every(tmp_path)
+            records.note(cu, wrong)
+    of_another = path.with_name("ms--H200--tiny.json")
+    of_another.write_text("{}")
+    with pytest.raises(Refusal, match=r'is a record of ms, not of cu: run `nox -s "promote\(ms\)"` with it'):
+        records.note(cu, of_another)
+    of_another.unlink()
+    assert records.note(cu, path) == "training/cu--H200--tiny.json"
+    (noted,) = records.every(tmp_path, [cu])
     assert (noted.commit, noted.changed, noted.program) == (smoke.commit_of(tmp_path), "", "training/parity.py")
+    for plans in ([], [target_in(tmp_path, stack="2")]):
+        assert [noted.changed for noted in records.every(tmp_path, plans)] == ["stack"]
     path.write_text('{"end": 1.5}')
-    assert [noted.changed for noted in records.every(tmp_path)] == ["record"]
+    assert [noted.changed for noted in records.every(tmp_path, [cu])] == ["record"]
     path.write_text("{}")
     program = room / "training" / "pretrain.py"
     edits = (
@@ -543,7 +557,7 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
     )
     for old, new, changed in edits:
         program.write_text(program.read_text().replace(old, new))
-        assert [noted.changed for noted in records.every(tmp_path)] == [changed]
+        assert [noted.changed for noted in records.every(tmp_path, [cu])] == [changed]
 
 
 def test_each_run_in_a_file_of_rows_names_the_commit_of_its_program(tmp_path: Path) -> None:
@@ -552,34 +566,36 @@ def test_each_run_in_a_file_of_rows_names_the_commit_of_its_program(tmp_path: Pa
     program.parent.mkdir(parents=True)
     path = tmp_path / "smoke_tests" / "evidence" / "bench" / "cu--H200.jsonl"
     path.parent.mkdir(parents=True)
-    commits = []
+    commits, cu = [], target_in(tmp_path)
     for shard, value in (("first", 1), ("second", 2), ("third", 2)):
         program.write_text(f"def run():\n    return {value}\n")
         with path.open("a") as file:
             for key in ("shard", "linear/x", "linear/y"):
-                file.write(f'{{"key": "{key}", "shard": "{shard}", "ms": 1.5}}\n')
+                stack = "1" if shard == "third" else "0"
+                of_run = {"target": "cu", "stack": stack} if key == "shard" else {"ms": 1.5}
+                file.write(json.dumps({"key": key, "shard": shard, **of_run}) + "\n")
         committed(tmp_path)
         commits.append(smoke.commit_of(tmp_path))
-        records.note(tmp_path, path)
-    noted = records.every(tmp_path)
+        records.note(cu, path)
+    noted = records.every(tmp_path, [cu])
     assert [(each.shard, each.commit, each.changed) for each in noted] == [
         ("first", commits[0], "program"),
-        ("second", commits[1], ""),
+        ("second", commits[1], "stack"),
         ("third", commits[2], ""),
     ]
     assert [runs for _, runs in records.counted(noted)] == ["1 of 3 runs"] * 3
     assert records.counted(noted[1:2]) == [(dataclasses.replace(noted[1], shard=""), "")]
     rows = path.read_text().splitlines(keepends=True)
     path.write_text("".join(rows[:4] + rows[5:]))  # a cell that was measured again stands in a later run alone
-    assert records.every(tmp_path) == noted
+    assert records.every(tmp_path, [cu]) == noted
     path.write_text("".join([*rows[:4], rows[4].replace("1.5", "1.4"), *rows[5:]]))
     for _ in range(2):
-        assert [each.changed for each in records.every(tmp_path)] == ["program", "record", ""]
-        records.note(tmp_path, path)  # does not take it for measured by the program of that run
+        assert [each.changed for each in records.every(tmp_path, [cu])] == ["program", "record", ""]
+        records.note(cu, path)  # does not take it for measured by the program of that run
     for damaged in ("{", "[]", "{}", '{"key": "shard"}'):
         path.write_text(f"{damaged}\n")
         with pytest.raises(Refusal, match=r"H200\.jsonl does not hold bench's rows .*: promote the rows again"):
-            records.every(tmp_path)
+            records.every(tmp_path, [cu])
 
 
 @pytest.mark.parametrize(

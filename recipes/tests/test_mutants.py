@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +30,7 @@ from recipes.tests.rooms import checkout_room
 from recipes.verbs import prove as verbs
 
 RUNS = mutants.committed(ROOT)
+CPU = plan(Catalogue(), "cpu")
 each_run = pytest.mark.parametrize("run", RUNS, ids=[f"{run['target']}--{run['hardware']['name']}" for run in RUNS])
 
 
@@ -36,7 +38,9 @@ each_run = pytest.mark.parametrize("run", RUNS, ids=[f"{run['target']}--{run['ha
 def test_every_mutant_names_a_claim_that_existed(run: dict[str, Any]) -> None:
     """A claim that was renamed since leaves its mutants changed, and not wrong."""
     known = set(checkout_room().claims)
-    changed = {mutants.identity(row) for row in mutants.changed(mutants.Keys(ROOT), run)}
+    changed = {
+        mutants.identity(row) for row in mutants.changed(mutants.Keys(ROOT), run, plan(Catalogue(), run["target"]))
+    }
     for row in run["mutants"]:
         if row["origin"] != "rule" and mutants.identity(row) not in changed:
             assert set(row["claims"]) <= known, row["name"]
@@ -77,7 +81,7 @@ def outcomes(**changes: Any) -> dict[str, Any]:
     row |= {"claims": [test], "outcome": "caught", "by": f"{test}[torch]", "said": "", "why": ""}
     hardware = {"name": "x86-64", "cpu": "CPU"}
     clean = {"seeds": 3, "claims": 9, "alarms": [], "processes": 1}
-    run = {"target": "cpu", "hardware": hardware, "files": {}, "failing": [], "clean": clean}
+    run = {"target": "cpu", "stack": CPU.stack, "hardware": hardware, "files": {}, "failing": [], "clean": clean}
     return run | {"mutants": [row | changes]}
 
 
@@ -92,16 +96,16 @@ def keep(root: Path, run: dict[str, Any]) -> Path:
 
 def test_a_caught_mutant_is_shown_with_its_claim(tmp_path: Path) -> None:
     keep(tmp_path, outcomes())
-    text = faults.text(tmp_path)
+    text = faults.text(tmp_path, [CPU])
     assert "1 caught" in text
     assert "| off | swiglu `torch` | scale | `test_swiglu` |" in text
 
 
 def test_a_survivor_is_shown_with_its_reason_or_without(tmp_path: Path) -> None:
     path = keep(tmp_path, outcomes(outcome="survived"))
-    assert "| off | swiglu `torch` | **not known** |" in faults.text(tmp_path)
+    assert "| off | swiglu `torch` | **not known** |" in faults.text(tmp_path, [CPU])
     path.write_text(json.dumps(outcomes(outcome="survived", why="it is the same number")))
-    assert "| off | swiglu `torch` | it is the same number |" in faults.text(tmp_path)
+    assert "| off | swiglu `torch` | it is the same number |" in faults.text(tmp_path, [CPU])
 
 
 def test_a_compiled_fault_that_was_not_planted_is_named(tmp_path: Path) -> None:
@@ -109,9 +113,9 @@ def test_a_compiled_fault_that_was_not_planted_is_named(tmp_path: Path) -> None:
     here = '[[fault]]\nname = "halved"\noperator = "swiglu"\ncolumn = "torch"\n\n'
     elsewhere = '[[fault]]\nname = "doubled"\noperator = "swiglu"\ncolumn = "xformers"\n'
     (tmp_path / "smoke_tests" / mutants.COMPILED).write_text(here + elsewhere)
-    assert "compiled code that were not planted: halved." in faults.text(tmp_path)
+    assert "compiled code that were not planted: halved." in faults.text(tmp_path, [CPU])
     path.write_text(json.dumps(outcomes(name="halved", origin="compiled")))
-    assert "were not planted" not in faults.text(tmp_path)
+    assert "were not planted" not in faults.text(tmp_path, [CPU])
 
 
 def test_what_the_rule_changes_in_training_is_there_with_its_claims() -> None:
@@ -146,7 +150,7 @@ def test_a_mutant_of_training_depends_on_its_own_row_of_the_ruled_code(tmp_path:
 
 def test_claims_that_fail_on_correct_code_are_named(tmp_path: Path) -> None:
     keep(tmp_path, outcomes() | {"failing": ["test_torch.py::test_flash_attention_ran"]})
-    assert "These claims fail without any mutant and so catch none: test_torch.py::" in faults.text(tmp_path)
+    assert "These claims fail without any mutant and so catch none: test_torch.py::" in faults.text(tmp_path, [CPU])
 
 
 def test_a_mutant_depends_on_the_reason_that_it_has_and_on_no_other(tmp_path: Path) -> None:
@@ -206,9 +210,33 @@ def test_a_mutant_whose_claim_or_fault_changed_is_counted(
     made["mutants"][0]["key"] = mutants.Keys(tmp_path).of(made["mutants"][0])
     keep(tmp_path, made | {"commit": "68ebab4"})
     sentence = "For 1 of these 1 mutants, code that decided the outcome has changed since 68ebab4"
-    assert sentence not in faults.text(tmp_path)
+    assert sentence not in faults.text(tmp_path, [CPU])
     (folder / file).write_text(ROOM[file].replace(old, new))
-    assert (sentence in faults.text(tmp_path)) == changed
+    assert (sentence in faults.text(tmp_path, [CPU])) == changed
+
+
+def test_mutants_beside_other_packages_have_changed(tmp_path: Path) -> None:
+    """So they have where the target is gone, and not where GPU architectures were left out."""
+    room_in(tmp_path)
+    made = outcomes(by="test_fused_ops.py::test_swiglu[torch]")
+    made["mutants"][0]["key"] = mutants.Keys(tmp_path).of(made["mutants"][0])
+    path = keep(tmp_path, made | {"commit": "68ebab4"})
+    sentence = "For 1 of these 1 mutants, a pinned input of the target has changed since 68ebab4"
+    assert sentence not in faults.text(tmp_path, [CPU]) and sentence in faults.text(tmp_path, [])
+    path.write_text(json.dumps(made | {"commit": "68ebab4", "stack": "0" * 64}))
+    assert sentence in faults.text(tmp_path, [CPU])
+    whole, fewer = (plan(Catalogue(), "cu12.1-torch2.1", sm) for sm in (None, ["9.0"]))
+    assert len(whole.stacks) == 3 and {whole.stack, fewer.stack} < whole.stacks and fewer.stacks == {fewer.stack}
+
+
+@pytest.mark.parametrize(("until", "changed"), [("2", True), ("99", False)])
+def test_a_mutant_whose_claim_has_left_the_target_has_changed(tmp_path: Path, until: str, changed: bool) -> None:
+    room = room_in(tmp_path)
+    test = f'@proves("Claim.", until="{until}")\ndef test_amax():\n    pass\n'
+    (room / "test_torch.py").write_text(test)
+    run = outcomes(claims=["test_torch.py::test_amax"], by="test_torch.py::test_amax")
+    run["mutants"][0]["key"] = mutants.Keys(tmp_path).of(run["mutants"][0])
+    assert bool(mutants.changed(mutants.Keys(tmp_path), run, CPU)) == changed
 
 
 def test_a_changed_mutant_names_the_commit_at_which_it_was_planted(tmp_path: Path) -> None:
@@ -216,7 +244,7 @@ def test_a_changed_mutant_names_the_commit_at_which_it_was_planted(tmp_path: Pat
     made = outcomes(by="test_fused_ops.py::test_swiglu[torch]")
     made["mutants"][0] |= {"key": "0" * 64, "commit": "7ac1e2d"}
     keep(tmp_path, made | {"commit": "68ebab4", "earlier": {"7ac1e2d": made["hardware"]}})
-    shown = faults.text(tmp_path)
+    shown = faults.text(tmp_path, [CPU])
     assert "has changed since 7ac1e2d" in shown and "68ebab4" not in shown
 
 
@@ -236,9 +264,8 @@ def kept_from_a_record(root: Path, **changes: Any) -> dict[str, Any]:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     made = outcomes(functions=FUNCTIONS, compiled=[], **changes)
-    chosen = plan(Catalogue(), "cpu")
     (root / "outcomes.json").write_text(json.dumps(made))
-    mutants.keep(type(chosen)(root, chosen.target, chosen.pins, chosen.patches, chosen.lock), root / "outcomes.json")
+    mutants.keep(replace(CPU, root=root), root / "outcomes.json")
     (written,) = mutants.committed(root)
     return written
 
@@ -258,11 +285,11 @@ def kept_from_a_record(root: Path, **changes: Any) -> dict[str, Any]:
 def test_a_recorded_mutant_depends_on_what_ran(tmp_path: Path, file: str, old: str, new: str, changed: bool) -> None:
     run = kept_from_a_record(tmp_path, by="test_fused_ops.py::test_swiglu[torch]")
     assert [text.partition(":")[2] for text in run["definitions"]] == ["slope", "outcome_of", "test_swiglu"]
-    assert run["mutants"][0]["functions"] == "0-2" and not mutants.changed(mutants.Keys(tmp_path), run)
+    assert run["mutants"][0]["functions"] == "0-2" and not mutants.changed(mutants.Keys(tmp_path), run, CPU)
     path = tmp_path / "smoke_tests" / file
     assert old in RECORDED[file]
     path.write_text(RECORDED[file].replace(old, new))
-    assert bool(mutants.changed(mutants.Keys(tmp_path), run)) == changed
+    assert bool(mutants.changed(mutants.Keys(tmp_path), run, CPU)) == changed
 
 
 @pytest.mark.parametrize(("outcome", "changed"), [("survived", True), ("left out", True), ("too loud", False)])
@@ -270,7 +297,7 @@ def test_a_new_claim_may_catch_what_was_not_caught(tmp_path: Path, outcome: str,
     run = kept_from_a_record(tmp_path, by="", claims=["test_fused_ops.py"], outcome=outcome)
     path = tmp_path / "smoke_tests" / "test_fused_ops.py"
     path.write_text(RECORDED[path.name] + "\ndef test_of_today():\n    pass\n")
-    assert bool(mutants.changed(mutants.Keys(tmp_path), run)) == changed
+    assert bool(mutants.changed(mutants.Keys(tmp_path), run, CPU)) == changed
 
 
 def test_a_recorded_mutant_that_torch_compiled_depends_on_all_that_it_can_reach(tmp_path: Path) -> None:
@@ -364,9 +391,8 @@ class Again:
 
     def __init__(self, folder: Path) -> None:
         self.room = room_in(folder)
-        chosen = plan(Catalogue(), "cpu")
-        self.plan = type(chosen)(folder, chosen.target, chosen.pins, chosen.patches, chosen.lock)
-        self.run = outcomes() | {"stack": "1", "commit": "68ebab4"}
+        self.plan = replace(CPU, root=folder)
+        self.run = outcomes() | {"commit": "68ebab4"}
         (row,) = self.run["mutants"]
         self.run["mutants"] = [
             {**row, "name": name, "claims": [f"test_fused_ops.py::{test}"], "by": f"test_fused_ops.py::{test}"}
@@ -399,8 +425,8 @@ def test_only_what_has_changed_is_planted_again(tmp_path: Path) -> None:
     assert [row.get("commit") for row in written["mutants"]] == [None, "68ebab4"]
     assert written["earlier"] == {"68ebab4": {"name": "x86-64", "cpu": "CPU"}}
     assert written["clean"] == {**again.run["clean"], "commit": "68ebab4"}
-    assert not mutants.changed(mutants.Keys(tmp_path), written)
-    assert "1 of these 2 mutants were planted at 68ebab4 (CPU)." in faults.text(tmp_path)
+    assert not mutants.changed(mutants.Keys(tmp_path), written, CPU)
+    assert "1 of these 2 mutants were planted at 68ebab4 (CPU)." in faults.text(tmp_path, [CPU])
     again.path.write_text(json.dumps({**written, "commit": "7ac1e2d"}))
     (again.room / "faults.py").write_text(
         ROOM["faults.py"].replace("def off():\n    return 1", "def off():\n    return 2")
@@ -431,7 +457,7 @@ def test_what_is_not_planted_again_keeps_its_record(tmp_path: Path) -> None:
     table = list(written["definitions"])
     named = [[table[number] for number in unpacked(row["functions"])] for row in written["mutants"]]
     assert named == [["test_fused_ops.py:test_swiglu"], ["again.py:slope", "test_fused_ops.py:test_rope"]]
-    assert not mutants.changed(mutants.Keys(tmp_path), written)
+    assert not mutants.changed(mutants.Keys(tmp_path), written, CPU)
 
 
 def test_a_mutant_whose_claim_fails_here_is_planted_again(tmp_path: Path) -> None:
@@ -498,8 +524,8 @@ def test_changes_names_the_mutants_and_records_that_have_changed(
     record.parent.mkdir()
     record.write_text("{}")
     monkeypatch.setattr(records, "commit_of", lambda root: "1234567")
-    records.note(tmp_path, record)
-    facts = SimpleNamespace(root=tmp_path, runs=[], proofs=proofs.inputs(Catalogue()))
+    records.note(replace(CPU, root=tmp_path), record)
+    facts = SimpleNamespace(root=tmp_path, runs=[], plans=[CPU], proofs=proofs.inputs(Catalogue()))
     monkeypatch.setattr(Facts, "of", lambda catalogue: facts)
 
     def listed() -> list[str]:

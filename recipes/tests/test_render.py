@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from recipes.catalogue.load import Catalogue
-from recipes.catalogue.plan import plan
+from recipes.catalogue.plan import Plan, plan
 from recipes.errors import Refusal
 from recipes.pages import ledger, patches, render, tables
 from recipes.prove import evidence, records
@@ -84,9 +84,9 @@ def test_a_number_says_whether_its_program_has_changed() -> None:
 def test_records_are_judged_once_for_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     judged, every = list[Path](), records.every
 
-    def counting(root: Path) -> list[records.Record]:
+    def counting(root: Path, plans: list[Plan]) -> list[records.Record]:
         judged.append(root)
-        return every(root)
+        return every(root, plans)
 
     monkeypatch.setattr(records, "every", counting)
     facts = tables.Facts.of(Catalogue())

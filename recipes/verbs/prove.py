@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 
 from recipes.catalogue import patch
 from recipes.catalogue.load import Catalogue
@@ -77,7 +76,7 @@ def promote(options: argparse.Namespace) -> int:
     """Copy the evidence of the last smoke run into smoke_tests/evidence/, for you to commit, and render the tables."""
     plan = chosen(options)
     if options.record:
-        say(f"recorded {records.note(plan.root, options.record)}")
+        say(f"recorded {records.note(plan, options.record)}")
         return render.write(Catalogue())
     if options.built:
         say(f"promoted {promotion.keep_built(plan, options.folder)}")
@@ -99,8 +98,8 @@ def changes(_: argparse.Namespace) -> int:
             concerned = sorted({row.split("[")[0] for row in rows})
             say(f"    {name}: {len(rows)} rows of {len(concerned)} claims, such as {concerned[0]}")
     _changed_proofs(facts.proofs)
-    _changed_mutants(facts.root)
-    _changed_records(facts.root)
+    _changed_mutants(facts)
+    _changed_records(facts)
     return 0
 
 
@@ -116,19 +115,19 @@ def _changed_proofs(now: proofs.Inputs) -> None:
         say(f"    {part}: {len(names)} of {len(every)} patches, such as {names[0]}")
 
 
-def _changed_mutants(root: Path) -> None:
-    """Count the mutants whose outcome depends on code that has changed since."""
-    keys = planting.Keys(root)
-    for outcomes in planting.committed(root):
+def _changed_mutants(facts: Facts) -> None:
+    """Count the mutants for which code that decided the outcome, or a pinned input of the target, has changed since."""
+    keys, plans = planting.Keys(facts.root), {plan.target.name: plan for plan in facts.plans}
+    for outcomes in planting.committed(facts.root):
         name = f"mutants/{outcomes['target']}--{outcomes['hardware']['name']}"
-        changed = [str(row["name"]) for row in planting.changed(keys, outcomes)]
+        changed = [str(row["name"]) for row in planting.changed(keys, outcomes, plans.get(outcomes["target"]))]
         concerned = f"{len(changed)} of {len(outcomes['mutants'])} mutants, such as {changed[0]}" if changed else ""
         say(f"{name}, since {outcomes.get('commit') or 'no commit'}: {concerned or 'nothing changed'}")
 
 
-def _changed_records(root: Path) -> None:
-    """Say which numbers and training records have changed since they were recorded, or their program has."""
-    for record, share in records.counted(records.every(root)):
+def _changed_records(facts: Facts) -> None:
+    """Say which numbers and training records have changed since they were recorded, or their program or stack has."""
+    for record, share in records.counted(records.every(facts.root, facts.plans)):
         part = f"program {record.program}" if record.changed == "program" else record.changed
         state = f"the {part} has changed" if part else "nothing changed"
         say(f"{record.file}{f', {share}' if share else ''}, since {record.commit or 'no commit'}: {state}")
