@@ -182,11 +182,11 @@ def _refuse_unknown_arms(statement: Statement, arms: set[str], words: set[str]) 
             )
 
 
-def trainings(root: Path) -> Iterator[tuple[str, str, str, str, dict[str, Any]]]:
-    """The reports of smoke_tests/training/parity.py: target, machine, model, path of the curves, and the report."""
+def trainings(root: Path) -> Iterator[tuple[str, str, str, Path, dict[str, Any]]]:
+    """The reports of smoke_tests/training/parity.py: target, machine, model, path without suffix, and report."""
     for path in sorted((root / "smoke_tests" / "evidence" / "training").glob("*--*--*.json")):
         target, machine, model = path.stem.split("--")
-        place = path.relative_to(root).as_posix().removesuffix(".json")
+        place = path.relative_to(root).with_suffix("")
         yield target, machine, model, place, read_json(path)
 
 

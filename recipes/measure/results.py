@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -116,21 +116,17 @@ def newest_committed(root: Path) -> Path:
     return newest[0]
 
 
-def measured_runs(root: Path) -> dict[str, str]:
-    """The runs of recipes/runs.toml that were measured unchanged: name -> the fastest by precision, on which GPUs."""
-    speeds_by_run: dict[str, str] = {}
-    for path in committed(root):
-        for row in of(read(path)[1], "scaling/"):
-            as_described = [arm for arm in valid(row).values() if not arm["recomputed"] and not arm["more"]]
-            for name in dict.fromkeys(arm["run"] for arm in as_described):
-                speeds: dict[str, float] = {}
-                for arm in as_described:
-                    if arm["run"] == name:
-                        speeds[arm["precision"]] = max(speeds.get(arm["precision"], 0.0), arm["tokens_per_second"])
-                listed = ", ".join(f"{precision} {speed:,.0f}" for precision, speed in speeds.items())
-                where = f"{listed}: {row['facts']['gpus']} × {row['run']['machine']['name']}"
-                speeds_by_run[name] = f"{speeds_by_run[name]}; {where}" if name in speeds_by_run else where
-    return speeds_by_run
+def measured_runs(cells: Iterable[Row]) -> Iterator[tuple[str, str, str]]:
+    """The runs of recipes/runs.toml that were measured unchanged: cell, name, fastest speeds by precision, GPUs."""
+    for row in of(cells, "scaling/"):
+        as_described = [arm for arm in valid(row).values() if not arm["recomputed"] and not arm["more"]]
+        for name in dict.fromkeys(arm["run"] for arm in as_described):
+            speeds: dict[str, float] = {}
+            for arm in as_described:
+                if arm["run"] == name:
+                    speeds[arm["precision"]] = max(speeds.get(arm["precision"], 0.0), arm["tokens_per_second"])
+            listed = ", ".join(f"{precision} {speed:,.0f}" for precision, speed in speeds.items())
+            yield row["key"], name, f"{listed}: {row['facts']['gpus']} × {row['run']['machine']['name']}"
 
 
 def valid(row: Mapping[str, Any]) -> dict[str, Row]:

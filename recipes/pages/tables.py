@@ -5,6 +5,7 @@ A block holds links from the repository's root; markdown.filled makes them relat
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,6 +57,14 @@ class Facts:
         """The committed records of programs."""
         return records.every(self.root, self.plans)
 
+    def record_of(self, file: str, shard: str = "") -> records.Record:
+        """The record of a file of smoke_tests/evidence/, or of one run in a file of bench's rows."""
+        return self._record_by_place[file, shard]
+
+    @cached_property
+    def _record_by_place(self) -> dict[tuple[str, str], records.Record]:
+        return {(record.file, record.shard): record for record in self.written}
+
     def states(self, plan: Plan, run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, int]:
         """How many of these rows of a run are in each state, for the architectures that the run was built for."""
         return evidence.counted(self._state_by_row[plan.target.name, run["log_sha256"], row["id"]] for row in rows)
@@ -80,9 +89,10 @@ def trainings(facts: Facts) -> str:
             for name, arm in arms.items()
         ]
         table = markdown.table("run|compared with|loss above it, nats per token, by seed|over all seeds (95 %)", rows)
+        state = _state_of_record(facts.record_of(f"training/{place.name}.json"))
         sections += [
             f"### {model}: `{target}` on {machine}",
-            f"[Curves of every run]({place}.jsonl)",
+            f"[Curves of every run]({place}.jsonl); {state}.",
             *([table] if rows else []),
             *_on_held_out(report),
             f"![Loss of {model}]({place}.svg)",
@@ -255,16 +265,14 @@ HEADLINES = (  # README's numbers: a file of rows, a cell and an arm in it, and 
 def headlines(facts: Facts) -> str:
     """README's numbers: five of the goals of `bench`, on the newest stack, and when each was measured."""
     answers: dict[tuple[str, str, str], tuple[str, str]] = {}
-    made = {(record.file, record.shard): record for record in facts.written}
     for stem in dict.fromkeys(stem for stem, *_ in HEADLINES):
         path = results.committed_path(facts.root, *stem.split("--"))
         cells = read(path)[1] if path.exists() else []
-        shards = {row["key"]: row["shard"] for row in cells}
+        when = _when(facts, path, cells)
         for goal in answered(cells) if cells else []:
             if goal["key"]:
-                shard = shards[goal["key"]]
-                measured = _measured(_day(shard), made[f"bench/{path.name}", shard])
-                answers.setdefault((stem, goal["key"], goal["arm"]), (goal["found"], measured))  # time before memory
+                answer = goal["found"], when[goal["key"]]
+                answers.setdefault((stem, goal["key"], goal["arm"]), answer)  # time before memory
     rows = []
     for stem, cell, arm, label in HEADLINES:
         number, measured = answers.get((stem, cell, arm), ("not measured", ""))
@@ -279,13 +287,22 @@ def _day(shard: str) -> str:
     return f"{shard[:4]}-{shard[4:6]}-{shard[6:8]}"
 
 
+def _when(facts: Facts, path: Path, cells: list[dict[str, Any]]) -> dict[str, str]:
+    """When each cell of a file of bench's rows was measured, by its key, and what has changed since."""
+    file = f"bench/{path.name}"
+    return {row["key"]: _measured(_day(row["shard"]), facts.record_of(file, row["shard"])) for row in cells}
+
+
 def _measured(day: str, record: records.Record) -> str:
-    """When a number was measured, at which commit, and whether its program or its record has changed since."""
+    """When a number was measured, and at which commit or what has changed since."""
+    return f"{day}{'; ' if record.commit and record.changed else ', '}{_state_of_record(record)}"
+
+
+def _state_of_record(record: records.Record) -> str:
+    """At which commit a program ran, or what has changed since: the program, the pinned inputs, or the record."""
     if not record.commit:
-        return f"{day}, at an unknown commit"
-    if record.changed:
-        return f"{day}; {record.changed} changed{since(record.commit)}"
-    return f"{day}, at {record.commit[:7]}"
+        return "at an unknown commit"
+    return f"{record.changed} changed{since(record.commit)}" if record.changed else f"at {record.commit[:7]}"
 
 
 def matrix(facts: Facts) -> str:
@@ -423,15 +440,28 @@ def ids_by_answer(facts: Facts) -> dict[str, list[str]]:
 
 def described_speeds(facts: Facts) -> str:
     """The runs on several GPUs: what each is, how many GPUs it is meant for, and the speeds measured so far."""
-    measured, rows = results.measured_runs(facts.root), []
+    measured, rows = _speeds(facts), []
     for run in runs.load(facts.root).values():
         degrees = {"tensor": run.tensor, "pipeline": run.pipeline, "sharded": run.replicas}
         layout = ", ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
         shape = f"{run.shape}, {run.batch} sequences of {run.length:,}"
         if run.seeds:
-            where = measured.get(run.name, "not measured" if run.shape in runs.MEASURED else "needs more GPUs")
+            where = "; ".join(measured[run.name]) or (
+                "not measured" if run.shape in runs.MEASURED else "needs more GPUs"
+            )
             rows.append([f"`{run.name}`", shape, layout, f"{run.hosts} × {run.gpus}", where])
     return markdown.table("run|shape, batch|layout|hosts × GPUs|tokens per second and GPU, where measured", rows)
+
+
+def _speeds(facts: Facts) -> dict[str, list[str]]:
+    """The speeds of each run on several GPUs that was measured, by its name, and when."""
+    speeds = collections.defaultdict[str, list[str]](list)
+    for path in committed(facts.root):
+        cells = read(path)[1]
+        when = _when(facts, path, cells)
+        for cell, name, speed in results.measured_runs(cells):
+            speeds[name].append(f"{speed} ({when[cell]})")
+    return speeds
 
 
 def records_table(facts: Facts) -> str:
@@ -467,14 +497,14 @@ def goals_reached(facts: Facts) -> str:
         place = path.relative_to(root)
         parts.append(f"## `{runs[0]['target']}` on {runs[0]['machine']['name']}\n\n[All rows]({place})")
         missing = {row["key"] for row in cells if row.get("unfinished")}  # unfinished in some of its arms
-        header = "| Goal | At least | Measured (95 %, samples) | Arm | Cell | Of all alike |"
-        lines = [header, "|---|---|---|---|---|---|"]
-        goals = answered(cells)
+        header = "| Goal | At least | Measured (95 %, samples) | Arm | Cell | Of all alike | When |"
+        lines = [header, "|---|---|---|---|---|---|---|"]
+        goals, when = answered(cells), _when(facts, path, cells)
         for goal in goals:
             if goal["key"]:
                 unfinished = ", unfinished" if goal["key"] in missing else ""
                 by = f"{goal['found']} | {goal['arm']} | `{goal['key']}`{unfinished} | {goal['grid']}"
-                lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} |")
+                lines.append(f"| {goal['goal']} | {goal['least']:g} | {by} | {when[goal['key']]} |")
         parts.append("\n".join(lines))
         parts += [f"Not measured: {goal['goal']} ({goal['arm']})." for goal in goals if not goal["key"]]
         parts += [

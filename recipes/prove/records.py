@@ -1,4 +1,4 @@
-"""Records: files in smoke_tests/evidence/ that programs wrote, and whether a file or its program has changed."""
+"""Records: files in smoke_tests/evidence/ that programs wrote, and whether something has changed since."""
 
 from __future__ import annotations
 

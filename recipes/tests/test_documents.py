@@ -17,7 +17,7 @@ from recipes.files import ROOT
 from recipes.measure import documents, results
 from recipes.measure.documents import Statement
 from recipes.pages import tables
-from recipes.prove import proofs
+from recipes.prove import proofs, records
 from recipes.tests.conftest import Checkout
 from recipes.tests.rows import SHARD, arm, fast, row
 
@@ -85,7 +85,9 @@ def test_trainings_have_a_verdict_from_five_seeds_on_and_their_numbers_before(tm
     )
     elsewhere = Statement(seeds=["C06"], says="it diverges", parity="e8m3", models=["hare-*"])
     assert list(documents._compared(tmp_path, elsewhere)) == []
-    facts = SimpleNamespace(root=tmp_path)
+    record = records.Record("training/cpu--x86-64--tiny.json", "training/parity.py", "306aec5f0670", changed="stack")
+    facts = SimpleNamespace(root=tmp_path, record_of={record.file: record}.__getitem__)
+    assert "tiny.jsonl); stack changed since 306aec5 (" in tables.trainings(facts)  # type: ignore[arg-type]
     lines = [line for line in tables.trainings(facts).splitlines() if line.startswith("| `")]  # type: ignore[arg-type]
     assert [line.split(" | ") for line in lines] == [
         ["| `e8m3`", "`bf16`", "+0.2500, -0.5000", "no verdict: too few seeds |"],
