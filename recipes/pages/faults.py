@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from recipes.catalogue.plan import Plan
@@ -11,10 +11,10 @@ from recipes.pages.markdown import table
 from recipes.prove.mutants import COUNTED, Keys, Row, changed, committed, has_other_packages
 
 
-def text(root: Path, plans: Iterable[Plan]) -> str:
-    """The text about every run; `plans` are those of all targets."""
-    keys, by_target = Keys(root), {plan.target.name: plan for plan in plans}
-    sections = [_sections(keys, outcomes, by_target.get(outcomes["target"])) for outcomes in committed(root)]
+def text(root: Path, plans: Mapping[str, Plan]) -> str:
+    """The text about every run; `plans` are those of all targets, by name."""
+    keys = Keys(root)
+    sections = [_sections(keys, outcomes, plans.get(outcomes["target"])) for outcomes in committed(root)]
     return "\n\n".join("\n\n".join(parts) for parts in sections) or "None yet."
 
 

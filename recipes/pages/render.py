@@ -29,7 +29,7 @@ PAGES: dict[str, dict[str, Callable[[Facts], str]]] = {
     "docs/status/numbers.md": {"bench": tables.goals_reached},
     "docs/status/several-gpus.md": {"runs": tables.described_speeds},
     "docs/status/training.md": {"parity": tables.trainings},
-    "docs/status/mutants.md": {"mutants": lambda facts: faults.text(facts.root, facts.plans)},
+    "docs/status/mutants.md": {"mutants": lambda facts: faults.text(facts.root, facts.plan_of)},
     "docs/status/documents.md": {
         "documents": tables.answered_documents,
         "answers": ledger.claims,

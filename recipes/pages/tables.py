@@ -53,9 +53,14 @@ class Facts:
         return self.catalogue.root
 
     @cached_property
+    def plan_of(self) -> dict[str, Plan]:
+        """Every plan, by the name of its target."""
+        return {plan.target.name: plan for plan in self.plans}
+
+    @cached_property
     def written(self) -> list[records.Record]:
         """The committed records of programs."""
-        return records.every(self.root, self.plans)
+        return records.every(self.root, self.plan_of)
 
     def record_of(self, file: str, shard: str = "") -> records.Record:
         """The record of a file of smoke_tests/evidence/, or of one run in a file of bench's rows."""

@@ -112,6 +112,11 @@ class Room:
                     claims[f"{file}::{node.name}"] = _claim(f"{file}::{node.name}", node, mark)
         return claims
 
+    def leaves_out(self, identity: str, plan: Plan) -> bool:
+        """Whether a claim, or a row of one, is not about the target's version of its package; not so if it is gone."""
+        claim = self.claims.get(identity.split("[")[0])
+        return claim is not None and claim.leaves_out(plan)
+
     def test(self, identity: str) -> Place | None:
         """The definition of the test that makes a claim, for any of its rows; None if it is gone."""
         file, _, name = identity.split("[")[0].partition("::")

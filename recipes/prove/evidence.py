@@ -227,15 +227,9 @@ def states(plan: Plan, room: Room, run: Mapping[str, Any], rows: list[Row]) -> l
         return [(row, CHANGED) for row in rows]
     keys = zip(rows, room.keys_of(run, rows), strict=True)
     return [
-        (row, CHANGED if key != row["key"] or _is_left_out(plan, room, row) else str(row["outcome"]))
+        (row, CHANGED if key != row["key"] or room.leaves_out(row["id"], plan) else str(row["outcome"]))
         for row, key in keys
     ]
-
-
-def _is_left_out(plan: Plan, room: Room, row: Row) -> bool:
-    """Whether the claim of a row is not about the target's version of its package."""
-    claim = room.claims.get(row["id"].split("[")[0])
-    return claim is not None and claim.leaves_out(plan)
 
 
 def counted(words: Iterable[str]) -> dict[str, int]:
@@ -255,7 +249,9 @@ def changes(plan: Plan, room: Room, run: Mapping[str, Any]) -> dict[str, list[st
         names = (
             [f"{file}:{name}" for file, name in room.code.changed(of_row(table, row["ran"]))] if not whole else [whole]
         )
-        else_changed = "the versions that it is about" if _is_left_out(plan, room, row) else "what its names stand for"
+        else_changed = (
+            "the versions that it is about" if room.leaves_out(row["id"], plan) else "what its names stand for"
+        )
         for name in names or [else_changed]:
             concerned.setdefault(name, []).append(row["id"])
     return concerned

@@ -28,7 +28,7 @@ from recipes.make import audit, environment
 from recipes.make.build import Builder
 from recipes.make.environment import Wheel
 from recipes.prove import evidence, smoke
-from recipes.prove.claims import HARNESS, OUTSIDE, Claim, Room, of_row, table_of
+from recipes.prove.claims import HARNESS, OUTSIDE, Room, of_row, table_of
 from recipes.prove.definitions import Code, Recorded, packed
 from recipes.prove.parsing import Place
 
@@ -277,7 +277,7 @@ class Keys:
         self._code, self._with_reasons = Code(folder, HARNESS, (*outside, REASONS)), Code(folder, HARNESS, outside)
         self._planting = Planting.of(self._code)
         self._planter = frozenset(place for place in self._code.definitions if place[0] == PLANTER)
-        self._folder = folder
+        self._room = Room(root)
 
     def place(self, text: str) -> Place | None:
         """The definition of a function that ran, which the recorder calls FILE:QUALIFIED.NAME."""
@@ -334,8 +334,7 @@ class Keys:
         """Whether no claim that decided a mutant is about the target's version of its package any more."""
         if row["outcome"] not in COUNTED:
             return False
-        claims = [self._claims.get(claim.split("[")[0]) for claim in ([row["by"]] if row["by"] else row["claims"])]
-        return all(claim and claim.leaves_out(plan) for claim in claims)
+        return all(self._room.leaves_out(claim, plan) for claim in ([row["by"]] if row["by"] else row["claims"]))
 
     def not_planted(self, outcomes: Row) -> list[str]:
         """The faults of compiled code in implementations that the run's target has, which the run did not plant."""
@@ -345,20 +344,15 @@ class Keys:
         return [str(fault["name"]) for fault in faults if fault["name"] not in planted]
 
     @functools.cached_property
-    def _claims(self) -> dict[str, Claim]:
-        """Every claim, by id."""
-        return Room(self._folder.parent).claims
-
-    @functools.cached_property
     def _judges(self) -> dict[str, list[str]]:
         """The claims that judge each function of training, by module and name."""
-        listed = json.loads((self._folder / RULED).read_text(encoding="utf-8"))
+        listed = json.loads((self._room.folder / RULED).read_text(encoding="utf-8"))
         return {f"{row['module']}.{name}": row["claims"] for row in listed for name in row["names"]}
 
     @functools.cached_property
     def _compiled(self) -> list[Row]:
         """The faults that are compiled into packages."""
-        return list(read_toml(self._folder / COMPILED)["fault"])
+        return list(read_toml(self._room.folder / COMPILED)["fault"])
 
     @functools.cache  # noqa: B019  # as long as the verb
     def _key_by_reach(self, roots: frozenset[Place], reasons: frozenset[Place]) -> str:

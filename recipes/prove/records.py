@@ -72,13 +72,12 @@ def note(plan: Plan, path: Path) -> str:
     return name
 
 
-def every(root: Path, plans: Iterable[Plan]) -> list[Record]:
-    """Every committed record. `plans` are those of all targets.
+def every(root: Path, plans: Mapping[str, Plan]) -> list[Record]:
+    """Every committed record. `plans` are those of all targets, by name.
 
     A record without a known commit, without hashes or without a known stack counts as changed.
     """
     folder, noted = root / "smoke_tests" / "evidence", _noted(root)
-    by_target = {plan.target.name: plan for plan in plans}
     key_of = functools.cache(functools.partial(_key_of_program, Room(root).code))
 
     def what_changed(program: str, made: Mapping[str, Any], part: Mapping[str, Any]) -> str:
@@ -87,7 +86,7 @@ def every(root: Path, plans: Iterable[Plan]) -> list[Record]:
         if made["key"] != key_of(program):
             return "program"
         ran_in = {**made, **part}
-        plan = by_target.get(ran_in.get("target", ""))
+        plan = plans.get(ran_in.get("target", ""))
         return "" if plan and ran_in["stack"] in plan.stacks else "stack"
 
     records = []

@@ -530,7 +530,7 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("{}")
     cu = target_in(tmp_path)
-    assert [(noted.commit, noted.changed) for noted in records.every(tmp_path, [cu])] == [("", "record")]
+    assert [(noted.commit, noted.changed) for noted in records.every(tmp_path, {"cu": cu})] == [("", "record")]
     with pytest.raises(Refusal, match="tests that are not committed: commit smoke_tests/, and record it again"):
         records.note(cu, path)
     committed(tmp_path)
@@ -543,12 +543,12 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
         records.note(cu, of_another)
     of_another.unlink()
     assert records.note(cu, path) == "training/cu--H200--tiny.json"
-    (noted,) = records.every(tmp_path, [cu])
+    (noted,) = records.every(tmp_path, {"cu": cu})
     assert (noted.commit, noted.changed, noted.program) == (smoke.commit_of(tmp_path), "", "training/parity.py")
-    for plans in ([], [target_in(tmp_path, stack="2")]):
+    for plans in ({}, {"cu": target_in(tmp_path, stack="2")}):
         assert [noted.changed for noted in records.every(tmp_path, plans)] == ["stack"]
     path.write_text('{"end": 1.5}')
-    assert [noted.changed for noted in records.every(tmp_path, [cu])] == ["record"]
+    assert [noted.changed for noted in records.every(tmp_path, {"cu": cu})] == ["record"]
     path.write_text("{}")
     program = room / "training" / "pretrain.py"
     edits = (
@@ -557,7 +557,7 @@ def test_a_record_names_the_commit_of_its_program(tmp_path: Path) -> None:
     )
     for old, new, changed in edits:
         program.write_text(program.read_text().replace(old, new))
-        assert [noted.changed for noted in records.every(tmp_path, [cu])] == [changed]
+        assert [noted.changed for noted in records.every(tmp_path, {"cu": cu})] == [changed]
 
 
 def test_each_run_in_a_file_of_rows_names_the_commit_of_its_program(tmp_path: Path) -> None:
@@ -577,7 +577,7 @@ def test_each_run_in_a_file_of_rows_names_the_commit_of_its_program(tmp_path: Pa
         committed(tmp_path)
         commits.append(smoke.commit_of(tmp_path))
         records.note(cu, path)
-    noted = records.every(tmp_path, [cu])
+    noted = records.every(tmp_path, {"cu": cu})
     assert [(each.shard, each.commit, each.changed) for each in noted] == [
         ("first", commits[0], "program"),
         ("second", commits[1], "stack"),
@@ -587,15 +587,15 @@ def test_each_run_in_a_file_of_rows_names_the_commit_of_its_program(tmp_path: Pa
     assert records.counted(noted[1:2]) == [(dataclasses.replace(noted[1], shard=""), "")]
     rows = path.read_text().splitlines(keepends=True)
     path.write_text("".join(rows[:4] + rows[5:]))  # a cell that was measured again stands in a later run alone
-    assert records.every(tmp_path, [cu]) == noted
+    assert records.every(tmp_path, {"cu": cu}) == noted
     path.write_text("".join([*rows[:4], rows[4].replace("1.5", "1.4"), *rows[5:]]))
     for _ in range(2):
-        assert [each.changed for each in records.every(tmp_path, [cu])] == ["program", "record", ""]
+        assert [each.changed for each in records.every(tmp_path, {"cu": cu})] == ["program", "record", ""]
         records.note(cu, path)  # does not take it for measured by the program of that run
     for damaged in ("{", "[]", "{}", '{"key": "shard"}'):
         path.write_text(f"{damaged}\n")
         with pytest.raises(Refusal, match=r"H200\.jsonl does not hold bench's rows .*: promote the rows again"):
-            records.every(tmp_path, [cu])
+            records.every(tmp_path, {"cu": cu})
 
 
 @pytest.mark.parametrize(

@@ -96,16 +96,16 @@ def keep(root: Path, run: dict[str, Any]) -> Path:
 
 def test_a_caught_mutant_is_shown_with_its_claim(tmp_path: Path) -> None:
     keep(tmp_path, outcomes())
-    text = faults.text(tmp_path, [CPU])
+    text = faults.text(tmp_path, {"cpu": CPU})
     assert "1 caught" in text
     assert "| off | swiglu `torch` | scale | `test_swiglu` |" in text
 
 
 def test_a_survivor_is_shown_with_its_reason_or_without(tmp_path: Path) -> None:
     path = keep(tmp_path, outcomes(outcome="survived"))
-    assert "| off | swiglu `torch` | **not known** |" in faults.text(tmp_path, [CPU])
+    assert "| off | swiglu `torch` | **not known** |" in faults.text(tmp_path, {"cpu": CPU})
     path.write_text(json.dumps(outcomes(outcome="survived", why="it is the same number")))
-    assert "| off | swiglu `torch` | it is the same number |" in faults.text(tmp_path, [CPU])
+    assert "| off | swiglu `torch` | it is the same number |" in faults.text(tmp_path, {"cpu": CPU})
 
 
 def test_a_compiled_fault_that_was_not_planted_is_named(tmp_path: Path) -> None:
@@ -113,9 +113,9 @@ def test_a_compiled_fault_that_was_not_planted_is_named(tmp_path: Path) -> None:
     here = '[[fault]]\nname = "halved"\noperator = "swiglu"\ncolumn = "torch"\n\n'
     elsewhere = '[[fault]]\nname = "doubled"\noperator = "swiglu"\ncolumn = "xformers"\n'
     (tmp_path / "smoke_tests" / mutants.COMPILED).write_text(here + elsewhere)
-    assert "compiled code that were not planted: halved." in faults.text(tmp_path, [CPU])
+    assert "compiled code that were not planted: halved." in faults.text(tmp_path, {"cpu": CPU})
     path.write_text(json.dumps(outcomes(name="halved", origin="compiled")))
-    assert "were not planted" not in faults.text(tmp_path, [CPU])
+    assert "were not planted" not in faults.text(tmp_path, {"cpu": CPU})
 
 
 def test_what_the_rule_changes_in_training_is_there_with_its_claims() -> None:
@@ -150,7 +150,9 @@ def test_a_mutant_of_training_depends_on_its_own_row_of_the_ruled_code(tmp_path:
 
 def test_claims_that_fail_on_correct_code_are_named(tmp_path: Path) -> None:
     keep(tmp_path, outcomes() | {"failing": ["test_torch.py::test_flash_attention_ran"]})
-    assert "These claims fail without any mutant and so catch none: test_torch.py::" in faults.text(tmp_path, [CPU])
+    assert "These claims fail without any mutant and so catch none: test_torch.py::" in faults.text(
+        tmp_path, {"cpu": CPU}
+    )
 
 
 def test_a_mutant_depends_on_the_reason_that_it_has_and_on_no_other(tmp_path: Path) -> None:
@@ -210,9 +212,9 @@ def test_a_mutant_whose_claim_or_fault_changed_is_counted(
     made["mutants"][0]["key"] = mutants.Keys(tmp_path).of(made["mutants"][0])
     keep(tmp_path, made | {"commit": "68ebab4"})
     sentence = "For 1 of these 1 mutants, code that decided the outcome has changed since 68ebab4"
-    assert sentence not in faults.text(tmp_path, [CPU])
+    assert sentence not in faults.text(tmp_path, {"cpu": CPU})
     (folder / file).write_text(ROOM[file].replace(old, new))
-    assert (sentence in faults.text(tmp_path, [CPU])) == changed
+    assert (sentence in faults.text(tmp_path, {"cpu": CPU})) == changed
 
 
 def test_mutants_beside_other_packages_have_changed(tmp_path: Path) -> None:
@@ -222,9 +224,9 @@ def test_mutants_beside_other_packages_have_changed(tmp_path: Path) -> None:
     made["mutants"][0]["key"] = mutants.Keys(tmp_path).of(made["mutants"][0])
     path = keep(tmp_path, made | {"commit": "68ebab4"})
     sentence = "For 1 of these 1 mutants, a pinned input of the target has changed since 68ebab4"
-    assert sentence not in faults.text(tmp_path, [CPU]) and sentence in faults.text(tmp_path, [])
+    assert sentence not in faults.text(tmp_path, {"cpu": CPU}) and sentence in faults.text(tmp_path, {})
     path.write_text(json.dumps(made | {"commit": "68ebab4", "stack": "0" * 64}))
-    assert sentence in faults.text(tmp_path, [CPU])
+    assert sentence in faults.text(tmp_path, {"cpu": CPU})
     whole, fewer = (plan(Catalogue(), "cu12.1-torch2.1", sm) for sm in (None, ["9.0"]))
     assert len(whole.stacks) == 3 and {whole.stack, fewer.stack} < whole.stacks and fewer.stacks == {fewer.stack}
 
@@ -244,7 +246,7 @@ def test_a_changed_mutant_names_the_commit_at_which_it_was_planted(tmp_path: Pat
     made = outcomes(by="test_fused_ops.py::test_swiglu[torch]")
     made["mutants"][0] |= {"key": "0" * 64, "commit": "7ac1e2d"}
     keep(tmp_path, made | {"commit": "68ebab4", "earlier": {"7ac1e2d": made["hardware"]}})
-    shown = faults.text(tmp_path, [CPU])
+    shown = faults.text(tmp_path, {"cpu": CPU})
     assert "has changed since 7ac1e2d" in shown and "68ebab4" not in shown
 
 
@@ -426,7 +428,7 @@ def test_only_what_has_changed_is_planted_again(tmp_path: Path) -> None:
     assert written["earlier"] == {"68ebab4": {"name": "x86-64", "cpu": "CPU"}}
     assert written["clean"] == {**again.run["clean"], "commit": "68ebab4"}
     assert not mutants.changed(mutants.Keys(tmp_path), written, CPU)
-    assert "1 of these 2 mutants were planted at 68ebab4 (CPU)." in faults.text(tmp_path, [CPU])
+    assert "1 of these 2 mutants were planted at 68ebab4 (CPU)." in faults.text(tmp_path, {"cpu": CPU})
     again.path.write_text(json.dumps({**written, "commit": "7ac1e2d"}))
     (again.room / "faults.py").write_text(
         ROOM["faults.py"].replace("def off():\n    return 1", "def off():\n    return 2")
@@ -525,7 +527,7 @@ def test_changes_names_the_mutants_and_records_that_have_changed(
     record.write_text("{}")
     monkeypatch.setattr(records, "commit_of", lambda root: "1234567")
     records.note(replace(CPU, root=tmp_path), record)
-    facts = SimpleNamespace(root=tmp_path, runs=[], plans=[CPU], proofs=proofs.inputs(Catalogue()))
+    facts = SimpleNamespace(root=tmp_path, runs=[], plan_of={"cpu": CPU}, proofs=proofs.inputs(Catalogue()))
     monkeypatch.setattr(Facts, "of", lambda catalogue: facts)
 
     def listed() -> list[str]:

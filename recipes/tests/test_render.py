@@ -84,7 +84,7 @@ def test_a_number_says_whether_its_program_has_changed() -> None:
 def test_records_are_judged_once_for_all_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     judged, every = list[Path](), records.every
 
-    def counting(root: Path, plans: list[Plan]) -> list[records.Record]:
+    def counting(root: Path, plans: dict[str, Plan]) -> list[records.Record]:
         judged.append(root)
         return every(root, plans)
 

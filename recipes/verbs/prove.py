@@ -117,17 +117,17 @@ def _changed_proofs(now: proofs.Inputs) -> None:
 
 def _changed_mutants(facts: Facts) -> None:
     """Count the mutants for which code that decided the outcome, or a pinned input of the target, has changed since."""
-    keys, plans = planting.Keys(facts.root), {plan.target.name: plan for plan in facts.plans}
+    keys = planting.Keys(facts.root)
     for outcomes in planting.committed(facts.root):
         name = f"mutants/{outcomes['target']}--{outcomes['hardware']['name']}"
-        changed = [str(row["name"]) for row in planting.changed(keys, outcomes, plans.get(outcomes["target"]))]
+        changed = [str(row["name"]) for row in planting.changed(keys, outcomes, facts.plan_of.get(outcomes["target"]))]
         concerned = f"{len(changed)} of {len(outcomes['mutants'])} mutants, such as {changed[0]}" if changed else ""
         say(f"{name}, since {outcomes.get('commit') or 'no commit'}: {concerned or 'nothing changed'}")
 
 
 def _changed_records(facts: Facts) -> None:
     """Say which numbers and training records have changed since they were recorded, or their program or stack has."""
-    for record, share in records.counted(records.every(facts.root, facts.plans)):
+    for record, share in records.counted(records.every(facts.root, facts.plan_of)):
         part = f"program {record.program}" if record.changed == "program" else record.changed
         state = f"the {part} has changed" if part else "nothing changed"
         say(f"{record.file}{f', {share}' if share else ''}, since {record.commit or 'no commit'}: {state}")
