@@ -144,7 +144,7 @@ def wheels(session, target):
 
 @verb()
 def claims(session):
-    """Make the wheel fusebox-claims in build/claims/wheels: it proves an environment that Fusebox did not build."""
+    """Make the wheel fusebox-claims, which proves an environment that Fusebox did not build: -- [--key KEY]."""
     recipes(session, "claims", *session.posargs)
 
 

@@ -11,6 +11,7 @@ import base64
 import json
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -138,8 +139,10 @@ def _provenance(
     predicate = next((predicate for kind, predicate in signed if kind == statements.PROVENANCE), None)
     if predicate is None:
         raise Refusal(f"{wheel.name} has no provenance ({statements.PROVENANCE}); sign it again with `nox -s wheels`.")
-    parameters = predicate["buildDefinition"]["externalParameters"]
-    target, sm = parameters["target"], parameters.get("sm")
+    definition = predicate["buildDefinition"]
+    if definition["buildType"] == statements.CLAIMS_BUILD:
+        return origin(predicate, "", commit, partial(statements.claims_inputs, catalogue.root))
+    target, sm = definition["externalParameters"]["target"], definition["externalParameters"].get("sm")
     return origin(predicate, target, commit, lambda sha: statements.inputs(plan(catalogue, target, sm), sha))
 
 

@@ -36,8 +36,9 @@ TESTS = "https://in-toto.io/attestation/test-result/v0.1"
 ATTRIBUTES = "https://in-toto.io/attestation/scai/v0.3"
 STATEMENT = "https://in-toto.io/Statement/v1"
 VEX = "https://openvex.dev/ns/v0.2.0"
-# What externalParameters mean: the target, for a wheel also its package, and the GPU architectures if not all.
-IMAGE_BUILD, WHEEL_BUILD = "fusebox/publish/v1", "fusebox/wheels/v1"
+# What externalParameters mean: the target (of the wheel of the claims, none), for a wheel also its package, and the GPU
+# architectures if not all.
+IMAGE_BUILD, WHEEL_BUILD, CLAIMS_BUILD = "fusebox/publish/v1", "fusebox/wheels/v1", "fusebox/claims/v1"
 # Runs in an image: lists its distributions, its Debian packages and the name of its system.
 _LIST = r"""
 import importlib.metadata as metadata, json, re, subprocess
@@ -149,7 +150,7 @@ def materials(
 
 def inputs(plan: Plan, commit: str) -> list[dict[str, Any]]:
     """What an environment is built from, each by its digest: what the lock and the recipes of a checkout pin."""
-    pinned = [{"uri": "git+fusebox", "digest": {"gitCommit": commit}}]
+    pinned = claims_inputs(plan.root, commit)
     locked = [*plan.locked.artifacts, *(plan.toolkit.artifacts if plan.toolkit else ())]
     pinned += [
         {"uri": f"pkg:pypi/{artifact.name}@{artifact.version}", "digest": {"sha256": artifact.sha256}}
@@ -160,7 +161,13 @@ def inputs(plan: Plan, commit: str) -> list[dict[str, Any]]:
         if artifact:
             pinned.append({"uri": f"pkg:pypi/{pin.name}@{pin.release.version}", "digest": {"sha256": artifact.sha256}})
         pinned += _repositories(pin.release)
-    return [*pinned, *_locks(plan.root, [plan.root / "recipes" / "lock" / "tool.txt"])]
+    return pinned
+
+
+def claims_inputs(root: Path, commit: str) -> list[dict[str, Any]]:
+    """What the wheel of the claims is built from, each by its digest: a commit, and the lock that pins uv."""
+    checkout = {"uri": "git+fusebox", "digest": {"gitCommit": commit}}
+    return [checkout, *_locks(root, [root / "recipes" / "lock" / "tool.txt"])]
 
 
 def _locks(root: Path, paths: Iterable[Path | None]) -> list[dict[str, Any]]:
@@ -233,6 +240,18 @@ def wheel_provenance(plan: Plan, commit: str, builder: str, row: Mapping[str, An
         parameters={"target": plan.target.name, "package": row["package"], **narrowed},
         internal={"stack": plan.stack, "madeFrom": {"sha256": row["made_from"]}},
         dependencies=inputs(plan, commit),
+        builder=builder,
+        times={},
+    )
+
+
+def claims_provenance(root: Path, commit: str, builder: str, package: str) -> dict[str, Any]:
+    """SLSA v1 of the wheel of the claims; `builder` is the URI of who built it."""
+    return _slsa(
+        build_type=CLAIMS_BUILD,
+        parameters={"target": "", "package": package},
+        internal={},
+        dependencies=claims_inputs(root, commit),
         builder=builder,
         times={},
     )

@@ -235,6 +235,37 @@ def test_a_wheel_refuted_after_it_was_signed_stays_yanked(signed: Signed) -> Non
     assert "yanked: refuted on x86-64" in output and "verified: commit" in output
 
 
+@pytest.fixture
+def with_claims(signed: Signed) -> tuple[Signed, Path]:
+    """The checkout with a signed wheel of its claims; and that wheel."""
+    shop = signed.shop
+    shutil.copy(ROOT / "LICENSE", shop.root)
+    sha = commit(shop)
+    shop.succeed("claims", "--key", signed.keys[0])
+    (wheel,) = shop.root.glob("build/claims/wheels/fusebox_claims-*.whl")
+    return dataclasses.replace(signed, commit=sha), wheel
+
+
+def test_the_wheel_of_the_claims_is_verified(with_claims: tuple[Signed, Path]) -> None:
+    signed, wheel = with_claims
+    assert signed.faults(wheel) == []
+    output = signed.shop.succeed("index", "--key", signed.keys[1])
+    assert re.search(rf"{wheel.name}: built: it holds the claims; verified: commit {signed.commit[:12]}", output)
+    (fault,) = signed.faults(wheel, commit="0" * 40)
+    assert fault.startswith(f"It was built from commit {signed.commit[:12]}, and this checkout is 000000000000")
+
+    def of_other_inputs(kind: str, predicate: dict[str, Any]) -> dict[str, Any]:
+        predicate["buildDefinition"]["resolvedDependencies"][1]["digest"] = {"sha256": "0" * 64}
+        return predicate
+
+    signed.sign(wheel, of_other_inputs)
+    (fault,) = signed.faults(wheel)
+    assert fault == "2 inputs are not what this checkout pins, such as recipes/lock/tool.txt; build it again."
+    spoil(wheel)
+    (fault,) = signed.faults(wheel)
+    assert fault.startswith(f"{wheel.name} is not what was signed")
+
+
 def keyless(wheel: Path) -> Provenance:
     """As a workflow of GitHub would have signed the wheel: with a certificate made here, and no true log entry."""
     (first, *_), name = attest.bundles(wheel), x509.Name([])
@@ -335,9 +366,9 @@ class Runner:
         for left in (temp, self.shop.root / "build" / "index"):
             shutil.rmtree(left, ignore_errors=True)
         temp.mkdir()
-        if folder(self.shop).exists():
-            shutil.copytree(folder(self.shop), temp / "collected" / "wheels-tiny")
-            shutil.rmtree(folder(self.shop))  # the wheels are in an artifact, not in the checkout
+        for collected in self.shop.root.glob("build/*/wheels"):  # they are in an artifact, not in the checkout
+            (temp / "collected").mkdir(exist_ok=True)
+            collected.rename(temp / "collected" / f"wheels-{collected.parent.name}")
         variables = self.shop.variables | {
             "PATH": f"{self.scratch / 'bin'}:{os.environ['PATH']}", "PYTHON": sys.executable,
             "RELEASES": str(self.scratch / "releases"), "RUNNER_TEMP": str(temp), "GITHUB_OUTPUT": str(temp / "output"),
@@ -382,6 +413,23 @@ def test_the_workflow_publishes_what_is_missing_and_keeps_what_there_was(signed:
     (file,) = json.loads((shop.root / "build/index/simple/tinywheel/index.json").read_text())["files"]
     assert file["url"] == f"https://example.org/wheels/tinywheel-1.0%2B{LOCAL}-py3-none-any.whl"
     assert {path.name: sha256_of(path) for path in runner.release.glob("*.whl")} == wheels
+
+
+def test_the_workflow_publishes_the_claims_again_only_when_they_change(
+    with_claims: tuple[Signed, Path], tmp_path: Path
+) -> None:
+    signed, wheel = with_claims
+    runner, first = Runner(signed.shop, tmp_path, signed.keys[1]), sha256_of(wheel)
+    listed = wheel.with_name("wheels.json").read_text()
+    done = runner.job("publish")
+    assert done.returncode == 0, done.stderr
+    assert sha256_of(runner.release / wheel.name) == first and "verified" in page(signed.shop, "fusebox-claims")
+    wheel.parent.mkdir(parents=True)
+    wheel.write_bytes(b"what another version of uv made of the same claims")
+    wheel.with_name("wheels.json").write_text(listed)
+    done = runner.job("publish")
+    assert done.returncode == 0, done.stderr
+    assert sha256_of(runner.release / wheel.name) == first and "verified" in page(signed.shop, "fusebox-claims")
 
 
 def test_the_workflow_publishes_nothing_that_another_signed(signed: Signed, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from recipes.make.cache import Cache
 from recipes.make.export import Exported
 from recipes.process import held
 from recipes.progress import Steps, say
-from recipes.ship import attest, claims_wheel, fitting, locks
+from recipes.ship import attest, claims_wheel, fitting, locks, statements
 from recipes.ship import index as indexing
 from recipes.ship import wheels as collecting
 from recipes.ship.cosign import Signer, workflow
@@ -45,9 +45,7 @@ def register(verbs: Verbs) -> None:
     collected.add_argument(
         "--lock", action="store_true", help="also write pylock.toml; pip's index says where each dependency is"
     )
-    collected.add_argument(
-        "--key", type=place, help="sign them with this private key of cosign; in GitHub's workflow none is needed"
-    )
+    _add_key(collected)
     collected.add_argument("--for", dest="torch", metavar="torch==VERSION", help="only list the wheels for this torch")
     collected.add_argument(
         "--missing",
@@ -58,7 +56,7 @@ def register(verbs: Verbs) -> None:
     collected.add_argument("--json", type=place, metavar="FILE", help="with --missing: also write it to this file")
     collected.add_argument("--python", help="with --for: for this Python, such as 3.12")
     collected.add_argument("--cuda", help="with --for: for this CUDA, such as 13.0, or none")
-    verbs.add("claims", claims, target=False)
+    _add_key(verbs.add("claims", claims, target=False))
     made = verbs.add("index", index, target=False)
     made.add_argument("--into", type=place, help="the folder of the index (default: build/index)")
     made.add_argument(
@@ -67,6 +65,17 @@ def register(verbs: Verbs) -> None:
     )  # fmt: skip
     made.add_argument("--files-url", help="where the wheels will be, if not beside the index")
     add_trust(made, required=False)
+
+
+def _add_key(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--key", type=place, help="sign with this private key of cosign; in GitHub's workflow none is needed"
+    )
+
+
+def _signer(options: argparse.Namespace) -> Signer | None:
+    """Who signs what is made: the key, or the workflow that runs this; None if nobody does."""
+    return Signer(options.key) if options.key else workflow("wheels.yml")
 
 
 def wheels(options: argparse.Namespace) -> int:
@@ -81,7 +90,7 @@ def wheels(options: argparse.Namespace) -> int:
         raise Refusal("--python and --cuda choose among wheels for a torch: add --for torch==VERSION.")
     from_elsewhere = compiled_elsewhere(options)
     plan, cache = chosen(options), Cache()
-    signer = Signer(options.key) if options.key else workflow("wheels.yml")
+    signer = _signer(options)
     commit = Commit.of(plan.root).sha if signer else None
     exported = Exported(options.wheelcache, from_elsewhere) if options.wheelcache else None
     resolve.check(plan)
@@ -114,7 +123,7 @@ def _sign(plan: Plan, into: Path, signer: Signer, commit: str, steps: Steps) -> 
         with steps.step("sign", entry.file) as step:
             runs = proofs.runs(entry)
             attest.sign(into / entry.file, attest.stated(plan, entry.model_dump(), commit, runs), signer)
-            step.note = f"proved in {len(runs)} runs" if runs else "built"
+            step.note = f"proved in {len(runs)} run{'s' * (len(runs) > 1)}" if runs else "built"
 
 
 def _answer(wanted: fitting.Wanted) -> int:
@@ -124,12 +133,18 @@ def _answer(wanted: fitting.Wanted) -> int:
     return 0 if fitting.fits(catalogue, wanted) else 3
 
 
-def claims(_: argparse.Namespace) -> int:
-    """Make the wheel fusebox-claims, which proves an environment that Fusebox did not build."""
-    root, cache = Catalogue().root, Cache()
+def claims(options: argparse.Namespace) -> int:
+    """Make and sign the wheel fusebox-claims, which proves an environment that Fusebox did not build."""
+    root, cache, signer = Catalogue().root, Cache(), _signer(options)
+    commit = Commit.of(root).sha if signer else None
     place_of_claims = root / "build" / "claims"
     with Steps() as steps, held(place_of_claims, steps.wait), cache.held(steps.wait):
-        say(f"The wheel is {claims_wheel.make(root, cache, place_of_claims / 'wheels')}")
+        wheel = claims_wheel.make(root, cache, place_of_claims / "wheels")
+        if signer and commit:
+            provenance = statements.claims_provenance(root, commit, statements.builder(), claims_wheel.NAME)
+            with steps.step("sign", wheel.name):
+                attest.sign(wheel, [(statements.PROVENANCE, provenance)], signer)
+    say(f"The wheel is {wheel}")
     return 0
 
 
