@@ -19,6 +19,7 @@ import shutil
 import site
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
@@ -100,6 +101,7 @@ def of_environment() -> Iterator[Check]:
     yield of_numpy(installed)
     yield setuptools(installed)
     yield of_triton(installed)
+    yield from of_launchers()
     libraries = shared_libraries(installed.values())
     yield from copies(libraries)
     yield from of_the_system(installed)
@@ -279,6 +281,22 @@ def of_triton(installed: Dict[str, Distribution]) -> Check:
         finding = "triton {} under torch {}, which requires {}".format(triton.version, torch.version, pinned.group(1))
         return Check("triton", FAILURE, finding, "python -m pip install triton==" + pinned.group(1))
     return Check("triton", PASS, triton.version + ("" if pinned else "; torch requires no version of it"))
+
+
+def of_launchers() -> Iterator[Check]:
+    """What Triton compiles the launchers of its kernels with (triton/runtime/build.py), where torch is for CUDA."""
+    if cuda_of_torch() == "none":
+        return
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+    lacking = [] if compiler else ["no C compiler is on the PATH"]
+    lacking += [] if header.is_file() else ["{} is missing".format(header)]
+    if lacking:
+        finding = " and ".join(lacking) + ", so torch.compile and Triton kernels do not run on a GPU"
+        remedy = "apt-get install gcc python{}.{}-dev, or the like".format(*sys.version_info)
+        yield Check("compiler", WARNING, finding, remedy)
+    else:
+        yield Check("compiler", PASS, "{} and {}".format(compiler, header))
 
 
 # --- shared libraries

@@ -290,8 +290,10 @@ def healthy(site: Site) -> None:
     site.install("numpy", "2.1.0", {"numpy/__init__.py": b""})
 
 
-def test_a_healthy_environment_has_no_fault(site: Site, doctor: Any) -> None:
+def test_a_healthy_environment_has_no_fault(site: Site, doctor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it needs no compiler, since its torch is not for CUDA."""
     healthy(site)
+    monkeypatch.setenv("PATH", "/nowhere")
     site.install("apex", "0.1", {"apex/__init__.py": b""}, "torch>=2", "gone; extra == 'all'")
     assert faults(doctor) == {}
 
@@ -384,6 +386,20 @@ def compiled(site: Site, tmp_path: Path) -> Site:
     site.install("numpy", "2.1.0", {"numpy/__init__.py": b""})
     site.install("triton", "3.6.0", {"triton/__init__.py": b""})
     return site
+
+
+def test_what_triton_compiles_with_has_to_be_there(
+    compiled: Site, doctor: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda *_: str(tmp_path))
+    finding = faults(doctor)["compiler"]
+    assert f"no C compiler is on the PATH and {tmp_path}/Python.h is missing, so torch.compile" in finding
+    assert f"gcc python{sys.version_info[0]}.{sys.version_info[1]}-dev" in finding
+    monkeypatch.setenv("CC", "/opt/cc")
+    (tmp_path / "Python.h").touch()
+    assert faults(doctor) == {}
 
 
 def extension(folder: Path, code: str, *also: str) -> bytes:
