@@ -35,6 +35,7 @@ OF_CUDA = re.compile(r"lib(cudnn|cublas|cublasLt|nccl|cudart|cusparse|nvJitLink|
 SYSTEM_FIRST = re.compile(r"_library_from_system\(lib_name\).*_library_from_python\(lib_name\)", re.DOTALL)
 # A mangled name in one of torch's namespaces: a function, a method, a type's information or its table of methods.
 OF_TORCH = re.compile(rb"_Z(?:T[A-Z]|GV)?N[rVK]*[RO]?(?:2at|3c10|5torch|6caffe2)")
+OF_RELEASE = re.compile(r"torch[-_]?(\d)[._]?(\d+)")  # in the name of an extension, as in libaddon_torch28-cuda.so
 OLD_STRING, NEW_STRING = "std::string", "__cxx11"  # in the mangled name of a function that takes a string, by C++ ABI
 # The oldest driver for each CUDA (NVIDIA's compatibility page: minor versions share the driver).
 DRIVERS = {11: 450, 12: 525, 13: 580}
@@ -390,7 +391,7 @@ def extensions(installed: Dict[str, Distribution], libraries: Dict[str, List[Pat
                 yield Check("torch", FAILURE, "{} cannot be read: {}".format(path, error), "install torch again")
     looked = bad = 0
     for each in installed.values():
-        name, library = compiled(each)
+        name, library = compiled(each, torch)
         if library is None or each.name == "torch":
             continue
         looked += 1
@@ -407,23 +408,32 @@ def extensions(installed: Dict[str, Distribution], libraries: Dict[str, List[Pat
         yield Check("extensions", PASS, finding)
 
 
-def compiled(each: Distribution) -> Tuple[str, Optional[elf.Library]]:
+def loadable(each: Distribution, torch: Distribution) -> List[str]:
+    """The extensions of a package; of those for several torch releases, as their names say, only this torch's."""
+    paths = [path for path, _, _ in each.files if path.endswith(".so")]
+    named = {path: match.groups() for path in paths for match in [OF_RELEASE.search(Path(path).name)] if match}
+    if len(set(named.values())) < 2:
+        return paths
+    ours = tuple(map(str, release(torch.version)[:2]))
+    return [path for path in paths if named.get(path, ours) == ours]
+
+
+def compiled(each: Distribution, torch: Distribution) -> Tuple[str, Optional[elf.Library]]:
     """What the extensions of a package that use torch load and want, together, and their names; None without any."""
     paths: List[str] = []
     needed: Set[str] = set()
     wanted: Set[bytes] = set()
     offered: Set[bytes] = set()
-    for path, _, _ in each.files:
-        if path.endswith(".so"):
-            try:
-                library = elf.read(each.root / path)
-            except (OSError, ValueError):
-                continue  # `files` says what is missing
-            if any(name.startswith(("libtorch", "libc10")) for name in library.needed):
-                paths.append(path)
-                needed.update(library.needed)
-                wanted |= library.wanted
-                offered |= library.offered
+    for path in loadable(each, torch):
+        try:
+            library = elf.read(each.root / path)
+        except (OSError, ValueError):
+            continue  # `files` says what is missing
+        if any(name.startswith(("libtorch", "libc10")) for name in library.needed):
+            paths.append(path)
+            needed.update(library.needed)
+            wanted |= library.wanted
+            offered |= library.offered
     more = " and {} more".format(len(paths) - 1) if len(paths) > 1 else ""
     return paths[0] + more if paths else "", elf.Library(
         tuple(sorted(needed)), wanted - offered, offered

@@ -430,6 +430,19 @@ def test_what_an_extension_wants_has_to_be_there(compiled: Site, doctor: Any, tm
     assert "libcudnn.so.7, which is nowhere here" in seen["missing library"]
 
 
+def test_of_extensions_for_several_torch_releases_only_the_fitting_one_counts(
+    compiled: Site, doctor: Any, tmp_path: Path
+) -> None:
+    """torch-c-dlpack-ext 0.1.5 has one for each release from 2.4 to 2.9, and loads none beside a newer torch."""
+    code = "namespace c10 { struct TensorImpl { void gone(float); }; } void f() { c10::TensorImpl().gone(1); }"
+    other = extension(tmp_path / "other", code)
+    files = {f"addon/libaddon_torch{number}-cuda.so": other for number in ("28", "29")}
+    compiled.install("addon", "0.1", files)
+    assert faults(doctor) == {}
+    compiled.install("another", "0.1", {**files, "addon/libaddon_torch211-cuda.so": other})
+    assert "another 0.1 (addon/libaddon_torch211-cuda.so) wants 1 symbols" in faults(doctor)["wheel of another torch"]
+
+
 def test_the_other_abi_is_named(compiled: Site, doctor: Any, tmp_path: Path) -> None:
     code = (
         "#include <string>\nnamespace c10 { struct Error { void add(std::string); }; }\n"
