@@ -141,7 +141,7 @@ def _provenance(
         raise Refusal(f"{wheel.name} has no provenance ({statements.PROVENANCE}); sign it again with `nox -s wheels`.")
     definition = predicate["buildDefinition"]
     if definition["buildType"] == statements.CLAIMS_BUILD:
-        return origin(predicate, "", commit, partial(statements.claims_inputs, catalogue.root))
+        return origin(predicate, "", commit, partial(statements.checkout_inputs, catalogue.root))
     target, sm = definition["externalParameters"]["target"], definition["externalParameters"].get("sm")
     return origin(predicate, target, commit, lambda sha: statements.inputs(plan(catalogue, target, sm), sha))
 

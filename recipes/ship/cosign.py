@@ -62,6 +62,11 @@ def workflow(file: str) -> Signer | None:
     return Signer(identity=f"^{re.escape(f'{repository}/.github/workflows/{file}@refs/heads/main')}$")
 
 
+def signer_of(key: Path | None, file: str) -> Signer | None:
+    """Who signs what is made: the key, or else GitHub's workflow in that file if it runs this; None if nobody does."""
+    return Signer(key) if key else workflow(file)
+
+
 @contextlib.contextmanager
 def signing(signer: Signer) -> Iterator[list[str]]:
     """The options of a command that signs. With a key, no service is asked or told anything."""

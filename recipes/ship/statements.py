@@ -150,7 +150,7 @@ def materials(
 
 def inputs(plan: Plan, commit: str) -> list[dict[str, Any]]:
     """What an environment is built from, each by its digest: what the lock and the recipes of a checkout pin."""
-    pinned = claims_inputs(plan.root, commit)
+    pinned = checkout_inputs(plan.root, commit)
     locked = [*plan.locked.artifacts, *(plan.toolkit.artifacts if plan.toolkit else ())]
     pinned += [
         {"uri": f"pkg:pypi/{artifact.name}@{artifact.version}", "digest": {"sha256": artifact.sha256}}
@@ -164,8 +164,11 @@ def inputs(plan: Plan, commit: str) -> list[dict[str, Any]]:
     return pinned
 
 
-def claims_inputs(root: Path, commit: str) -> list[dict[str, Any]]:
-    """What the wheel of the claims is built from, each by its digest: a commit, and the lock that pins uv."""
+def checkout_inputs(root: Path, commit: str) -> list[dict[str, Any]]:
+    """What everything is built from, each by its digest: the commit, and the lock of the tool, which pins uv.
+
+    The wheel of the claims is built from nothing else.
+    """
     checkout = {"uri": "git+fusebox", "digest": {"gitCommit": commit}}
     return [checkout, *_locks(root, [root / "recipes" / "lock" / "tool.txt"])]
 
@@ -251,7 +254,7 @@ def claims_provenance(root: Path, commit: str, builder: str, package: str) -> di
         build_type=CLAIMS_BUILD,
         parameters={"target": "", "package": package},
         internal={},
-        dependencies=claims_inputs(root, commit),
+        dependencies=checkout_inputs(root, commit),
         builder=builder,
         times={},
     )

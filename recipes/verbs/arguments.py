@@ -56,6 +56,11 @@ def add_sm(parser: argparse.ArgumentParser, *, may_be_empty: bool = False) -> No
     parser.add_argument("--sm", type=read, help='compile for these GPU architectures only, such as "8.0,9.0"')
 
 
+def add_key(parser: argparse.ArgumentParser) -> None:
+    """Who signs."""
+    parser.add_argument("--key", type=place, help="cosign's private key; in GitHub's workflow none is needed")
+
+
 def add_trust(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
     """Who is trusted: a key or a workflow."""
     trust = parser.add_mutually_exclusive_group(required=required)

@@ -18,10 +18,11 @@ from recipes.ship import carry as carrying
 from recipes.ship import image as images
 from recipes.ship import publish as publishing
 from recipes.ship import verify as verifying
-from recipes.ship.cosign import Signer, workflow
+from recipes.ship.cosign import Signer, signer_of
 from recipes.verbs.arguments import (
     Verbs,
     add_compiled_elsewhere,
+    add_key,
     add_standin,
     add_trust,
     add_wheelcache,
@@ -44,7 +45,7 @@ def register(verbs: Verbs) -> None:
         choices=("push", "prove", "release"),
         help="do one step: build and push, prove the pushed image, or sign and tag it; they share build/TARGET/image/",
     )
-    published.add_argument("--key", type=place, help="cosign's private key; in GitHub's workflow none is needed")
+    add_key(published)
     carried = verbs.add("carry", carry, target=False)
     carried.add_argument("image", help="the image, by digest: NAME@DIGEST")
     carried.add_argument("--into", type=place, required=True, help="an empty or new folder for the parts")
@@ -102,7 +103,7 @@ def publish(options: argparse.Namespace) -> int:
     if options.only in (None, "prove"):
         publishing.prove_pushed(plan)
     if options.only in (None, "release"):
-        signer = Signer(options.key) if options.key else workflow("image.yml")
+        signer = signer_of(options.key, "image.yml")
         publishing.release(plan, evidence.against_moving(plan), signer)
     return 0
 

@@ -19,11 +19,12 @@ from recipes.progress import Steps, say
 from recipes.ship import attest, claims_wheel, fitting, locks, statements
 from recipes.ship import index as indexing
 from recipes.ship import wheels as collecting
-from recipes.ship.cosign import Signer, workflow
+from recipes.ship.cosign import Signer, signer_of
 from recipes.ship.publish import Commit
 from recipes.verbs.arguments import (
     Verbs,
     add_compiled_elsewhere,
+    add_key,
     add_trust,
     add_wheelcache,
     chosen,
@@ -45,7 +46,7 @@ def register(verbs: Verbs) -> None:
     collected.add_argument(
         "--lock", action="store_true", help="also write pylock.toml; pip's index says where each dependency is"
     )
-    _add_key(collected)
+    add_key(collected)
     collected.add_argument("--for", dest="torch", metavar="torch==VERSION", help="only list the wheels for this torch")
     collected.add_argument(
         "--missing",
@@ -56,7 +57,7 @@ def register(verbs: Verbs) -> None:
     collected.add_argument("--json", type=place, metavar="FILE", help="with --missing: also write it to this file")
     collected.add_argument("--python", help="with --for: for this Python, such as 3.12")
     collected.add_argument("--cuda", help="with --for: for this CUDA, such as 13.0, or none")
-    _add_key(verbs.add("claims", claims, target=False))
+    add_key(verbs.add("claims", claims, target=False))
     made = verbs.add("index", index, target=False)
     made.add_argument("--into", type=place, help="the folder of the index (default: build/index)")
     made.add_argument(
@@ -65,17 +66,6 @@ def register(verbs: Verbs) -> None:
     )  # fmt: skip
     made.add_argument("--files-url", help="where the wheels will be, if not beside the index")
     add_trust(made, required=False)
-
-
-def _add_key(verb: argparse.ArgumentParser) -> None:
-    verb.add_argument(
-        "--key", type=place, help="sign with this private key of cosign; in GitHub's workflow none is needed"
-    )
-
-
-def _signer(options: argparse.Namespace) -> Signer | None:
-    """Who signs what is made: the key, or the workflow that runs this; None if nobody does."""
-    return Signer(options.key) if options.key else workflow("wheels.yml")
 
 
 def wheels(options: argparse.Namespace) -> int:
@@ -90,7 +80,7 @@ def wheels(options: argparse.Namespace) -> int:
         raise Refusal("--python and --cuda choose among wheels for a torch: add --for torch==VERSION.")
     from_elsewhere = compiled_elsewhere(options)
     plan, cache = chosen(options), Cache()
-    signer = _signer(options)
+    signer = signer_of(options.key, "wheels.yml")
     commit = Commit.of(plan.root).sha if signer else None
     exported = Exported(options.wheelcache, from_elsewhere) if options.wheelcache else None
     resolve.check(plan)
@@ -135,7 +125,7 @@ def _answer(wanted: fitting.Wanted) -> int:
 
 def claims(options: argparse.Namespace) -> int:
     """Make and sign the wheel fusebox-claims, which proves an environment that Fusebox did not build."""
-    root, cache, signer = Catalogue().root, Cache(), _signer(options)
+    root, cache, signer = Catalogue().root, Cache(), signer_of(options.key, "wheels.yml")
     commit = Commit.of(root).sha if signer else None
     place_of_claims = root / "build" / "claims"
     with Steps() as steps, held(place_of_claims, steps.wait), cache.held(steps.wait):
