@@ -31,6 +31,7 @@ from recipes.files import disk_named, put, remove, sha256_of, write_text
 
 LONGEST = 200  # of the cache's path: Linux reads 255 bytes of a shebang line, which names a Python in the cache
 TAG = "CACHEDIR.TAG"  # https://bford.info/cachedir/: backup tools skip such a folder, and we recognize ours by it
+SIGNATURE = "Signature: 8a477f597d28d172789f06886806bc55"
 
 
 def default_cache() -> Path:
@@ -72,10 +73,12 @@ class Cache:
                 self.root.mkdir(parents=True, exist_ok=True)
             except (FileExistsError, NotADirectoryError):
                 raise Refusal(f"{self.root} is not a folder: choose another place with FUSEBOX_CACHE.") from None
-            self._claim()
+            self._refuse_other_things()
             with process.held(self.root, waiting):
-                for left in (self.partial, *self.root.glob("uv/.tmp*")):
+                for left in (self.partial, *self.root.glob("uv/.tmp*"), *self.root.glob(f".{TAG}.*")):
                     remove(left)
+                if not (self.root / TAG).exists():
+                    write_text(self.root / TAG, f"{SIGNATURE}\n# Fusebox's cache or mirror.\n")
                 self.partial.mkdir()
                 try:
                     yield
@@ -85,14 +88,16 @@ class Cache:
                         "choose another place."
                     ) from None
 
-    def _claim(self) -> None:
-        """Mark the folder as ours before anything in it is removed; a folder that holds other files is refused."""
-        names = {path.name for path in self.root.iterdir()}
+    def _refuse_other_things(self) -> None:
+        """Refuse a folder that holds other files before anything in it is written or removed."""
+        names = {path.name for path in self.root.iterdir() if not path.name.startswith(f".{TAG}.")}
         if TAG in names or {"lock", "partial"} <= names:  # the latter is a cache made before the mark existed
+            return
+        lock = self.root / "lock"  # alone and with a process's number: the run was killed before it made the mark
+        if names == {lock.name} and lock.is_file() and not re.search(r"[^\d\s]", lock.read_text(errors="replace")):
             return
         if names:
             raise Refusal(f"{self.root} holds other things ({min(names)}): choose an empty or a new folder.")
-        write_text(self.root / TAG, "Signature: 8a477f597d28d172789f06886806bc55\n# Fusebox's cache or mirror.\n")
 
     @contextlib.contextmanager
     def scratch(self, name: str) -> Iterator[Path]:

@@ -343,9 +343,23 @@ def test_a_folder_that_holds_other_things_is_not_taken_for_a_cache(tiny: Tiny) -
     tiny.refuse("fetch", "tiny", "--into", str(theirs), naming=named)
     tiny.refuse("build", "tiny", naming=named, FUSEBOX_CACHE=str(theirs))
     assert [path.name for path in theirs.rglob("*")] == ["partial", "thesis.tex"]
+    (tiny.root / "locked").mkdir()
+    (tiny.root / "locked" / "lock").write_text("my combination: 31-7-12\n")
+    tiny.refuse("build", "tiny", naming=("holds other things (lock)",), FUSEBOX_CACHE=str(tiny.root / "locked"))
+    assert (tiny.root / "locked" / "lock").read_text() == "my combination: 31-7-12\n"
     tiny.succeed("fetch", "tiny")
     (tiny.cache / "CACHEDIR.TAG").unlink()  # as in a cache made before the mark existed
     tiny.succeed("fetch", "tiny")
+
+
+@pytest.mark.parametrize("left", [("lock",), ("lock", ".CACHEDIR.TAG.25471.partial"), (".CACHEDIR.TAG.25471.partial",)])
+def test_a_run_killed_before_it_marked_its_cache_leaves_a_usable_folder(tiny: Tiny, left: tuple[str, ...]) -> None:
+    tiny.cache.mkdir()
+    for name in left:
+        (tiny.cache / name).write_text("25471\n")
+    tiny.succeed("fetch", "tiny")
+    assert (tiny.cache / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f59")
+    assert not list(tiny.cache.glob(".CACHEDIR*"))
 
 
 def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
