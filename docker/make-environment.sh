@@ -7,7 +7,7 @@
 # environment (fusebox/, optional: the environment is then for running, not building, and the tests of dependencies are
 # left out), and `replaced` (optional: the base image then provides packages; those named are uninstalled first, the
 # others stay, and `pip check` must not get worse). If IN holds toolkit.txt and its wheels (toolkit/), the environment is
-# also the CUDA toolkit to build with.
+# also the CUDA toolkit to build with. If IN holds `provided` (a name and a version per line), the base must have exactly that.
 set -euo pipefail
 prefix=${1:?the environment} in=${2:?what it is made of}
 shift 2
@@ -16,6 +16,15 @@ scratch=$(mktemp -d)
 export UV_NO_CONFIG=1 UV_CACHE_DIR=${UV_CACHE_DIR:-$scratch/uv} UV_LINK_MODE=hardlink UV_NO_PROGRESS=1 UV_NO_INSTALLER_METADATA=1
 python=$(command -v "$(cat "$in/python")")      # a bare name would let uv take VIRTUAL_ENV's
 wanted=$in/requirements.txt
+if [ -e "$in/provided" ]; then      # another release would only be noticed when a package does not import
+  while read -r name version; do
+    has=$("$python" -c 'import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))' "$name" 2> /dev/null) || has=none
+    if [ "$has" != "$version" ]; then
+      echo "fusebox: $name $version comes with the base of this target, and this base has $has: build on the image that the Dockerfile names." >&2
+      exit 3
+    fi
+  done < "$in/provided"
+fi
 install=(uv pip install --quiet --offline --no-index --no-deps --require-hashes "${houses[@]}")
 
 if [ -e "$in/replaced" ]; then

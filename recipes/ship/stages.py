@@ -36,8 +36,8 @@ def base_of(target: Target, standin: str | None = None) -> str:
 def lay_out(plan: Plan, builder: Builder, into: Path, standin: str | None = None) -> None:
     """Write the input of the later stages: environment/ to build in, and packages/NAME/ for each built package.
 
-    `standin` is the image that stands for the base of the wheels: what is compiled on it has another key. The builder's
-    exported wheels keep their own.
+    `standin` is the image that stands for the base of the wheels: what is compiled on it has another key, and what it
+    provides is not checked. The builder's exported wheels keep their own.
     """
     files = builder.fetch()
     house = into / "environment" / "wheelhouse"
@@ -54,6 +54,10 @@ def lay_out(plan: Plan, builder: Builder, into: Path, standin: str | None = None
     _write(
         into / "environment", requirements_txt="".join(lines), python=f"python{plan.target.python}\n", options=options
     )
+    provided = [pin for pin in plan.pins if pin.release.kind == "provided"]
+    if provided and not standin:  # a stand-in may have another release
+        listed = "".join(f"{pin.name} {pin.release.metadata_version}\n" for pin in provided)
+        _write(into / "environment", provided=listed)
     pins = {pin.name: pin for pin in plan.pins}
     for name, tree in builder.trees(files).items():
         pin = pins[name]
@@ -129,6 +133,8 @@ def gather(plan: Plan, out: Path, wheels: Path, built_in: Path, into: Path) -> N
     _write(into, requirements_txt=requirements, python=f"python{plan.target.python}\n", options="")
     if plan.on_base:
         _write(into, replaced="".join(f"{wheel.pin.name}\n" for wheel in made))
+        if (provided := out / "environment" / "provided").exists():
+            shutil.copy(provided, into)
 
 
 def _constraints(plan: Plan) -> str:

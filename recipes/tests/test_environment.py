@@ -207,6 +207,7 @@ def in_an_image(base: Base, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     (given / "requirements.txt").write_text("".join(lines))
     (given / "python").write_text(f"python{chosen.target.python}\n")
     (given / "replaced").write_text("".join(f"{name}\n" for name in names))
+    (given / "provided").write_text("tinybase 1.0\n")
     script = base.tiny.root / "docker" / "make-environment.sh"
     path = f"{base.python.parent}:{Path(uv.find_uv_bin()).parent}:{os.environ['PATH']}"
     command = [str(script), str(tmp_path / "unused"), str(given), str(house)]
@@ -220,6 +221,33 @@ def test_an_image_makes_the_same_layer(planted: Tiny, tmp_path: Path) -> None:
     assert [base.value(name) for name in ("tinypkg", "tinybase", "tinydep", "tinywheel")] == ["1.0", "1.0", "0.5", "1"]
     assert not list(tmp_path.glob("base/lib/*/site-packages/tinypkg-0.9.dist-info"))
     assert (tmp_path / "base" / "fusebox" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("version", ["1.1", "0.9"])
+def test_an_image_is_not_built_on_another_base(planted: Tiny, tmp_path: Path, version: str) -> None:
+    base = Base(tmp_path, planted, tinybase=version)
+    done = in_an_image(base, tmp_path)
+    assert done.returncode == 3
+    assert f"tinybase 1.0 comes with the base of this target, and this base has {version}" in done.stderr
+    assert base.value("tinypkg") == "0.9"
+
+
+@pytest.mark.parametrize(("arguments", "checked"), [((), True), (("--standin", "debian"), False)])
+def test_the_stages_check_what_the_base_provides(
+    tiny: Tiny, tmp_path: Path, arguments: tuple[str, ...], checked: bool
+) -> None:
+    Base(tmp_path, tiny)
+    tiny.renew_inputs()
+    out, made, install = tmp_path / "out", tmp_path / "wheels" / "tinypkg", tmp_path / "install"
+    tiny.succeed("patch", "tiny", "--into", out, *arguments)
+    made.mkdir(parents=True)
+    shutil.copy(wheel(tiny.shelf, "tinypkg", ("tinydep",), b"value = 2\n"), made)
+    (made / "compiler.txt").touch()
+    places = ("--out", out, "--wheels", made.parent, "--built-in", tmp_path / "built-in", "--into", install)
+    tiny.succeed("audit", "tiny", *places)
+    for folder in (out / "environment", install):
+        path = folder / "provided"
+        assert (path.read_text() if path.exists() else None) == ("tinybase 1.0\n" if checked else None)
 
 
 def test_the_users_settings_of_uv_do_not_reach_an_environment(tiny: Tiny, undisturbed: Tiny) -> None:
