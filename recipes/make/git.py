@@ -240,6 +240,8 @@ class Git:
                 self._git(label, "init", "--quiet", "--bare", bare)
             fetch = (f"--git-dir={bare}", "fetch", "--quiet", "--depth=1", source, commit, *refs)
             cure = "check the commit and the network, or pass --mirror DIR"
+            if source != part.repository:  # a mirror, which has the commit, but not all of its files
+                cure = f"renew {source}, which lacks a part of the commit, or the tag"
             try:
                 self._git(label, *options, *fetch, cure=f"{cure}, or remove {cached}" if cached.is_dir() else cure)
             except Failed as failure:

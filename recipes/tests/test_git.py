@@ -75,6 +75,24 @@ def test_a_mirror_without_the_commit_is_refused(tiny: Tiny, upstream: Upstream, 
     tiny.refuse("fetch", "tiny", "--mirror", tmp_path / "mirror", naming=naming)
 
 
+def test_a_mirror_with_a_part_of_the_commit_is_named(tiny: Tiny, upstream: Upstream, tmp_path: Path) -> None:
+    """Git says "early EOF" of it, as of a network that fails."""
+    tiny.succeed("fetch", "tiny", "--into", tmp_path / "mirror")
+    shutil.rmtree(tiny.cache)
+    bare = tmp_path / "mirror" / "git.example.org" / "acme" / "extra.git"
+    git = ("git", f"--git-dir={bare}")
+    for pack in (bare / "objects" / "pack").glob("*.pack"):
+        with pack.rename(tmp_path / pack.name).open("rb") as objects:
+            subprocess.run([*git, "unpack-objects", "-q"], stdin=objects, check=True)
+    named = subprocess.run(
+        [*git, "rev-parse", f"{upstream.extra}:extra.txt"], capture_output=True, text=True, check=True
+    )
+    blob = named.stdout.strip()
+    (bare / "objects" / blob[:2] / blob[2:]).unlink()
+    naming = ("tinypkg 1.0 vendor/extra: git fetch failed", f"renew {bare}, which lacks a part of the commit")
+    tiny.refuse("fetch", "tiny", "--into", tmp_path / "other", "--mirror", tmp_path / "mirror", naming=naming)
+
+
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_moved_tag_is_refused(tiny: Tiny, upstream: Upstream, cached: bool) -> None:
     """Both commits are named; also where the cache holds the repository already; and it works once the tag is back."""
