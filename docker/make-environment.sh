@@ -16,6 +16,8 @@ scratch=$(mktemp -d)
 export UV_NO_CONFIG=1 UV_CACHE_DIR=${UV_CACHE_DIR:-$scratch/uv} UV_LINK_MODE=hardlink UV_NO_PROGRESS=1 UV_NO_INSTALLER_METADATA=1
 python=$(command -v "$(cat "$in/python")")      # a bare name would let uv take VIRTUAL_ENV's
 wanted=$in/requirements.txt
+install=(uv pip install --quiet --offline --no-index --no-deps --require-hashes "${houses[@]}")
+
 if [ -e "$in/provided" ]; then      # another release would only be noticed when a package does not import
   while read -r name version; do
     has=$("$python" -c 'import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))' "$name" 2> /dev/null) || has=none
@@ -25,7 +27,6 @@ if [ -e "$in/provided" ]; then      # another release would only be noticed when
     fi
   done < "$in/provided"
 fi
-install=(uv pip install --quiet --offline --no-index --no-deps --require-hashes "${houses[@]}")
 
 if [ -e "$in/replaced" ]; then
   prefix=$("$python" -c 'import sys; print(sys.prefix)')

@@ -59,9 +59,14 @@ class Plan:
         return next((pin for pin in self.pins if pin.name == "torch"), None)
 
     @property
+    def provided(self) -> list[Pin]:
+        """The packages that come with the base image."""
+        return [pin for pin in self.pins if pin.release.kind == "provided"]
+
+    @property
     def on_base(self) -> bool:
         """Whether the base image provides packages, so that the target is a layer on its Python."""
-        return any(pin.release.kind == "provided" for pin in self.pins)
+        return bool(self.provided)
 
     @property
     def locked(self) -> Lock:

@@ -278,8 +278,8 @@ def layer(
 def check_base(plan: Plan, python: Path, cache: Cache) -> dict[str, str]:
     """What that Python has, by distribution; refused where it is not the base that the target is a layer on."""
     base = _distributions(python, cache)
-    for pin in plan.pins:
-        if pin.release.kind == "provided" and base.get(pin.name) != pin.release.metadata_version:
+    for pin in plan.provided:
+        if base.get(pin.name) != pin.release.metadata_version:
             has, image = base.get(pin.name, "none"), plan.target.base.wheels.image
             raise Refusal(
                 f"{pin.label} comes with {image}, and {python} has {has}: build target {plan.target.name} inside that "

@@ -54,9 +54,8 @@ def lay_out(plan: Plan, builder: Builder, into: Path, standin: str | None = None
     _write(
         into / "environment", requirements_txt="".join(lines), python=f"python{plan.target.python}\n", options=options
     )
-    provided = [pin for pin in plan.pins if pin.release.kind == "provided"]
-    if provided and not standin:  # a stand-in may have another release
-        listed = "".join(f"{pin.name} {pin.release.metadata_version}\n" for pin in provided)
+    if plan.on_base and not standin:  # a stand-in may have another release
+        listed = "".join(f"{pin.name} {pin.release.metadata_version}\n" for pin in plan.provided)
         _write(into / "environment", provided=listed)
     pins = {pin.name: pin for pin in plan.pins}
     for name, tree in builder.trees(files).items():
